@@ -1,0 +1,62 @@
+# Each target does all of its own set-up: a bare Debian machine with Python 3.11 is enough.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+# The CPU build of torch: plain "torch" would fetch gigabytes of CUDA libraries that no test here can use.
+TORCH ?= torch==2.13.0
+CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: help setup build test sanitize lint format bench demo clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## virtual environment with everything the other targets need
+
+$(VENV)/.ready: pyproject.toml Makefile
+	command -v g++ >/dev/null || { apt-get update -q && apt-get install -qy g++; }
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q $(TORCH) cmake ninja
+	$(PY) -m pip install -q -e '.[dev]'
+	touch $@
+
+build: setup  ## the native library, built into eep/lib (incremental)
+	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
+	$(VENV)/bin/cmake --build build/dev
+
+test: build sanitize  ## every test that this machine can run
+	$(PY) -m pytest
+
+sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
+	for kind in address thread; do \
+	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind -DEEP_BUILD_CUDA=OFF > /dev/null; \
+	    $(VENV)/bin/cmake --build build/$$kind; \
+	    build/$$kind/eep_core_test; \
+	done
+
+lint: build  ## ruff, mypy, clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_SOURCES)
+
+format: setup  ## rewrite the sources in the project's style
+	$(VENV)/bin/ruff check --fix . || true
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
+
+bench: build  ## dispatch and combine against memcpy and gloo; table, JSON and plots in bench/results
+	$(PY) bench/dispatch_combine.py
+
+demo: build  ## four processes exchange tokens, one is killed, a replacement joins
+	$(PY) examples/kill_one.py
+
+clean:  ## remove what the other targets made
+	rm -rf build build.log eep/lib $(VENV)
