@@ -246,9 +246,7 @@ class Buffer:
 
     def dispatch_recv(self, sent: Sent) -> RankTokens | ExpertTokens:
         """The second half of :meth:`dispatch`."""
-        self._check_open()
-        tensors = self._tensors[sent.channel]
-        tokens = tensors.rank_tokens(sent) if self.layout == "rank" else tensors.expert_tokens(sent)
+        tokens = self.tokens_of(sent)
         args = native.DispatchRecvArgs(
             count=tokens.rank_counts.data_ptr(),
             topk=sent.topk_idx.shape[1],
@@ -264,6 +262,12 @@ class Buffer:
             args.layout_range = tokens.layout_range.data_ptr()
         self._call(self._library.eep_dispatch_recv(self._context, args, None))
         return tokens
+
+    def tokens_of(self, sent: Sent) -> RankTokens | ExpertTokens:
+        """Where what the others dispatched lies: always the same tensors for a channel."""
+        self._check_open()
+        tensors = self._tensors[sent.channel]
+        return tensors.rank_tokens(sent) if self.layout == "rank" else tensors.expert_tokens(sent)
 
     def combine_input(self, channel: int = 0) -> torch.Tensor:
         """Where experts may write their output for :meth:`combine`, after a dispatch; in the ``rank`` layout this is the

@@ -150,6 +150,7 @@ _PROTOTYPES = {
     "eep_combine_recv": (c_int, (c_void_p, POINTER(CombineRecvArgs), c_void_p)),
     "eep_barrier": (c_int, (c_void_p, c_uint64, c_void_p)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
+    "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_reset": (None, (POINTER(ControlPage),)),
     "eep_revoke": (None, (c_void_p, c_uint64)),
     "eep_fault_count": (c_uint32, ()),

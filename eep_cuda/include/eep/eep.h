@@ -99,7 +99,9 @@ EEP_API int eep_barrier(eep_context* context, uint64_t deadline_ns, void* stream
 
 // Ends `epoch` and all before it for the owner of this page; whoever waits there leaves at once.
 EEP_API void eep_control_revoke(eep_control_page* page, uint64_t epoch);
-// The same for this rank and for every peer in its table.
+// Tells the owner not to wait for these ranks (a bit mask) in its current epoch.
+EEP_API void eep_control_suspect(eep_control_page* page, uint64_t ranks);
+// Revokes for this rank and for every peer in its table.
 EEP_API void eep_revoke(eep_context* context, uint64_t epoch);
 // Forgets suspects and status; part of applying a new view.
 EEP_API void eep_control_reset(eep_control_page* page);

@@ -10,6 +10,11 @@ void eep_control_revoke(eep_control_page* page, uint64_t epoch) {
   eep::ring(*page);
 }
 
+void eep_control_suspect(eep_control_page* page, uint64_t ranks) {
+  std::atomic_ref<uint64_t>(page->suspects).fetch_or(ranks, std::memory_order_release);
+  eep::ring(*page);
+}
+
 void eep_revoke(eep_context* context, uint64_t epoch) {
   eep_control_revoke(context->control, epoch);
   eep_snapshot reachable;
