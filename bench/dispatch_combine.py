@@ -37,9 +37,7 @@ def parse_arguments() -> argparse.Namespace:
             "  python bench/dispatch_combine.py --wire fp8 --hidden 7168              another format and size"
         ),
     )
-    parser.add_argument(
-        "--ranks", type=_numbers(2, 16), default=[2, 4, 8, 16], help="e.g. 2,4,8,16 (default)"
-    )
+    parser.add_argument("--ranks", type=_numbers(2, 16), default=[2, 4, 8, 16], help="e.g. 2,4,8,16 (default)")
     parser.add_argument(
         "--tokens",
         type=_numbers(1, 65535),
@@ -47,20 +45,12 @@ def parse_arguments() -> argparse.Namespace:
         help="per rank; the largest is the capacity of the buffers (default: 1,2,4,...,1024)",
     )
     parser.add_argument("--hidden", type=int, default=2048, help="values per token (default: 2048)")
-    parser.add_argument(
-        "--experts", type=int, default=64, help="in all; a multiple of every --ranks (default: 64)"
-    )
+    parser.add_argument("--experts", type=int, default=64, help="in all; a multiple of every --ranks (default: 64)")
     parser.add_argument("--topk", type=int, default=8, help="experts per token (default: 8)")
-    parser.add_argument(
-        "--wire", choices=WIRES, default="bf16", help="format of dispatched rows (default: bf16)"
-    )
+    parser.add_argument("--wire", choices=WIRES, default="bf16", help="format of dispatched rows (default: bf16)")
     parser.add_argument("--device", choices=["cpu"], default="cpu", help="where the tensors live")
-    parser.add_argument(
-        "--seconds", type=float, default=2.5, help="to spend on each case, about (default: 2.5)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a smoke run: few cases, little time each, no files"
-    )
+    parser.add_argument("--seconds", type=float, default=2.5, help="to spend on each case, about (default: 2.5)")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
     parser.add_argument("--no-files", action="store_true", help="only print the table")
     arguments = parser.parse_args()
     if arguments.quick:

@@ -67,9 +67,7 @@ def fleet(ranks: int, shape: Shape, max_tokens: int) -> Iterator[Fleet]:
             for rank in range(ranks):
                 ours, theirs = context.Pipe()
                 seat = Seat(rank, ranks, shape, max_tokens, str(rendezvous.path))
-                process = context.Process(
-                    target=run_rank, args=(seat, theirs), name=f"rank-{rank}", daemon=True
-                )
+                process = context.Process(target=run_rank, args=(seat, theirs), name=f"rank-{rank}", daemon=True)
                 process.start()
                 theirs.close()  # so that the end of the rank is the end of the pipe
                 processes.append(process)

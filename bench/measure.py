@@ -64,9 +64,7 @@ class Result:
 def measure(fleet: Fleet, ranks: int, tokens: int, shape: Shape, seconds: float) -> Result:
     """Measures one case in about ``seconds``, a third of it for each contender."""
     rows = sum(fleet.ask("case", tokens)) / ranks
-    samples: dict[str, dict[str, list[float]]] = {
-        name: {way: [] for way in DIRECTIONS} for name in CONTENDERS
-    }
+    samples: dict[str, dict[str, list[float]]] = {name: {way: [] for way in DIRECTIONS} for name in CONTENDERS}
     share_us = 1e6 * seconds / len(CONTENDERS) / BLOCKS
     rounds = {}
     for name in CONTENDERS:

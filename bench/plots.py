@@ -59,9 +59,7 @@ def _draw(axes: Axes, cases: list[Result], way: str, x_of: Callable[[Result], in
         timings = [case.timings[name][way] for case in cases]
         medians = [timing.median_us for timing in timings]
         axes.plot(x, medians, line, color=colour, marker=marker, markersize=4, label=name)
-        axes.fill_between(
-            x, medians, [timing.p90_us for timing in timings], color=colour, alpha=0.12, linewidth=0
-        )
+        axes.fill_between(x, medians, [timing.p90_us for timing in timings], color=colour, alpha=0.12, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

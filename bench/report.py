@@ -30,9 +30,7 @@ def row(result: Result) -> str:
     for way in DIRECTIONS:
         eep = result.timings["eep"][way]
         gloo, memcpy = (result.median(name, way) for name in ("gloo", "memcpy"))
-        cells.append(
-            f"{eep.median_us:9.1f} {eep.p90_us:9.1f} {gloo:9.1f} {memcpy:9.1f} {gloo / eep.median_us:8.2f}x"
-        )
+        cells.append(f"{eep.median_us:9.1f} {eep.p90_us:9.1f} {gloo:9.1f} {memcpy:9.1f} {gloo / eep.median_us:8.2f}x")
     kib = result.bytes_per_rank["dispatch"] / 1024
     return f"{result.ranks:>5} {result.tokens:>6} {kib:9.1f} | {cells[0]} | {cells[1]}"
 
@@ -47,9 +45,7 @@ def summary(result: Result) -> str:
     return "\n".join(lines)
 
 
-def write_json(
-    path: pathlib.Path, head: dict[str, Any], results: list[Result], headline: Result | None
-) -> None:
+def write_json(path: pathlib.Path, head: dict[str, Any], results: list[Result], headline: Result | None) -> None:
     """Everything that was measured, with where it comes from."""
     document = {
         **head,

@@ -27,9 +27,7 @@ def arm(point: str, action: str, *, skip: int = 0, sleep_ms: float = 0) -> None:
     if skip < 0 or sleep_ms < 0:
         raise ValueError("skip and sleep_ms cannot be negative")
     library = native.load()
-    native.check(
-        library, library.eep_fault_arm(known.index(point), ACTIONS[action], skip, int(sleep_ms * 1000))
-    )
+    native.check(library, library.eep_fault_arm(known.index(point), ACTIONS[action], skip, int(sleep_ms * 1000)))
 
 
 def disarm() -> None:

@@ -29,21 +29,19 @@ _ERRORS: dict[int, type[Exception]] = {-1: ValueError, -2: EepError, -3: EpochRe
 class Shape(ctypes.Structure):
     """What all ranks of an instance must agree on: sizes and types."""
 
-    _fields_ = tuple(
-        (name, c_uint32)
-        for name in (
-            "max_ranks",
-            "max_tokens",
-            "hidden",
-            "max_topk",
-            "local_experts",
-            "layout",
-            "wire_type",
-            "combine_type",
-            "channels",
-            "reserved",
-        )
+    NAMES = (
+        "max_ranks",
+        "max_tokens",
+        "hidden",
+        "max_topk",
+        "local_experts",
+        "layout",
+        "wire_type",
+        "combine_type",
+        "channels",
+        "reserved",
     )
+    _fields_ = tuple((name, c_uint32) for name in NAMES)
 
 
 class RegionLayout(ctypes.Structure):

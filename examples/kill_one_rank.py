@@ -1,21 +1,22 @@
 """One rank of ``kill_one.py``: exchanges tokens step after step, and changes its view when it is told to.
 
-The rank takes steps on its own; the supervisor only ever says *when to change*. Its orders come over a pipe and are
-read by a thread, because the step itself may be waiting for a peer that is gone:
+The rank takes steps on its own; the supervisor only ever says *when to change*. Its orders come over a pipe
+and are read by a thread, because the step itself may be waiting for a peer that is gone:
 
-* ``("hold",)``: begin no further step, and answer how many were begun in this epoch. The largest answer of all ranks is
-  a boundary that every rank can still reach and none has passed.
+* ``("hold",)``: begin no further step, and answer how many were begun in this epoch. The largest answer of
+  all ranks is a boundary that every rank can still reach and none has passed.
 * ``("drop", rank, epoch)``: that rank is dead. Revoke the epoch, which ends every wait; go on without it.
-* ``("admit", rank, incarnation, epoch, after)``: connect a newcomer when ``after`` steps of this epoch are done.
+* ``("admit", rank, incarnation, epoch, after)``: connect a newcomer after that many steps of this epoch.
 * ``("finish", after)``: the same boundary, for the end.
 
-Each step is one batch of this rank: dispatch, a tiny computation per expert, combine. Only a step whose status is good is
-accepted, and then it must equal the exact expected value; any other step is run again with the same batch.
+Each step is one batch of this rank: dispatch, a tiny computation per expert, combine. A step is accepted only
+if its status is good, and then it must equal the exact expected value; otherwise the same batch is run again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import signal
 import threading
 import time
 import traceback
@@ -31,7 +32,7 @@ from eep import Buffer, View
 TOKENS, HIDDEN, TOPK = 32, 256, 2
 EXPERTS_PER_RANK = 2
 SLOTS_PER_RANK = 2 * EXPERTS_PER_RANK
-"""Each rank also holds a copy of its left neighbour's experts: the loss of one rank leaves every expert covered."""
+"""Each rank also holds a copy of its left neighbour's experts: after the loss of one all are still there."""
 
 PATIENCE_S = 30.0
 
@@ -48,6 +49,7 @@ class Seat:
 
 def run_rank(seat: Seat, pipe: Connection) -> None:
     """The life of a rank process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which ends us
     torch.set_num_threads(1)
     post = Post(pipe)
     try:
@@ -73,16 +75,16 @@ def run_rank(seat: Seat, pipe: Connection) -> None:
 
 
 class Post:
-    """Messages to the supervisor, each with the time it was sent. Two threads write, so one at a time."""
+    """Messages to the supervisor, each with the time of what it tells. Two threads write, one at a time."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self._one_at_a_time = threading.Lock()
 
-    def send(self, what: str, value: Any) -> None:
+    def send(self, what: str, value: Any, moment_ns: int | None = None) -> None:
         with self._one_at_a_time:
             try:
-                self.pipe.send((what, time.monotonic_ns(), value))
+                self.pipe.send((what, moment_ns or time.monotonic_ns(), value))
             except OSError:
                 pass  # the supervisor is gone; the end of its pipe says so to the thread that reads it
 
@@ -188,18 +190,19 @@ class Worker:
         outputs = self._buffer.combine_input()
         _compute(self._held_experts, tokens.x, tokens.topk_idx, tokens.topk_weights, outputs)
         result = self._buffer.combine(outputs, tokens)
+        done_ns = time.monotonic_ns()
         status = self._buffer.status()
         is_right = torch.equal(result, _expected(x, experts, weights))
         table = ctypes.addressof(self._buffer.table)
         self._addresses.add((table, tokens.x.data_ptr(), tokens.topk_idx.data_ptr(), outputs.data_ptr()))
         if not status.ok:
-            self._post.send("left", str(status))
+            self._post.send("left", str(status), done_ns)
             self._orders.hold()
             self._rejected += 1
             self._rejected_wrong += not is_right
             return  # the same batch again, in the next epoch
         if epoch not in self._accepted:
-            self._post.send("good", epoch)
+            self._post.send("good", epoch, done_ns)
         self._accepted[epoch] += 1
         self._accepted_wrong += not is_right
         self._step += 1

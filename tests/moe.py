@@ -48,9 +48,7 @@ class Batch:
     topk_weights: torch.Tensor
 
 
-def make_batch(
-    config: Config, rank: int, seed: int, active: tuple[int, ...], tokens: int | None = None
-) -> Batch:
+def make_batch(config: Config, rank: int, seed: int, active: tuple[int, ...], tokens: int | None = None) -> Batch:
     """Random tokens of one rank, routed to distinct experts of the active ranks, now and then to none (-1)."""
     random = torch.Generator().manual_seed(seed * 1009 + rank)
     if tokens is None:

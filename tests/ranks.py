@@ -126,9 +126,7 @@ class RankProgram:
         first = layout.topk_idx + slot * shape.max_tokens * shape.max_topk * 4
         ctypes.c_int32.from_address(base + first).value = topk_idx
         mailbox = Mailbox.from_address(base + slot * ctypes.sizeof(Mailbox))
-        mailbox.envelope = (
-            shape.hidden << 32 | shape.max_topk << 8 | shape.wire_type if envelope is None else envelope
-        )
+        mailbox.envelope = shape.hidden << 32 | shape.max_topk << 8 | shape.wire_type if envelope is None else envelope
         mailbox.dispatch_flag = self.buffer.view.epoch << 40 | 1 << 16 | count
 
     def close(self) -> None:

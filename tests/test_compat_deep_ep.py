@@ -325,9 +325,7 @@ def play_in_flight(group: dist.ProcessGroup) -> None:
             assert torch.equal(combined, reference(config, mine[i]))
             raises(eep.EepError, "combined already", hook)
             raises(eep.EepError, "combined already", combine_of(buffer, mine[i], flights[i][2]), combined)
-            raises(
-                eep.EepError, "combined already", buffer.get_next_low_latency_combine_buffer, flights[i][2]
-            )
+            raises(eep.EepError, "combined already", buffer.get_next_low_latency_combine_buffer, flights[i][2])
     # With one in flight, what the dispatch before it gave still stands.
     first = dispatch(buffer, config, mine[0], use_fp8=False)
     kept = [tensor.clone() for tensor in (first[0], first[1], *first[2][:2])]
@@ -524,9 +522,7 @@ def test_survivors_go_on_and_replacements_join(fleet: Fleet, rendezvous: eep.Ren
     joining = [
         number
         for rank in (2, 3)
-        for number in fleet.start(
-            "play_newcomer", 1, rank == 3, EEP_RANK=str(rank), EEP_WORLD_SIZE="3", **place
-        )
+        for number in fleet.start("play_newcomer", 1, rank == 3, EEP_RANK=str(rank), EEP_WORLD_SIZE="3", **place)
     ]
     fleet.finish([*first[:2], *joining])
 
@@ -545,9 +541,7 @@ def test_size_hint_is_what_a_buffer_takes(rendezvous: eep.Rendezvous) -> None:
         Buffer.get_low_latency_rdma_size_hint(0, 512, 4, 16)
 
 
-def test_a_joining_process_needs_its_numbers(
-    rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_joining_process_needs_its_numbers(rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EEP_RENDEZVOUS", str(rendezvous.path))
     monkeypatch.setenv("EEP_RANK", "1")
     with pytest.raises(ValueError, match="EEP_WORLD_SIZE"):

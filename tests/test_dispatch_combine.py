@@ -46,9 +46,7 @@ def configs(draw: st.DrawFn) -> moe.Config:
     layout = draw(st.sampled_from(("rank", "expert")))
     wire = draw(st.sampled_from(WIRES))
     groups = 512 if wire == "fp8_ue8m0" and layout == "expert" else 128
-    hidden = (
-        groups * draw(st.integers(1, 3)) if wire.startswith("fp8") else draw(st.integers(1, 300))
-    )
+    hidden = groups * draw(st.integers(1, 3)) if wire.startswith("fp8") else draw(st.integers(1, 300))
     ranks = draw(st.integers(1, 5))
     return moe.Config(
         ranks=ranks,

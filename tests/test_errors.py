@@ -36,8 +36,16 @@ CALLS: list[tuple[Callable[[eep.Buffer], Any], type[Exception], str]] = [
     (lambda b: b.dispatch(X, IDX + 4), ValueError, r"topk_idx\[0, 0\] is 4, expert slots go from 0 to 3"),
     (lambda b: b.dispatch(X, IDX - 2), ValueError, r"topk_idx\[0, 0\] is -2"),
     (lambda b: b.dispatch(X, IDX, torch.ones(3, 1)), ValueError, r"topk_weights must be of shape \[3, 2\]"),
-    (lambda b: b.dispatch(X, IDX, torch.ones(3, 2).double()), TypeError, "topk_weights must be torch.float32"),
-    (lambda b: b.dispatch(X.repeat(2, 1), IDX.repeat(2, 1)), ValueError, "6 tokens are more than the maximum of 4"),
+    (
+        lambda b: b.dispatch(X, IDX, torch.ones(3, 2).double()),
+        TypeError,
+        "topk_weights must be torch.float32",
+    ),
+    (
+        lambda b: b.dispatch(X.repeat(2, 1), IDX.repeat(2, 1)),
+        ValueError,
+        "6 tokens are more than the maximum of 4",
+    ),
     (lambda b: b.dispatch(X, IDX, channel=1), ValueError, "channel 1 does not exist"),
     (lambda b: b.dispatch(X, IDX, wire="fp8"), ValueError, "sends the type it was made for"),
     (lambda b: b.dispatch(X, IDX, wire="int3"), ValueError, "wire must be one of f32, bf16"),

@@ -121,7 +121,9 @@ def test_a_stop_shorter_than_the_deadline_costs_nothing(group: Ranks) -> None:
         group.check_outputs(rank, outputs, 3, ALL)
 
 
-@pytest.mark.parametrize("point", ["dispatch.mid_rows", "dispatch.after_rows", "combine.after_rows", "combine.mid_pull"])
+@pytest.mark.parametrize(
+    "point", ["dispatch.mid_rows", "dispatch.after_rows", "combine.after_rows", "combine.mid_pull"]
+)
 def test_a_removed_rank_that_wakes_up_reaches_nobody(group: Ranks, point: str) -> None:
     group[VICTIM].call("arm", point, "stop")
     step_with_fault(group, seed=1)

@@ -105,7 +105,10 @@ def test_who_does_not_speak_the_protocol_gets_nothing(rendezvous: eep.Rendezvous
 
 
 def test_buffers_made_differently_do_not_connect(rendezvous: eep.Rendezvous) -> None:
-    with CONFIG.buffer(0, rendezvous), moe.Config(ranks=2, max_ranks=2, hidden=512).buffer(1, rendezvous) as other:
+    with (
+        CONFIG.buffer(0, rendezvous),
+        moe.Config(ranks=2, max_ranks=2, hidden=512).buffer(1, rendezvous) as other,
+    ):
         with pytest.raises(ValueError, match="hidden is 256 there and 512 here"):
             other.connect_ranks([0])
         assert other.view == eep.View.empty(2)

@@ -90,9 +90,7 @@ class Buffer:
         elif group is not None:
             self.rank, self.group_size = group.rank(), group.size()
         else:
-            raise ValueError(
-                "without a group, set EEP_RENDEZVOUS, EEP_RANK and EEP_WORLD_SIZE in the environment"
-            )
+            raise ValueError("without a group, set EEP_RENDEZVOUS, EEP_RANK and EEP_WORLD_SIZE in the environment")
         self.max_ranks = self.group_size if max_ranks is None else max_ranks
         if not max(self.rank + 1, self.group_size) <= self.max_ranks:
             raise ValueError(f"max_ranks is {max_ranks}: too few for rank {self.rank} of {self.group_size}")
@@ -207,9 +205,7 @@ class Buffer:
         _check("topk_idx", topk_idx, torch.int64, *dispatched.shape)
         _check("topk_weights", topk_weights, torch.float32, *dispatched.shape)
         if not ((topk_idx == dispatched) | (topk_idx == -1)).all():
-            raise ValueError(
-                "topk_idx names experts to which the dispatch of this handle did not send the token"
-            )
+            raise ValueError("topk_idx names experts to which the dispatch of this handle did not send the token")
         if out is None:
             out = torch.empty(len(dispatched), inner.hidden, dtype=torch.bfloat16)
         _check("out", out, torch.bfloat16, len(dispatched), inner.hidden)
@@ -230,9 +226,7 @@ class Buffer:
         inner, tokens = self._find(handle[0])
         return inner.combine_input(tokens.sent.channel)
 
-    def clean_low_latency_buffer(
-        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
-    ) -> None:
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Makes the memory for these sizes if it is not there, all ranks together. Flags need no cleaning."""
         self._sized(num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
@@ -289,9 +283,7 @@ class Buffer:
     def destroy(self) -> None:
         """Gives up the rank and its memory now rather than when the buffer is no longer used."""
         if not self.explicitly_destroy:
-            raise EepError(
-                "destroy() needs a buffer made with explicitly_destroy=True; this one ends by itself"
-            )
+            raise EepError("destroy() needs a buffer made with explicitly_destroy=True; this one ends by itself")
         self._end()
         self._inner = None
         self._abandon()
@@ -404,7 +396,5 @@ def _refuse(is_used: bool, name: str, instead: str) -> None:
 def _number_of(variable: str) -> int:
     value = os.environ.get(variable, "")
     if not value.isdecimal():
-        raise ValueError(
-            f"a process that joins needs a number in {variable} of the environment, got {value!r}"
-        )
+        raise ValueError(f"a process that joins needs a number in {variable} of the environment, got {value!r}")
     return int(value)

@@ -1,7 +1,7 @@
 // The C++ core with ranks as threads of one process, for the sanitizers: they see every access of every rank.
 //
-// What the Python tests check with real processes is checked here only as far as needed to know that the paths were
-// taken: results, drops, revokes, views that change under load.
+// What the Python tests check with real processes is checked here only as far as needed to know that the
+// paths were taken: results, drops, revokes, views that change under load.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,12 +14,12 @@
 
 namespace {
 
-#define REQUIRE(condition)                                                              \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
+#define REQUIRE(condition)                                                               \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                     \
-    }                                                                                   \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (0)
 
 constexpr uint32_t kRanks = 4, kTokens = 9, kHidden = 256, kTopk = 3, kLocalExperts = 2;
@@ -63,7 +63,8 @@ struct Instance {
   }
 };
 
-// One dispatch and combine in which every expert returns its input; a token comes back times its number of experts.
+// One dispatch and combine in which every expert returns its input; a token comes back times its number of
+// experts.
 void step(Instance& instance, uint32_t rank, std::mt19937& random) {
   eep_context* context = instance.ranks[rank].context;
   const uint32_t tokens = random() % (kTokens + 1);
@@ -76,8 +77,8 @@ void step(Instance& instance, uint32_t rank, std::mt19937& random) {
     for (uint32_t k = 0; k < kTopk; ++k)  // distinct experts on ranks that are in
       idx[token * kTopk + k] = (k * 2 + token + random() % 2) % (active == 15 ? 8 : 6);
 
-  eep_dispatch_send_args send{x.data(), idx.data(), weights.data(), tokens, kTopk, EEP_TYPE_F32,
-                              instance.shape.wire_type, 0, 0};
+  eep_dispatch_send_args send{
+      x.data(), idx.data(), weights.data(), tokens, kTopk, EEP_TYPE_F32, instance.shape.wire_type, 0, 0};
   REQUIRE(eep_dispatch_send(context, &send, nullptr) == EEP_OK);
   const uint64_t slots = instance.at.slots, rows = kRanks * kTokens;
   std::vector<int32_t> count(kRanks), recv_idx(slots * kTokens * kTopk), packed_count(kLocalExperts),
@@ -85,9 +86,18 @@ void step(Instance& instance, uint32_t rank, std::mt19937& random) {
   std::vector<float> recv_weights(slots * kTokens * kTopk), packed(kLocalExperts * rows * kHidden),
       packed_scales(kLocalExperts * rows * kHidden / 128);
   std::vector<int64_t> range(kLocalExperts * kRanks);
-  eep_dispatch_recv_args receive{count.data(), recv_idx.data(), recv_weights.data(), packed.data(), packed_scales.data(),
-                                 packed_count.data(), src_info.data(), range.data(), kTopk,
-                                 instance.shape.wire_type, 0, 0};
+  eep_dispatch_recv_args receive{count.data(),
+                                 recv_idx.data(),
+                                 recv_weights.data(),
+                                 packed.data(),
+                                 packed_scales.data(),
+                                 packed_count.data(),
+                                 src_info.data(),
+                                 range.data(),
+                                 kTopk,
+                                 instance.shape.wire_type,
+                                 0,
+                                 0};
   REQUIRE(eep_dispatch_recv(context, &receive, nullptr) == EEP_OK);
 
   std::vector<float> results((by_rank ? slots * kTokens : kLocalExperts * rows) * kHidden);
