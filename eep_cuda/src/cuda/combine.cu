@@ -26,14 +26,14 @@ __device__ void send_flags(const Home& home, uint32_t channel, const Members& me
   const uint64_t corrupt = home.state->trouble.corrupt;
   const uint64_t stamp = eep_flag_make(members.epoch, members.round, 0);
   if (threadIdx.x == 0)
-    store_release_sys(ChannelView(home, reinterpret_cast<uint64_t>(home.region), channel).outbox_stamp(), stamp);
-  fence_sys();
+    store_relaxed_sys(ChannelView(home, reinterpret_cast<uint64_t>(home.region), channel).outbox_stamp(), stamp);
   __syncwarp();
+  fence_sys();  // one fence releases what the experts wrote, and the stamp, to all ranks
   for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
     if (!(members.reachable >> rank & 1)) continue;
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     const uint64_t count = corrupt >> rank & 1 ? 0 : snapshot.count[rank];
-    store_release_sys(&ChannelView(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
+    store_relaxed_sys(&ChannelView(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
                       stamp | count);
   }
 }

@@ -165,12 +165,15 @@ __device__ void take_routing(const Home& home, const eep_dispatch_recv_args& arg
 
 __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
   const uint64_t flag = eep_flag_make(members.epoch, members.round, args.tokens);
-  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
-    if (!(members.reachable >> rank & 1)) continue;
-    eep_mailbox* mailbox = ChannelView(home, members.region[rank], args.channel).mailbox(members.slot[home.rank]);
-    store_relaxed_sys(&mailbox->envelope, eep_envelope(args.wire_type, args.topk, home.shape.hidden));
-    store_release_sys(&mailbox->dispatch_flag, flag);
-  }
+  const auto mailbox_at = [&](uint32_t rank) {
+    return ChannelView(home, members.region[rank], args.channel).mailbox(members.slot[home.rank]);
+  };
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+    if (members.reachable >> rank & 1)
+      store_relaxed_sys(&mailbox_at(rank)->envelope, eep_envelope(args.wire_type, args.topk, home.shape.hidden));
+  fence_sys();  // one fence releases all rows and envelopes to all ranks
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+    if (members.reachable >> rank & 1) store_relaxed_sys(&mailbox_at(rank)->dispatch_flag, flag);
 }
 
 // What the combine of this round, and the receive half if it is launched apart, need to know.
@@ -261,7 +264,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
     if (is_last && threadIdx.x < 32) {
-      fence_sys();
       send_flags(home, send, members);
       leave_snapshot(home, send, members);
     }
