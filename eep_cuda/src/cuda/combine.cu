@@ -115,11 +115,11 @@ struct Sum {
   }
 };
 
-// A thread adds up 16 bytes of a token, the loads of up to four parts in flight at once.
+// A thread adds up 16 bytes of a token, the loads of up to eight parts in flight at once: rarely are there more.
 template <bool kBf16>
 __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, const Parts* parts, uint32_t first_token,
                           uint32_t stride, uint32_t tokens) {
-  constexpr uint32_t kAtOnce = 4;
+  constexpr uint32_t kAtOnce = 8;
   const uint32_t lane = threadIdx.x % 32, vectors = home.at.outbox_row_bytes / sizeof(uint4);
   const uint32_t chunks = (vectors + 31) / 32;
   for (uint32_t item = threadIdx.x / 32; item < tokens * chunks; item += kWarps) {
