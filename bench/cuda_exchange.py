@@ -122,8 +122,9 @@ class Rank:
         ]
 
 
-def measure_ranks(case: Case, owned: list[int], place: str, replays: int) -> dict[str, list[Any]]:
+def measure_ranks(case: Case, place: str, replays: int, owned: list[int]) -> dict[str, list[Any]]:
     """What this process's share of the ranks sees: all of them (streams) or one (a process per rank)."""
+    owned = [rank for rank in owned if rank < case.ranks]
     with contextlib.ExitStack() as closing:
         ranks = [Rank(case, rank, place) for rank in owned]
         for rank in ranks:
@@ -159,78 +160,73 @@ def measure_ranks(case: Case, owned: list[int], place: str, replays: int) -> dic
         return seen
 
 
-def _serve(connection: Connection, rank: int) -> None:
+def _serve(connection: Connection, owned: list[int]) -> None:
     while (message := connection.recv()) is not None:
+        call, *arguments = message
         try:
-            case, place, replays = message
-            connection.send(measure_ranks(case, [rank], place, replays))
+            connection.send(
+                globals()[call](*arguments, owned) if call == "measure_ranks" else globals()[call](*arguments)
+            )
         except Exception as error:
             connection.send(f"{type(error).__name__}: {error}")
 
 
-class Processes:
-    """A pool of processes, one per rank, that measures one case after another."""
+class Fleet:
+    """Processes that own ranks, one each or one for all, and measure one case after another."""
 
-    name = "processes"
-
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, kind: str, ranks: int) -> None:
+        self.kind = kind
         context = mp.get_context("spawn")
-        self._ranks = []
-        for rank in range(ranks):
+        self._processes = []
+        for owned in [list(range(ranks))] if kind == "streams" else [[rank] for rank in range(ranks)]:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, owned), daemon=True)
             process.start()
-            self._ranks.append((process, ours))
+            self._processes.append((process, ours))
+
+    def ask_one(self, call: str, *arguments: Any) -> Any:
+        """A measurement that one process makes alone."""
+        return self._ask(1, call, *arguments)[0]
 
     def measure(self, case: Case, replays: int) -> dict[str, Any]:
         with eep.Rendezvous.temporary() as rendezvous:
-            chosen = [connection for _, connection in self._ranks[: case.ranks]]
-            for connection in chosen:
-                connection.send((case, str(rendezvous.path), replays))
-            answers = []
-            for connection in chosen:
-                if not connection.poll(PATIENCE_S):
-                    raise RuntimeError(f"a rank hangs in {case}")
-                answers.append(connection.recv())
-        for answer in answers:
-            if isinstance(answer, str):
-                raise RuntimeError(f"{case}: {answer}")
+            count = 1 if self.kind == "streams" else case.ranks
+            answers = self._ask(count, "measure_ranks", case, str(rendezvous.path), replays)
         rounds = [max(times) for times in zip(*(answer["round"] for answer in answers), strict=True)]
-        return summarize(case, self.name, rounds, answers[0]["split"])
+        return summarize(case, self.kind, rounds, answers[0]["split"])
 
     def close(self) -> None:
-        for process, connection in self._ranks:
+        for process, connection in self._processes:
             connection.send(None)
             process.join(30)
             process.kill()
 
-
-class Streams:
-    """All ranks in this process, a stream each."""
-
-    name = "streams"
-
-    def __init__(self, ranks: int) -> None:
-        pass
-
-    def measure(self, case: Case, replays: int) -> dict[str, Any]:
-        with eep.Rendezvous.temporary() as rendezvous:
-            seen = measure_ranks(case, list(range(case.ranks)), str(rendezvous.path), replays)
-        return summarize(case, self.name, seen["round"], seen["split"])
-
-    def close(self) -> None:
-        pass
+    def _ask(self, count: int, *message: Any) -> list[Any]:
+        chosen = [connection for _, connection in self._processes[:count]]
+        for connection in chosen:
+            connection.send(message)
+        answers = []
+        for connection in chosen:
+            if not connection.poll(PATIENCE_S):
+                raise RuntimeError(f"a rank hangs in {message}")
+            answers.append(connection.recv())
+        for answer in answers:
+            if isinstance(answer, str):
+                raise RuntimeError(f"{message}: {answer}")
+        return answers
 
 
 @contextlib.contextmanager
-def ranks_as(kind: str, ranks: int) -> Iterator[Processes | Streams]:
-    # Streams of one process share hardware queues unless there are enough of them; kernels that wait need their own.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    pool = Processes(ranks) if kind == "processes" else Streams(ranks)
+def ranks_as(kind: str, ranks: int) -> Iterator[Fleet]:
+    if kind == "streams":
+        # Streams of one process share hardware queues unless there are enough of them; kernels that wait need their own.
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+    fleet = Fleet(kind, ranks)
     try:
-        yield pool
+        yield fleet
     finally:
-        pool.close()
+        fleet.close()
+        os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
 
 
 def summarize(case: Case, ranks_are: str, rounds: list[float], split: list[tuple[float, float]]) -> dict[str, Any]:

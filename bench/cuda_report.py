@@ -8,12 +8,15 @@ import pathlib
 from typing import Any
 
 import torch
-from cuda_exchange import Case, copy_rate, exchanged_rows, ranks_as, torch_round_us
+from cuda_exchange import Case, exchanged_rows, ranks_as
 from provenance import provenance
 
 BARS_US = {"dispatch": 31.0, "combine": 41.0, "fp8 dispatch": 25.0}
 """What is aimed at for 8 ranks, 128 tokens, hidden 7168, top-8 of 256."""
-HEADER = "ranks  are        tokens hidden wire  fixed | round us   p99 | dispatch   p99 | combine   p99 | floor us | round/floor"
+HEADER = (
+    "ranks  are        tokens hidden wire  fixed | round us   p99 | dispatch   p99 | combine   p99 |"
+    " floor us | round/floor"
+)
 
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
@@ -54,19 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
         print("there is no CUDA device here; leave --device out to measure on the CPU")
         return 1
     head = provenance()
-    head["machine"]["gpu"] = torch.cuda.get_device_name(0)
-    rate = copy_rate()
-    head["copy_gb_per_s"] = rate / 1e3
-    print(f"{head['machine']['gpu']}, copy rate {rate / 1e3:.0f} GB/s, commit {head['commit']}\n\n{HEADER}", flush=True)
+    head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
     results = []
     for kind in ("processes", "streams"):
-        with ranks_as(kind, 8) as pool:
+        with ranks_as(kind, 8) as fleet:
+            rate = fleet.ask_one("copy_rate")
+            head[f"copy_gb_per_s_{kind}"] = rate / 1e3
+            print(
+                f"{head['machine']['gpu']}, copy rate {rate / 1e3:.0f} GB/s, commit {head['commit']}\n\n{HEADER}",
+                flush=True,
+            )
             for case in cases(arguments):
-                result = pool.measure(case, arguments.replays)
+                result = fleet.measure(case, arguments.replays)
                 result["floor_us"] = floor_us(case, rate)
                 results.append(result)
                 print(line(result), flush=True)
-    head["torch_round_us"] = torch_round_us(Case(8, 128, 7168))
+            if kind == "streams":
+                head["torch_round_us"] = fleet.ask_one("torch_round_us", Case(8, 128, 7168))
     print(f"\nthe same by torch operators, one stream, 8 x 128 tokens of 7168: {head['torch_round_us']:.1f} us a round")
     for kind in ("processes", "streams"):
         print(summary(results, kind))
