@@ -20,8 +20,18 @@ def test_no_finding(tool: str) -> None:
         pytest.skip("compute-sanitizer is not installed")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_MPS")}
     done = subprocess.run(
-        ["compute-sanitizer", "--tool", tool, "--kernel-regex", "kns=eep", "--error-exitcode", "9"]
-        + [sys.executable, "-m", "tests.gpu.lone_rank"],
+        [
+            "compute-sanitizer",
+            "--tool",
+            tool,
+            "--kernel-regex",
+            "kns=eep",
+            "--error-exitcode",
+            "9",
+            sys.executable,
+            "-m",
+            "tests.gpu.lone_rank",
+        ],
         cwd=ROOT,
         env=environment,
         capture_output=True,

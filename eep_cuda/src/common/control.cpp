@@ -1,4 +1,6 @@
 // Writing control pages: what ends a wait from outside.
+#include "common/control.h"
+
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -7,7 +9,6 @@
 #include <climits>
 #include <initializer_list>
 
-#include "common/control.h"
 #include "eep/eep.h"
 
 namespace eep {

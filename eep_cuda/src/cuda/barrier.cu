@@ -29,6 +29,9 @@ __global__ void barrier_kernel(const __grid_constant__ Home home, uint64_t deadl
 }
 
 }  // namespace
+
+cudaError_t load_barrier() { return load_kernels(barrier_kernel); }
+
 }  // namespace eep
 
 int eep_barrier(eep_context* context, uint64_t deadline_ns, void* stream) {

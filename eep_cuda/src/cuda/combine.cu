@@ -1,7 +1,7 @@
 // Combine: say that the outbox is ready, wait for those of the others, pull and add up what they made of our tokens.
 //
-// Sums are taken in a fixed order, in fp32, with separate multiplications and additions: the same bits on every run, and
-// those of the CPU backend.
+// Sums are taken in a fixed order, in fp32, with separate multiplications and additions: the same bits on every run,
+// and those of the CPU backend.
 #include <cuda_bf16.h>
 
 #include "cuda/members.cuh"
@@ -67,7 +67,8 @@ __device__ void find_parts(const Home& home, const eep_combine_recv_args& args, 
     for (uint32_t rank = lane; rank < home.shape.max_ranks; rank += 32)
       if (hosts >> rank & 1) {
         const uint32_t place = __popcll(hosts & (rank_bit(rank) - 1));
-        parts.row[place] = ChannelView(home, members.region[rank], args.channel).outbox_by_slot(members.slot[home.rank], token);
+        parts.row[place] =
+            ChannelView(home, members.region[rank], args.channel).outbox_by_slot(members.slot[home.rank], token);
         parts.weight[place] = 1.0f;  // the experts have weighted and summed already
       }
     if (lane == 0) parts.count = __popcll(hosts);
@@ -95,8 +96,8 @@ struct Sum {
     const uint32_t words[4] = {data.x, data.y, data.z, data.w};
 #pragma unroll
     for (uint32_t i = 0; i < kValues; ++i) {
-      const float part = kBf16 ? __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16)
-                               : __uint_as_float(words[i]);
+      const float part =
+          kBf16 ? __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16) : __uint_as_float(words[i]);
       value[i] = __fadd_rn(value[i], __fmul_rn(weight, part));
     }
   }
@@ -199,7 +200,8 @@ int launch(eep_context* context, const eep_combine_recv_args& args, void* stream
 
 int begin_send(eep_context* context, const eep_combine_send_args& args) {
   const Turn turn = context->turn(args.channel);
-  if (const int error = check_turn(context->home.shape, args.channel, turn, EEP_PHASE_RECEIVED, "combine")) return error;
+  if (const int error = check_turn(context->home.shape, args.channel, turn, EEP_PHASE_RECEIVED, "combine"))
+    return error;
   if (const int error = check_combine_send(context->home.shape, args)) return error;
   context->turns[args.channel].phase = EEP_PHASE_PUBLISHED;
   return EEP_OK;
@@ -209,12 +211,18 @@ int begin_receive(eep_context* context, const eep_combine_recv_args& args) {
   const Turn turn = context->turn(args.channel);
   if (const int error = check_turn(context->home.shape, args.channel, turn, EEP_PHASE_PUBLISHED, "combine's receive"))
     return error;
-  if (const int error = check_combine_recv(context->home.shape, args, context->turns[args.channel].tokens)) return error;
+  if (const int error = check_combine_recv(context->home.shape, args, context->turns[args.channel].tokens))
+    return error;
   context->turns[args.channel].phase = EEP_PHASE_IDLE;
   return EEP_OK;
 }
 
 }  // namespace
+
+cudaError_t load_combine() {
+  return load_kernels(combine_kernel<kSend>, combine_kernel<kReceive>, combine_kernel<kSend | kReceive>);
+}
+
 }  // namespace eep
 
 int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void* stream) {

@@ -1,6 +1,6 @@
 // Creation, and showing the kernels a new table. Host code; what runs per step is in the kernels' own files.
 #include <algorithm>
-#include <cstdlib>
+#include <initializer_list>
 #include <memory>
 
 #include "common/control.h"
@@ -29,7 +29,8 @@ uint32_t default_blocks(uint32_t max_ranks) {
 int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_page* control, eep_context** out) {
   using eep::check_cuda;
   if (const int error = eep::check_create(*shape, rank, region, control)) return error;
-  if (shape->hidden % 8) return eep::fail(EEP_ERROR_ARGUMENT, "on a GPU hidden must be a multiple of 8, got %u", shape->hidden);
+  if (shape->hidden % 8)
+    return eep::fail(EEP_ERROR_ARGUMENT, "on a GPU hidden must be a multiple of 8, got %u", shape->hidden);
   auto context = std::make_unique<eep_context>();
   *context = {};
   context->control = control;
@@ -55,6 +56,8 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
     if (const int error = check_cuda(cudaMalloc(&context->packed_source, rows * sizeof(int32_t)), "no device memory"))
       return error;
   }
+  for (const auto load : {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier})
+    if (const int error = check_cuda(load(), "loading the kernels")) return error;
   if (const int error = check_cuda(cudaDeviceSynchronize(), "creating a buffer")) return error;
   *out = context.release();
   return EEP_OK;
@@ -91,7 +94,8 @@ int eep_publish_deadline(eep_context* context) {
 }
 
 int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership) {
-  if (blocks < 1 || blocks > 1024) return eep::fail(EEP_ERROR_ARGUMENT, "blocks must be between 1 and 1024, got %u", blocks);
+  if (blocks < 1 || blocks > 1024)
+    return eep::fail(EEP_ERROR_ARGUMENT, "blocks must be between 1 and 1024, got %u", blocks);
   context->blocks = blocks;
   context->fixed_membership = fixed_membership;
   return EEP_OK;

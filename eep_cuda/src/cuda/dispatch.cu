@@ -1,4 +1,5 @@
-// Dispatch: put each token once into the inbox of every rank that hosts one of its experts, say so, and wait for the rest.
+// Dispatch: put each token once into the inbox of every rank that hosts one of its experts, say so, and wait for the
+// rest.
 //
 // Blocks put rows in parallel; the last one to finish sends the flags and settles which sources arrived, so that all
 // blocks act on one verdict: a source is taken whole or not at all. Rows are used where they lie; only the routing
@@ -16,19 +17,27 @@ enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 
 // ---- rows ----
 
-// Moves rows of 16-byte vectors as they are. Each warp takes `V` vectors a lane of one token, all loads in flight at once.
-template <uint32_t V, bool kExact>
-__device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
+// Neighbouring items go to different blocks, so that few tokens still use all of them.
+__device__ inline uint32_t first_item() { return threadIdx.x / 32 * gridDim.x + blockIdx.x; }
+
+// Moves rows of 16-byte vectors as they are. Each warp takes `V` vectors a lane of one token, all loads in flight at
+// once. `meanwhile` runs once, while the first of them are on their way.
+template <uint32_t V, bool kExact, typename Meanwhile>
+__device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
+                         Meanwhile meanwhile) {
+  bool is_first = true;
   const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden * eep_element_bytes(args.x_type) / sizeof(uint4);
   const uint32_t chunks = (vectors + 32 * V - 1) / (32 * V), own_slot = members.slot[home.rank];
   const uint64_t row_bytes = static_cast<uint64_t>(vectors) * sizeof(uint4);
-  for (uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < args.tokens * chunks; item += gridDim.x * kWarps) {
+  for (uint32_t item = first_item(); item < args.tokens * chunks; item += gridDim.x * kWarps) {
     const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
     const uint4* row = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(args.x) + token * row_bytes);
     uint4 data[V];
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i)
       if (kExact || first + i * 32 < vectors) data[i] = load_input(row + first + i * 32);
+    if (is_first) meanwhile();
+    is_first = false;
     uint64_t hosts = hosts_of(home, args.topk_idx + static_cast<uint64_t>(token) * args.topk, args.topk);
     for (hosts &= members.reachable; hosts; hosts &= hosts - 1) {
       const ChannelView inbox(home, members.region[__ffsll(hosts) - 1], args.channel);
@@ -38,6 +47,7 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
         if (kExact || first + i * 32 < vectors) store_row(to + first + i * 32, data[i]);
     }
   }
+  if (is_first) meanwhile();
 }
 
 struct Scale {
@@ -55,12 +65,14 @@ __device__ Scale scale_for(float largest, bool power_of_two) {
 }
 
 // Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token.
-template <bool kF32, uint32_t V>
-__device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
+template <bool kF32, uint32_t V, typename Meanwhile>
+__device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
+                                   Meanwhile meanwhile) {
+  bool is_first = true;
   constexpr uint32_t kValues = 16, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
   const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
   const uint32_t chunks = (units + 32 * V - 1) / (32 * V), own_slot = members.slot[home.rank];
-  for (uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < args.tokens * chunks; item += gridDim.x * kWarps) {
+  for (uint32_t item = first_item(); item < args.tokens * chunks; item += gridDim.x * kWarps) {
     const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
     const uint4* row = static_cast<const uint4*>(args.x) + static_cast<uint64_t>(token) * units * kLoads;
     uint4 raw[V][kLoads];
@@ -69,6 +81,8 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
 #pragma unroll
       for (uint32_t j = 0; j < kLoads; ++j)
         raw[i][j] = first + i * 32 < units ? load_input(row + (first + i * 32) * kLoads + j) : make_uint4(0, 0, 0, 0);
+    if (is_first) meanwhile();
+    is_first = false;
     const uint64_t hosts =
         hosts_of(home, args.topk_idx + static_cast<uint64_t>(token) * args.topk, args.topk) & members.reachable;
 #pragma unroll
@@ -105,6 +119,7 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
       }
     }
   }
+  if (is_first) meanwhile();
 }
 
 // ---- routing metadata ----
@@ -114,7 +129,8 @@ __device__ void put_routing(const Home& home, const eep_dispatch_send_args& args
   const uint32_t per_rank = args.tokens * args.topk, experts = home.shape.local_experts;
   const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * experts;
   bool misrouted = false;
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < home.shape.max_ranks * per_rank; i += gridDim.x * kThreads) {
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < home.shape.max_ranks * per_rank;
+       i += gridDim.x * kThreads) {
     const uint32_t rank = i / per_rank, choice = i % per_rank;
     if (!(members.reachable >> rank & 1)) continue;
     const int64_t expert = args.topk_idx[choice];
@@ -203,8 +219,8 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t rank = threadIdx.x + 32 * half;
     const bool here = arrived >> rank & 1;
-    is_sound[half] = here && counts[half] <= home.shape.max_tokens &&
-                     inbox.mailbox(members.slot[rank])->envelope == envelope;
+    is_sound[half] =
+        here && counts[half] <= home.shape.max_tokens && inbox.mailbox(members.slot[rank])->envelope == envelope;
     if (rank < home.shape.max_ranks) {
       channel.snapshot.count[rank] = is_sound[half] ? counts[half] : 0;
       args.count[rank] = static_cast<int32_t>(is_sound[half] ? counts[half] : 0);
@@ -215,20 +231,22 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
     channel.snapshot.received = received;
     if (arrived != received) note(trouble, EEP_STATUS_CORRUPT, 0, arrived & ~received);
     if (received != members.active) show_trouble(trouble, home.page);
-    // From here on the experts may write the outbox. A peer that we dropped may still be reading the last round from it:
-    // it finds the stamp gone.
+  }
+  __syncwarp();
+  if (threadIdx.x == 0) {
+    store_release_gpu(&channel.verdict, eep_flag_make(members.epoch, members.round, 0));
+    // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
+    // round from it: it finds the stamp gone.
     store_relaxed_sys(inbox.outbox_stamp(), 0);
     fence_sys();
   }
-  __syncwarp();
-  __threadfence();
-  if (threadIdx.x == 0) store_release_gpu(&channel.verdict, eep_flag_make(members.epoch, members.round, 0));
 }
 
 template <uint32_t kPhases, bool kFixed>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
-                    const __grid_constant__ eep_dispatch_recv_args receive, const __grid_constant__ FixedMembers fixed) {
+                    const __grid_constant__ eep_dispatch_recv_args receive,
+                    const __grid_constant__ FixedMembers fixed) {
   __shared__ Members members;
   __shared__ bool is_last;
   __shared__ uint32_t slot_counts[EEP_MAX_RANKS * EEP_INCARNATIONS];
@@ -240,20 +258,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     else
       read_members(home, number, members);
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
+    const auto routing = [&] { put_routing(home, send, members); };
     if (eep_is_fp8(send.wire_type) && send.x_type == EEP_TYPE_F32)
-      put_quantized_rows<true, 2>(home, send, members);
+      put_quantized_rows<true, 2>(home, send, members, routing);
     else if (eep_is_fp8(send.wire_type))
-      put_quantized_rows<false, 4>(home, send, members);
+      put_quantized_rows<false, 4>(home, send, members, routing);
     else if (vectors % (32 * 8) == 0)
-      put_rows<8, true>(home, send, members);
+      put_rows<8, true>(home, send, members, routing);
     else if (vectors % (32 * 7) == 0)
-      put_rows<7, true>(home, send, members);
+      put_rows<7, true>(home, send, members, routing);
     else
-      put_rows<4, false>(home, send, members);
-    put_routing(home, send, members);
+      put_rows<4, false>(home, send, members, routing);
     __syncthreads();
     if (threadIdx.x == 0) {
-      fence_sys();  // the rows of this block before the count that lets the last block send the flags
+      __threadfence();  // the rows of this block before the count; the last block releases all of them to the others
       is_last = atomicAdd(&channel.senders_done, 1) == gridDim.x - 1;
       if (is_last) channel.senders_done = 0;
     }
@@ -296,7 +314,8 @@ FixedMembers fixed_members(const eep_context& context) {
 }
 
 template <uint32_t kPhases>
-int launch(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive, void* stream) {
+int launch(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
+           void* stream) {
   const auto kernel = context->fixed_membership ? dispatch_kernel<kPhases, true> : dispatch_kernel<kPhases, false>;
   const FixedMembers fixed = context->fixed_membership ? fixed_members(*context) : FixedMembers{};
   kernel<<<context->blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(context->home, send, receive, fixed);
@@ -325,6 +344,12 @@ int begin_receive(eep_context* context, const eep_dispatch_recv_args& args) {
 }
 
 }  // namespace
+
+cudaError_t load_dispatch() {
+  return load_kernels(dispatch_kernel<kSend, false>, dispatch_kernel<kReceive, false>,
+                      dispatch_kernel<kSend | kReceive, false>);
+}
+
 }  // namespace eep
 
 int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, void* stream) {

@@ -25,8 +25,8 @@ struct FixedMembers {
   uint64_t region[EEP_MAX_RANKS];
 };
 
-// The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs less
-// than a launch of its own; one of them leaves the snapshot for the combine. Called by all threads.
+// The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs
+// less than a launch of its own; one of them leaves the snapshot for the combine. Called by all threads.
 __device__ inline void read_members(const Home& home, uint32_t channel, Members& members) {
   const eep_peer_table& table = home.state->table;
   const ChannelState& last = home.state->channels[channel];

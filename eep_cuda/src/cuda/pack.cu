@@ -8,7 +8,8 @@ constexpr uint32_t kThreads = 256, kWarps = kThreads / 32;
 
 // One block per local expert finds its rows, in the order of ranks and then tokens.
 __global__ void __launch_bounds__(kThreads)
-    find_rows(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_recv_args args, int32_t* packed_source) {
+    find_rows(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_recv_args args,
+              int32_t* packed_source) {
   __shared__ uint32_t found_by_warp[kWarps];
   __shared__ uint32_t total;
   const eep_snapshot& snapshot = home.state->channels[args.channel].snapshot;
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(kThreads)
       const uint4* wide_from = reinterpret_cast<const uint4*>(from);
       uint4* wide_to = reinterpret_cast<uint4*>(to);
 #pragma unroll 4
-      for (uint32_t i = lane; i < row_bytes / sizeof(uint4); i += 32) store_row(wide_to + i, load_shared_row(wide_from + i));
+      for (uint32_t i = lane; i < row_bytes / sizeof(uint4); i += 32)
+        store_row(wide_to + i, load_shared_row(wide_from + i));
     } else {
       for (uint32_t i = lane; i < row_bytes / sizeof(uint2); i += 32) to[i] = from[i];
     }
@@ -89,6 +91,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+cudaError_t load_pack() { return load_kernels(find_rows, copy_rows); }
 
 int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream) {
   const eep_shape& shape = context->home.shape;

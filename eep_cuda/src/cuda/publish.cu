@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t rows_per_expert = static_cast<uint64_t>(home.shape.max_ranks) * home.shape.max_tokens;
   const uint32_t expert = blockIdx.y;
   const int64_t last = args.layout_range[static_cast<uint64_t>(expert + 1) * home.shape.max_ranks - 1];
-  const uint32_t count = min(static_cast<uint32_t>(last >> 32) + static_cast<uint32_t>(last), static_cast<uint32_t>(rows_per_expert));
+  const uint32_t count =
+      min(static_cast<uint32_t>(last >> 32) + static_cast<uint32_t>(last), static_cast<uint32_t>(rows_per_expert));
   for (uint32_t position = blockIdx.x * kWarps + threadIdx.x / 32; position < count; position += gridDim.x * kWarps) {
     const uint64_t packed = expert * rows_per_expert + position;
     const uint32_t source = static_cast<uint32_t>(packed_source[packed]);
@@ -52,6 +53,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+cudaError_t load_publish() { return load_kernels(publish_by_rank, publish_by_expert); }
 
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream) {
   const Home& home = context->home;

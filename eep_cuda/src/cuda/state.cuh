@@ -110,6 +110,21 @@ int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream)
 // either layout: nothing to do where the experts wrote the outbox themselves
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream);
 
+// Loads kernels into the context now rather than at their first launch: loading waits for the GPU to be idle, and by
+// then a kernel of ours may be waiting for a rank that waits for us.
+template <typename... Kernels>
+cudaError_t load_kernels(Kernels*... kernels) {
+  cudaFuncAttributes unused;
+  cudaError_t error = cudaSuccess;
+  ((error = error == cudaSuccess ? cudaFuncGetAttributes(&unused, kernels) : error), ...);
+  return error;
+}
+cudaError_t load_dispatch();
+cudaError_t load_combine();
+cudaError_t load_pack();
+cudaError_t load_publish();
+cudaError_t load_barrier();
+
 }  // namespace eep
 
 #endif  // EEP_CUDA_STATE_CUH_
