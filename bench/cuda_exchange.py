@@ -220,13 +220,15 @@ class Fleet:
 def ranks_as(kind: str, ranks: int) -> Iterator[Fleet]:
     if kind == "streams":
         # Streams of one process share hardware queues unless there are enough of them; kernels that wait need their own.
-        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        # And no kernel may have to be loaded while another waits.
+        os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
     fleet = Fleet(kind, ranks)
     try:
         yield fleet
     finally:
         fleet.close()
-        os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+        for variable in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"):
+            os.environ.pop(variable, None)
 
 
 def summarize(case: Case, ranks_are: str, rounds: list[float], split: list[tuple[float, float]]) -> dict[str, Any]:
