@@ -145,9 +145,9 @@ def plan(
 
     ``topology[rank]`` is the host of each rank and is as long as the capacity of the instance.
     ``weights[rank]`` is the speed of a rank relative to the others: one with half the weight gets half the
-    load, as far as the coldest experts in its slots allow. ``current`` is what lies where now (``None``: nothing). ``extra_moves`` is how many more slots than
-    the fewest may be rewritten for the sake of balance, as a share of the fewest; ``math.inf`` balances from
-    scratch and then keeps what happens to fit.
+    load, as far as the coldest experts in its slots allow. ``current`` is what lies where now (``None``:
+    nothing). ``extra_moves`` is how many more slots than the fewest may be rewritten for the sake of balance,
+    as a share of the fewest; ``math.inf`` balances from scratch and then keeps what happens to fit.
     """
     demand, ranks, cluster = _checked(load, current, active, slots_per_rank, topology, weights, max_copies)
     layers, experts = demand.shape
