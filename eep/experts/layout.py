@@ -116,5 +116,5 @@ def checksum(pieces: list[torch.Tensor]) -> int:
     """XXH3 over the bytes of an expert, tensor after tensor."""
     digest = xxhash.xxh3_64()
     for piece in pieces:
-        digest.update(piece.cpu().numpy())
+        digest.update(piece.cpu().numpy().data)
     return digest.intdigest()

@@ -233,6 +233,7 @@ def _shortage(missing: BoolArray, ranks: IntArray, cluster: Cluster) -> str:
     return (
         f"{len(ranks)} active ranks with {cluster.slots_per_rank} slots each hold {slots} experts, but a "
         f"layer has {experts}: layer {layer} would lose {names}; layers that are short: "
-        f"{int(missing.any(axis=1).sum())}. Bring back {-(-experts // cluster.slots_per_rank) - len(ranks)} rank(s), give each rank "
+        f"{int(missing.any(axis=1).sum())}. "
+        f"Bring back {-(-experts // cluster.slots_per_rank) - len(ranks)} rank(s), give each rank "
         f"{-(-experts // len(ranks))} slots, or pass when_short='mask' to serve without these experts"
     )

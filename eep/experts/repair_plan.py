@@ -30,7 +30,7 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One place where an expert can be read: a slot of a rank (``LOCAL``, ``PEER``), a backup by name, or disk."""
+    """Where an expert can be read: a slot of a rank (``LOCAL``, ``PEER``), a backup by name, or disk."""
 
     tier: Tier
     rank: int = -1
@@ -143,8 +143,8 @@ class RepairPlan:
             source = transfer.origins[0] if transfer.origins else "nowhere"
             spare = f", else {transfer.origins[1]}" if len(transfer.origins) > 1 else ""
             lines.append(
-                f"  layer {transfer.layer} expert {transfer.expert} -> rank {transfer.rank} slot {transfer.slot} "
-                f"from {source}{spare}"
+                f"  layer {transfer.layer} expert {transfer.expert} -> rank {transfer.rank} "
+                f"slot {transfer.slot} from {source}{spare}"
             )
         if len(self.transfers) > most:
             lines.append(f"  and {len(self.transfers) - most} more")
@@ -237,11 +237,5 @@ def _queue(origin: Origin, reader: int) -> tuple[object, ...]:
 
 
 def _size(nbytes: int) -> str:
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            break
-        value /= 1024
-    else:
-        unit = "TiB"
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    power = min(4, max(0, nbytes.bit_length() - 1) // 10)
+    return f"{nbytes} B" if power == 0 else f"{nbytes / 1024**power:.1f} {'BKMGT'[power]}iB"

@@ -30,7 +30,7 @@ class RoutingTables:
         self.masked = torch.ones((layers, experts), dtype=torch.bool, device=device)
 
     def publish(self, placement: Placement) -> None:
-        """Show ``placement`` to the kernels. Call it between steps; on an error the tables stay as they were."""
+        """Show ``placement`` to the kernels. Call it between steps. An error changes nothing."""
         layers, experts, max_copies = self.logical_to_physical.shape
         slots = self.physical_to_logical.shape[1]
         if (placement.layers, placement.experts) != (layers, experts):

@@ -1,0 +1,255 @@
+"""Carry out a repair plan on one rank: read, verify, fall back, in place.
+
+Every transfer is read straight into its slot, or aside first where the plan says so, and then verified by
+checksum. A source that is gone, fails or sends wrong bytes costs that expert nothing but time: the next
+source of its plan takes over. Sources work in parallel, each one batch at a time; its liveness is checked
+before each batch.
+
+Until ``repair`` returns, the slots it writes hold nothing that may be served: publish routing tables
+afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from eep.errors import EepError, PeerUnreachable
+from eep.experts.checksums import Checksums
+from eep.experts.layout import ExpertLayout, ExpertMemory, checksum
+from eep.experts.repair_plan import Origin, RepairPlan, Tier, Transfer
+from eep.experts.transport import PeerMemory
+
+# Large enough that a batch is worth a request, small enough that little is lost with a source.
+BATCH_BYTES = 64 << 20
+_MOST_WORKERS = 8
+
+
+class SourceLost(EepError):
+    """A source could not deliver. What it was to deliver comes from the next one."""
+
+
+class RepairFailed(EepError):
+    """Some experts could be had from nowhere. The slots that were to hold them must not be served."""
+
+    def __init__(self, message: str, transfers: Sequence[Transfer]) -> None:
+        super().__init__(message)
+        self.transfers = tuple(transfers)
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Expert ``expert`` of ``layer``, at the source's ``slot`` if it has slots, to be read into ``into``."""
+
+    layer: int
+    expert: int
+    slot: int
+    into: list[torch.Tensor]
+
+
+class Reader(Protocol):
+    """One source. Readers of different sources are used by different threads at the same time."""
+
+    def alive(self) -> bool: ...
+
+    def read(self, wants: Sequence[Want]) -> None:
+        """Fill every ``into``, or raise :class:`SourceLost`."""
+
+
+@dataclass
+class PeerReader:
+    """A rank's own memory, or that of a peer, mapped here."""
+
+    layout: ExpertLayout
+    peers: PeerMemory
+    rank: int
+
+    def alive(self) -> bool:
+        return self.peers.alive(self.rank)
+
+    def read(self, wants: Sequence[Want]) -> None:
+        try:
+            theirs = ExpertMemory(self.layout, self.peers.region(self.rank))
+        except PeerUnreachable as error:
+            raise SourceLost(str(error)) from error
+        for want in wants:
+            for target, source in zip(want.into, theirs.pieces(want.layer, want.slot), strict=True):
+                target.copy_(source)
+
+
+@dataclass
+class LocalReader:
+    memory: ExpertMemory
+
+    def alive(self) -> bool:
+        return True
+
+    def read(self, wants: Sequence[Want]) -> None:
+        for want in wants:
+            for target, source in zip(want.into, self.memory.pieces(want.layer, want.slot), strict=True):
+                target.copy_(source)
+
+
+@dataclass
+class RepairReport:
+    """What a repair did: bytes that arrived verified, by tier, and every attempt that failed, in words."""
+
+    bytes_by_tier: Counter[Tier] = field(default_factory=Counter)
+    setbacks: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Job:
+    transfer: Transfer
+    into: list[torch.Tensor]
+    attempt: int = 0
+
+    @property
+    def origin(self) -> Origin:
+        return self.transfer.origins[self.attempt]
+
+
+def repair(
+    plan: RepairPlan,
+    rank: int,
+    memory: ExpertMemory,
+    reader_of: Callable[[Origin], Reader],
+    checksums: Checksums,
+    *,
+    barrier: Callable[[], None] | None = None,
+    timeout: float = 120.0,
+) -> RepairReport:
+    """Do what ``plan``, which is that of all ranks, has for ``rank``; then every expert is there, verified.
+
+    ``reader_of`` opens a source and may raise :class:`SourceLost`. ``barrier`` waits until all ranks of the
+    plan have called it, and is needed when ``plan.needs_barrier``. If it raises, no slot has been written
+    yet.
+    """
+    mine = plan.of(rank)
+    _check(plan, mine, checksums, barrier)
+    deadline = time.monotonic() + timeout
+    report = RepairReport()
+    aside = []
+    for transfer in mine.transfers:
+        if transfer.staged:
+            pieces = memory.pieces(transfer.layer, transfer.slot)
+            aside.append(_Job(transfer, [torch.empty_like(piece) for piece in pieces]))
+    _run(aside, memory, reader_of, checksums, report, deadline)
+    if plan.needs_barrier and barrier is not None:
+        barrier()
+    direct = [_Job(t, memory.pieces(t.layer, t.slot)) for t in mine.transfers if not t.staged]
+    for job in aside:
+        for target, source in zip(
+            memory.pieces(job.transfer.layer, job.transfer.slot), job.into, strict=True
+        ):
+            target.copy_(source)
+    _run(direct, memory, reader_of, checksums, report, deadline)
+    return report
+
+
+def _check(
+    plan: RepairPlan, mine: RepairPlan, checksums: Checksums, barrier: Callable[[], None] | None
+) -> None:
+    if plan.needs_barrier and barrier is None:
+        raise ValueError(
+            "this plan overwrites slots that other ranks read from: pass a barrier over all its ranks"
+        )
+    if mine.unreachable:
+        raise RepairFailed(_nowhere(mine.unreachable), mine.unreachable)
+    unknown = [t for t in mine.transfers if not checksums.known[t.layer, t.expert]]
+    if unknown:
+        raise ValueError(
+            f"no checksum is known for expert {unknown[0].expert} of layer {unknown[0].layer} "
+            f"({len(unknown)} such experts): take them when the model is loaded"
+        )
+
+
+def _run(
+    jobs: list[_Job],
+    memory: ExpertMemory,
+    reader_of: Callable[[Origin], Reader],
+    checksums: Checksums,
+    report: RepairReport,
+    deadline: float,
+) -> None:
+    """Work through ``jobs``, all sources at once, until each is done or has run out of sources."""
+    if not jobs:
+        return
+    waiting: defaultdict[tuple[Tier, int, str], deque[_Job]] = defaultdict(deque)
+    for job in jobs:
+        waiting[_source(job.origin)].append(job)
+    size = memory.layout.expert_bytes
+    running: dict[Future[list[str | None]], list[_Job]] = {}
+    failed: list[Transfer] = []
+    pool = ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="eep-repair")
+    try:
+        while running or any(waiting.values()):
+            busy = {_source(batch[0].origin) for batch in running.values()}
+            for source, queue in waiting.items():
+                if queue and source not in busy:
+                    batch = [queue.popleft() for _ in range(min(len(queue), max(1, BATCH_BYTES // size)))]
+                    running[pool.submit(_fetch, batch, reader_of, checksums)] = batch
+            done, _ = wait(
+                running, timeout=max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED
+            )
+            if not done:
+                stuck = [job.transfer for batch in running.values() for job in batch]
+                where = ", ".join(sorted({str(batch[0].origin) for batch in running.values()}))
+                raise RepairFailed(f"{where} did not deliver {len(stuck)} experts before the timeout", stuck)
+            for future in done:
+                for job, trouble in zip(running.pop(future), future.result(), strict=True):
+                    if trouble is None:
+                        report.bytes_by_tier[job.origin.tier] += size
+                        continue
+                    report.setbacks.append(trouble)
+                    job.attempt += 1
+                    if job.attempt < len(job.transfer.origins):
+                        waiting[_source(job.origin)].append(job)
+                    else:
+                        failed.append(job.transfer)
+    finally:
+        # A source that is stuck keeps its thread, not us; the error above says that its slots must not be
+        # served.
+        pool.shutdown(wait=False, cancel_futures=True)
+    if failed:
+        raise RepairFailed(f"{_nowhere(failed)} Last: {report.setbacks[-1]}", failed)
+
+
+def _fetch(
+    batch: list[_Job], reader_of: Callable[[Origin], Reader], checksums: Checksums
+) -> list[str | None]:
+    """Read and verify a batch from its source; for each job, what went wrong, if anything."""
+    origin = batch[0].origin
+    try:
+        reader = reader_of(origin)
+        if not reader.alive():
+            raise SourceLost(f"{origin} is gone")
+        reader.read([Want(j.transfer.layer, j.transfer.expert, j.origin.slot, j.into) for j in batch])
+    except SourceLost as error:
+        return [
+            f"layer {j.transfer.layer} expert {j.transfer.expert} from {j.origin}: {error}" for j in batch
+        ]
+    return [
+        None
+        if checksums.matches(j.transfer.layer, j.transfer.expert, checksum(j.into))
+        else f"layer {j.transfer.layer} expert {j.transfer.expert} from {j.origin}: wrong checksum"
+        for j in batch
+    ]
+
+
+def _source(origin: Origin) -> tuple[Tier, int, str]:
+    return origin.tier, origin.rank, origin.backup
+
+
+def _nowhere(transfers: Sequence[Transfer]) -> str:
+    first = transfers[0]
+    return (
+        f"{len(transfers)} experts could be had from no source, among them expert {first.expert} of layer "
+        f"{first.layer}: start a backup service, name a checkpoint, or mask these experts."
+    )
