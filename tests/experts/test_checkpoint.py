@@ -19,7 +19,8 @@ transformers = pytest.importorskip("transformers", reason="checkpoints are made 
 
 COMMON = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32, "num_experts_per_tok": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32,
+    "num_experts_per_tok": 2,
 }  # fmt: skip
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
 DEEPSEEK = {**COMMON, **LATENT, "moe_intermediate_size": 8, "n_routed_experts": 4, "first_k_dense_replace": 1}
@@ -126,7 +127,7 @@ def test_a_user_can_add_a_family(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
     assert torch.equal(
         read(CheckpointReader(tmp_path), 1, 2)["w2_weight"], saved["blocks.layers.1.moe.out"][2]
     )
-    with pytest.raises(ValueError, match="needs a .layer"):
+    with pytest.raises(ValueError, match=r"needs a .layer"):
         Family("bad", {"w13_weight": ("experts",)})
 
 
@@ -147,7 +148,7 @@ def test_only_the_layers_asked_for_are_used(tmp_path: pathlib.Path) -> None:
 
 def test_damage_is_found_before_it_is_used(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "model.safetensors"
-    with pytest.raises(FileNotFoundError, match="has no .*safetensors files"):
+    with pytest.raises(FileNotFoundError, match="safetensors files; name the directory"):
         CheckpointReader(tmp_path)
     saved = fused()
     del saved["model.layers.1.mlp.experts.down_proj"]
