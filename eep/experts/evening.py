@@ -22,7 +22,7 @@ def even_out(
     host_of = cluster.host[rank_of]
     speed = cluster.weight
     served = slot_loads(slot_expert, load, copies(slot_expert, experts))
-    owned = holds(slot_expert, experts, size).astype(bool)
+    owned = holds(slot_expert, experts, size)
     on_host = np.stack([owned[:, cluster.host == host].any(axis=1) for host in range(cluster.hosts)], axis=1)
     movable = movable & (slot_expert != EMPTY)
     rows = np.flatnonzero(movable.any(axis=1))

@@ -35,7 +35,7 @@ def margin(placement: Placement, active: Sequence[int], topology: Sequence[int])
             f"the placement is for {placement.max_ranks} ranks; active ranks {ranks.tolist()} and "
             f"a topology of {len(topology)} do not fit it"
         )
-    owned = holds(placement.physical_to_logical, placement.experts, placement.slots_per_rank)[:, ranks] > 0
+    owned = holds(placement.physical_to_logical, placement.experts, placement.slots_per_rank)[:, ranks]
     served = owned.any(axis=1)
     # The last rank cannot go, even when it holds nothing: somebody must be left to serve.
     several = len(ranks) > 1

@@ -64,13 +64,14 @@ def rank_loads(slot_expert: IntArray, load: FloatArray, count: IntArray, slots_p
     return np.asarray(served.reshape(len(served), -1, slots_per_rank).sum(axis=2))
 
 
-def holds(slot_expert: IntArray, experts: int, slots_per_rank: int) -> IntArray:
-    """How many copies of each expert each rank has: ``[layers, ranks, experts]``."""
+def holds(slot_expert: IntArray, experts: int, slots_per_rank: int) -> BoolArray:
+    """Which rank has which expert: ``[layers, ranks, experts]``."""
     layers, slots = slot_expert.shape
     ranks = slots // slots_per_rank
     row, slot = np.nonzero(slot_expert != EMPTY)
-    flat = (row * ranks + slot // slots_per_rank) * experts + slot_expert[row, slot]
-    return np.bincount(flat, minlength=layers * ranks * experts).reshape(layers, ranks, experts)
+    owned = np.zeros((layers, ranks, experts), dtype=bool)
+    owned[row, slot // slots_per_rank, slot_expert[row, slot]] = True
+    return owned
 
 
 def without_twins(slot_expert: IntArray, slots_per_rank: int) -> IntArray:
@@ -100,7 +101,7 @@ def evict(
     layers, experts = load.shape
     count = copies(slot_expert, experts)
     slots, there = _surplus(slot_expert, count)
-    expert = np.take_along_axis(slot_expert, slots, axis=1)
+    expert = np.maximum(np.take_along_axis(slot_expert, slots, axis=1), 0)
     rank = slots // cluster.slots_per_rank
     speed = cluster.weight[rank]
     alone = np.where(count == 1, load, 0.0)
@@ -163,7 +164,7 @@ def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Clu
     owned = holds(slot_expert, experts, cluster.slots_per_rank)
     on_host = np.zeros((layers, cluster.hosts, experts), dtype=bool)
     for rank, host in enumerate(cluster.host):
-        on_host[:, host] |= owned[:, rank] > 0
+        on_host[:, host] |= owned[:, rank]
     free = (slot_expert == EMPTY).reshape(layers, cluster.ranks, -1).sum(axis=2)
     busy = rank_loads(slot_expert, load, count, cluster.slots_per_rank)
     share = load / np.maximum(count, 1)
@@ -181,7 +182,7 @@ def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Clu
         rows = np.flatnonzero(length > turn)
         item = expert[first[rows] + turn]
         pressure = (busy[rows] + share[rows, item][:, None]) / cluster.weight
-        possible = (free[rows] > 0) & (owned[rows, :, item] == 0)
+        possible = (free[rows] > 0) & ~owned[rows, :, item]
         near = on_host[rows, :, item]
         elsewhere = possible & ~near[:, cluster.host]
         # The second host is worth an uneven rank, since it saves the expert when a host is lost. A third is
@@ -193,14 +194,16 @@ def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Clu
         fits = possible[np.arange(len(rows)), rank]
         rows, item, rank = rows[fits], item[fits], rank[fits]
         _settle(slot_expert, rows, rank, item, cluster.slots_per_rank)
-        owned[rows, rank, item] = 1
+        owned[rows, rank, item] = True
         on_host[rows, cluster.host[rank], item] = True
         free[rows, rank] -= 1
         busy[rows, rank] += share[rows, item]
     _fill(slot_expert, load, owned, free, cluster)
 
 
-def _fill(slot_expert: IntArray, load: FloatArray, owned: IntArray, free: IntArray, cluster: Cluster) -> None:
+def _fill(
+    slot_expert: IntArray, load: FloatArray, owned: BoolArray, free: IntArray, cluster: Cluster
+) -> None:
     """Leave no slot empty that could hold an expert its rank does not have."""
     count = owned.sum(axis=1)
     while True:
@@ -209,14 +212,14 @@ def _fill(slot_expert: IntArray, load: FloatArray, owned: IntArray, free: IntArr
         if not len(rows):
             return
         rank = rank[first]
-        possible = (owned[rows, rank] == 0) & (count[rows] < cluster.max_copies) & (count[rows] > 0)
+        possible = ~owned[rows, rank] & (count[rows] < cluster.max_copies) & (count[rows] > 0)
         share = np.where(possible, load[rows] / np.maximum(count[rows], 1), -1.0)
         expert = share.argmax(axis=1)
         fits = share[np.arange(len(rows)), expert] >= 0
         free[rows[~fits], rank[~fits]] = 0
         rows, rank, expert = rows[fits], rank[fits], expert[fits]
         _settle(slot_expert, rows, rank, expert, cluster.slots_per_rank)
-        owned[rows, rank, expert] = 1
+        owned[rows, rank, expert] = True
         count[rows, expert] += 1
         free[rows, rank] -= 1
 

@@ -163,7 +163,11 @@ def plan(
     if extra_moves == math.inf:
         after = from_scratch(before, demand, missing, cluster)
     else:
-        after = retain(before, demand, missing, cluster)
+        # Layers that lost nothing and have no slot to fill stay as they are.
+        rows = np.flatnonzero(fewest_moves(before, experts))
+        after = before.copy()
+        if len(rows):
+            after[rows] = retain(before[rows], demand[rows], missing[rows], cluster)
         spend(int(extra_moves * fewest_moves(before, experts).sum()), after, demand, cluster)
     table = np.full((layers, len(topology) * slots_per_rank), EMPTY, dtype=np.int64)
     table[:, columns] = after

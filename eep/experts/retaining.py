@@ -68,7 +68,7 @@ def retain(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cl
 
     count = copies(after, experts) + uncovered
     has_room = (after == EMPTY).reshape(len(after), cluster.ranks, -1).any(axis=2)
-    owned = holds(after, experts, cluster.slots_per_rank) > 0
+    owned = holds(after, experts, cluster.slots_per_rank)
     # A further copy needs a rank with room that does not hold the expert yet.
     limit = np.minimum((has_room[:, :, None] | owned).sum(axis=1), cluster.max_copies)
     wanted = (after == EMPTY).sum(axis=1) - number
