@@ -42,7 +42,8 @@ class CheckpointReader:
         family: str | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
-        stored = index(pathlib.Path(directory))
+        self.directory = pathlib.Path(directory)
+        stored = index(self.directory)
         if family is not None and family not in FAMILIES:
             raise ValueError(f"unknown model family {family!r}; known are {', '.join(FAMILIES)}")
         self.family = FAMILIES[family] if family else detect(stored)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from eep.experts.packing import EMPTY, BoolArray, Cluster, FloatArray, IntArray, copies, holds, slot_loads
+from eep.experts.packing import (
+    EMPTY,
+    BoolArray,
+    Cluster,
+    FloatArray,
+    IntArray,
+    copies,
+    holds,
+    padded,
+    slot_loads,
+)
 
 
 def even_out(
@@ -17,47 +27,46 @@ def even_out(
     is done. No exchange puts two copies of an expert on one rank, or onto one host where they were apart.
     """
     experts = load.shape[1]
-    size = cluster.slots_per_rank
-    rank_of = np.arange(slot_expert.shape[1]) // size
-    host_of = cluster.host[rank_of]
-    speed = cluster.weight
+    size, speed = cluster.slots_per_rank, cluster.weight
     served = slot_loads(slot_expert, load, copies(slot_expert, experts))
     owned = holds(slot_expert, experts, size)
     on_host = np.stack([owned[:, cluster.host == host].any(axis=1) for host in range(cluster.hosts)], axis=1)
     movable = movable & (slot_expert != EMPTY)
+    slots, there = padded(movable)
     rows = np.flatnonzero(movable.any(axis=1))
     for _ in range(rounds):
         if not len(rows):
             return
+        at, row = np.arange(len(rows)), rows[:, None]
         busy = served[rows].reshape(len(rows), cluster.ranks, size).sum(axis=2)
         worst = (busy / speed).argmax(axis=1)
-        at = np.arange(len(rows))
         mine = worst[:, None] * size + np.arange(size)
-        my_expert, my_load = slot_expert[rows[:, None], mine], served[rows[:, None], mine]
-        expert = np.maximum(slot_expert[rows], 0)
+        my_expert, my_load = np.maximum(slot_expert[row, mine], 0), served[row, mine]
+        theirs = slots[rows]
+        expert, rank = np.maximum(slot_expert[row, theirs], 0), theirs // size
+        host, my_host = cluster.host[rank], cluster.host[worst]
 
-        # One row per layer, one line per slot of its busiest rank, one column per slot that it might exchange
-        # with.
-        shift = my_load[:, :, None] - served[rows][:, None, :]
+        # One row per layer, one line per slot of its busiest rank, one column per slot to exchange with.
+        shift = my_load[:, :, None] - served[row, theirs][:, None, :]
         after_mine = (busy[at, worst][:, None, None] - shift) / speed[worst][:, None, None]
-        after_theirs = (busy[:, rank_of][:, None, :] + shift) / speed[rank_of]
+        after_theirs = (busy[at[:, None], rank][:, None, :] + shift) / speed[rank][:, None, :]
         result = np.maximum(after_mine, after_theirs)
 
-        i_may_come = ~owned[rows[:, None], :, np.maximum(my_expert, 0)][:, :, rank_of]
-        they_may_come = ~owned[rows, worst][at[:, None], expert]
-        same_host = host_of == cluster.host[worst][:, None]
-        i_stay_apart = ~on_host[rows[:, None], :, np.maximum(my_expert, 0)][:, :, host_of]
-        they_stay_apart = ~on_host[rows, cluster.host[worst]][at[:, None], expert]
-        allowed = i_may_come & (i_stay_apart | same_host[:, None, :])
-        allowed &= (they_may_come & (they_stay_apart | same_host) & movable[rows])[:, None, :]
-        allowed &= movable[rows[:, None], mine][:, :, None]
+        same_host = host == my_host[:, None]
+        line, column = rows[:, None, None], my_expert[:, :, None]
+        i_may_go = ~owned[line, rank[:, None, :], column]
+        i_may_go &= ~on_host[line, host[:, None, :], column] | same_host[:, None, :]
+        they_may_come = ~owned[row, worst[:, None], expert]
+        they_may_come &= ~on_host[row, my_host[:, None], expert] | same_host
+        allowed = i_may_go & (they_may_come & there[rows])[:, None, :] & movable[row, mine][:, :, None]
 
         result = np.where(allowed, result, np.inf).reshape(len(rows), -1)
         best = result.argmin(axis=1)
         helps = result[at, best] < (busy / speed)[at, worst] * (1 - 1e-9)
-        rows, best, worst = rows[helps], best[helps], worst[helps]
-        here, there = worst * size + best // slot_expert.shape[1], best % slot_expert.shape[1]
-        _exchange(slot_expert, served, owned, on_host, rows, here, there, cluster)
+        line_of, column_of = best // theirs.shape[1], best % theirs.shape[1]
+        here, other = mine[at, line_of][helps], theirs[at, column_of][helps]
+        rows = rows[helps]
+        _exchange(slot_expert, served, owned, on_host, rows, here, other, cluster)
 
 
 def _exchange(

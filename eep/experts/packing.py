@@ -100,7 +100,8 @@ def evict(
         return
     layers, experts = load.shape
     count = copies(slot_expert, experts)
-    slots, there = _surplus(slot_expert, count)
+    surplus = (slot_expert != EMPTY) & (np.take_along_axis(count, np.maximum(slot_expert, 0), axis=1) > 1)
+    slots, there = padded(surplus)
     expert = np.maximum(np.take_along_axis(slot_expert, slots, axis=1), 0)
     rank = slots // cluster.slots_per_rank
     speed = cluster.weight[rank]
@@ -109,25 +110,44 @@ def evict(
     expert_at = expert + np.arange(layers)[:, None] * experts
     rank_at = rank + np.arange(layers)[:, None] * cluster.ranks
     weight_of = np.take_along_axis(load, expert, axis=1)
-    for turn in range(int(victims.max())):
+    left = victims.copy()
+    while left.any():
         # Padding and copies that are gone serve nothing; they must not count as holders either.
         others = count.ravel()[expert_at] - 1
         served = np.where(there, weight_of / np.maximum(others + 1, 1), 0.0)
-        busy = steady + np.bincount(rank_at.ravel(), served.ravel(), minlength=steady.size).reshape(
-            steady.shape
-        )
-        pressure = busy.ravel()[rank_at] / speed
+        busy = np.bincount(rank_at.ravel(), served.ravel(), minlength=steady.size).reshape(steady.shape)
+        pressure = (steady + busy).ravel()[rank_at] / speed
         around = np.bincount(expert_at.ravel(), np.where(there, pressure, 0.0).ravel(), minlength=load.size)
         handed_over = served / np.maximum(others, 1)
         spread = handed_over * (2 * (around[expert_at] - pressure) + handed_over * others)
         change = incoming[:, None] - served
         cost = change * (2 * pressure + change / speed) + spread
-        choice = np.where(there & (others > 0), cost, np.inf).argmin(axis=1)
-        rows = np.flatnonzero(victims > turn)
-        choice = choice[rows]
+        cost = np.where(there & (others > 0), cost, np.inf)
+
+        # Many at a time while there are many to go: those that have nothing to do with each other.
+        number = max(1, int(left.max()) // 16)
+        best = (
+            np.argsort(cost, axis=1, kind="stable")[:, :number]
+            if number > 1
+            else cost.argmin(axis=1)[:, None]
+        )
+        chosen = np.isfinite(np.take_along_axis(cost, best, axis=1)) & _unrelated(expert, best)
+        chosen &= _unrelated(rank, best)
+        chosen &= np.cumsum(chosen, axis=1) <= left[:, None]
+        assert chosen.any(), "there are not as many surplus copies as victims"
+        rows, column = np.nonzero(chosen)
+        choice = best[rows, column]
         slot_expert[rows, slots[rows, choice]] = EMPTY
         count[rows, expert[rows, choice]] -= 1
         there[rows, choice] = False
+        left -= chosen.sum(axis=1)
+
+
+def _unrelated(value: IntArray, best: IntArray) -> BoolArray:
+    """Whether the value of each of the ``best`` is none that an earlier one has."""
+    mine = np.take_along_axis(value, best, axis=1)
+    twins = mine[:, :, None] == mine[:, None, :]
+    return np.asarray(~np.tril(twins, k=-1).any(axis=2))
 
 
 def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntArray) -> IntArray:
@@ -233,9 +253,8 @@ def _settle(
     slot_expert[rows, rank * slots_per_rank + column] = expert
 
 
-def _surplus(slot_expert: IntArray, count: IntArray) -> tuple[IntArray, BoolArray]:
-    """The slots whose expert has several copies, padded to one width, and which of them are not padding."""
-    surplus = (slot_expert != EMPTY) & (np.take_along_axis(count, np.maximum(slot_expert, 0), axis=1) > 1)
-    width = max(1, int(surplus.sum(axis=1).max(initial=0)))
-    slots = np.argsort(~surplus, axis=1, kind="stable")[:, :width]
-    return slots, np.take_along_axis(surplus, slots, axis=1)
+def padded(mask: BoolArray) -> tuple[IntArray, BoolArray]:
+    """The columns where ``mask`` is set, ascending and filled up to one width; and which are no filling."""
+    width = max(1, int(mask.sum(axis=1).max(initial=0)))
+    columns = np.argsort(~mask, axis=1, kind="stable")[:, :width]
+    return columns, np.take_along_axis(mask, columns, axis=1)
