@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+from eplb_greedy import eplb_greedy
+from provenance import provenance
+from tiers import measure_tiers
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from bench.eplb_greedy import eplb_greedy
-from bench.tiers import measure_tiers
 from eep.experts.placement import Placement, moves, plan
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -164,27 +160,6 @@ def growth_rows(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", "eep", "bench/*.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit + (" with changes" if changed else ""),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "load_average_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     def text(value: Any) -> str:
         if value is None:
@@ -204,12 +179,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cases")
     quick = parser.parse_args().quick
-    about = machine()
+    about = provenance()
     sections = {
         "Planner after a loss, 9 slots per rank (256 + 32 experts, 32 ranks, 58 layers)": planner_rows(9),
         "Planner after a loss, 18 slots per rank (room for the loss of half the ranks)": planner_rows(18),

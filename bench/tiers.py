@@ -39,7 +39,7 @@ _VIEW = View(1, (0, 1), (0, 0))
 
 _OTHER_RANK = """
 import pathlib, sys
-from bench.tiers import fill, layout
+from tiers import fill, layout
 from eep.experts.layout import ExpertMemory
 from eep.experts.transport import RegionServer, as_tensor
 from eep.memory.shm import SharedMemory
@@ -76,10 +76,8 @@ def measure_tiers(experts: int, times: int = 5) -> list[dict[str, Any]]:
     full = Placement(np.arange(experts)[None], experts, experts)
     sums = Checksums.of_rank(memory, full, 0)
     total = experts * shape.expert_bytes
-    plain = _rate(total, times, lambda: torch.empty(total, dtype=torch.uint8).copy_(memory.region[:total]))
     target = torch.zeros(total, dtype=torch.uint8)
     rows = [_row("plain copy", _rate(total, times, lambda: target.copy_(memory.region[:total])), total)]
-    rows.append(_row("plain copy into fresh memory", plain, total))
     rows.append(_row("checksum alone", _rate(total, times, lambda: checksum([memory.region[:total]])), total))
     with _sources(shape, experts, shared, full, sums) as (reader_of, backups):
         for name, tier in (
@@ -113,9 +111,7 @@ def _repair_work(
     before = Placement(np.concatenate([empty, there], axis=1), experts, experts)
     after = Placement(np.concatenate([everything, there], axis=1), experts, experts)
     held = backups if tier is Tier.DRAM else None
-    steps = plan_repair(
-        before, after, [0, 1], [0, 0], shape.expert_bytes, backups=held, disk=tier is Tier.DISK
-    )
+    steps = plan_repair(before, after, [0, 1], [0, 0], shape.expert_bytes, backups=held, disk=tier is Tier.DISK)
     mine = ExpertMemory(shape, torch.zeros(shape.region_bytes, dtype=torch.uint8))
 
     def work() -> None:
@@ -141,8 +137,7 @@ def _forget(reader: Reader) -> None:
 def _sources(
     shape: ExpertLayout, experts: int, shared: SharedMemory, full: Placement, sums: Checksums
 ) -> Iterator[tuple[Callable[[Origin], Reader], dict[str, Backup]]]:
-    root = str(pathlib.Path(__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.ExitStack() as stack:
         where = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eep-bench-")))
         memory = ExpertMemory(shape, as_tensor(shared))
@@ -151,9 +146,7 @@ def _sources(
         disk = CheckpointReader(where)
 
         command = [sys.executable, "-c", _OTHER_RANK, str(where), str(experts)]
-        rank = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         stack.callback(lambda: (rank.kill(), rank.communicate()))
         assert rank.stdout is not None
         assert rank.stdout.readline() == "ready\n"

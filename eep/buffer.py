@@ -246,9 +246,7 @@ class Buffer:
 
     def dispatch_recv(self, sent: Sent) -> RankTokens | ExpertTokens:
         """The second half of :meth:`dispatch`."""
-        self._check_open()
-        tensors = self._tensors[sent.channel]
-        tokens = tensors.rank_tokens(sent) if self.layout == "rank" else tensors.expert_tokens(sent)
+        tokens = self.tokens_of(sent)
         args = native.DispatchRecvArgs(
             count=tokens.rank_counts.data_ptr(),
             topk=sent.topk_idx.shape[1],
@@ -265,6 +263,11 @@ class Buffer:
         self._call(self._library.eep_dispatch_recv(self._context, args, None))
         return tokens
 
+    def tokens_of(self, sent: Sent) -> RankTokens | ExpertTokens:
+        """Where what the others dispatched lies: always the same tensors for a channel."""
+        self._check_open()
+        return self._tensors[sent.channel].tokens(sent)
+
     def combine_input(self, channel: int = 0) -> torch.Tensor:
         """Where experts may write their output for :meth:`combine`, after a dispatch; in the ``rank`` layout this is the
         memory that the peers read."""
@@ -275,9 +278,7 @@ class Buffer:
         """The first half of :meth:`combine`."""
         self._check_open()
         self._check_tensor("x", x, tuple(tokens.x.shape), (self.combine_dtype,))
-        args = native.CombineSendArgs(
-            x.data_ptr(), topk=tokens.sent.topk_idx.shape[1], channel=tokens.sent.channel
-        )
+        args = native.CombineSendArgs(x.data_ptr(), topk=tokens.sent.topk_idx.shape[1], channel=tokens.sent.channel)
         if isinstance(tokens, ExpertTokens):
             args.src_info, args.layout_range = tokens.src_info.data_ptr(), tokens.layout_range.data_ptr()
         self._call(self._library.eep_combine_send(self._context, args, None))
@@ -290,9 +291,7 @@ class Buffer:
             out = torch.empty(tokens, self.hidden, dtype=self.combine_dtype)
         self._check_tensor("out", out, (tokens, self.hidden), (self.combine_dtype,))
         weights = None if sent.topk_weights is None else sent.topk_weights.data_ptr()
-        args = native.CombineRecvArgs(
-            out.data_ptr(), sent.topk_idx.data_ptr(), weights, tokens, topk, sent.channel
-        )
+        args = native.CombineRecvArgs(out.data_ptr(), sent.topk_idx.data_ptr(), weights, tokens, topk, sent.channel)
         self._call(self._library.eep_combine_recv(self._context, args, None))
         return out
 
@@ -350,5 +349,3 @@ def find_buffer(buffer_id: int) -> Buffer:
 def _choose(name: str, value: str, choices: Mapping[str, int]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-

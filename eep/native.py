@@ -29,21 +29,19 @@ _ERRORS: dict[int, type[Exception]] = {-1: ValueError, -2: EepError, -3: EpochRe
 class Shape(ctypes.Structure):
     """What all ranks of an instance must agree on: sizes and types."""
 
-    _fields_ = tuple(
-        (name, c_uint32)
-        for name in (
-            "max_ranks",
-            "max_tokens",
-            "hidden",
-            "max_topk",
-            "local_experts",
-            "layout",
-            "wire_type",
-            "combine_type",
-            "channels",
-            "reserved",
-        )
+    NAMES = (
+        "max_ranks",
+        "max_tokens",
+        "hidden",
+        "max_topk",
+        "local_experts",
+        "layout",
+        "wire_type",
+        "combine_type",
+        "channels",
+        "reserved",
     )
+    _fields_ = tuple((name, c_uint32) for name in NAMES)
 
 
 class RegionLayout(ctypes.Structure):
@@ -150,6 +148,7 @@ _PROTOTYPES = {
     "eep_combine_recv": (c_int, (c_void_p, POINTER(CombineRecvArgs), c_void_p)),
     "eep_barrier": (c_int, (c_void_p, c_uint64, c_void_p)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
+    "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_reset": (None, (POINTER(ControlPage),)),
     "eep_revoke": (None, (c_void_p, c_uint64)),
     "eep_fault_count": (c_uint32, ()),

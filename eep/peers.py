@@ -59,9 +59,7 @@ class Peers:
         self._mappings = threading.Lock()
         self._listener = Listener(claim, shape, region, control, lambda: self.view)
 
-    def connect(
-        self, ranks: Iterable[int], epoch: int | None, incarnations: Mapping[int, int], timeout: float
-    ) -> View:
+    def connect(self, ranks: Iterable[int], epoch: int | None, incarnations: Mapping[int, int], timeout: float) -> View:
         """Maps ``ranks`` and lets them in, this rank among them."""
         deadline = time.monotonic() + timeout
         joining = {self._claim.rank: self._claim.incarnation}
@@ -124,9 +122,7 @@ class Peers:
             for rank, incarnation in self._rendezvous.claimed_ranks().items():
                 if rank != me[0]:
                     try:
-                        offer = fetch(
-                            self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes
-                        )
+                        offer = fetch(self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes)
                     except PeerUnreachable:
                         continue  # a rank that is just coming or going has no say
                     views[rank] = offer.view
@@ -161,9 +157,7 @@ class Peers:
         return self._listener.refused
 
     def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer:
-        return fetch_when_there(
-            self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes, deadline
-        )
+        return fetch_when_there(self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes, deadline)
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._shape.max_ranks:
@@ -194,11 +188,7 @@ class Peers:
             known = max(view.incarnations[rank], 0)
             wanted = {
                 "active": int(is_active),
-                "transport": TRANSPORT_NONE
-                if not is_active
-                else TRANSPORT_LOCAL
-                if is_self
-                else TRANSPORT_MAPPED,
+                "transport": TRANSPORT_NONE if not is_active else TRANSPORT_LOCAL if is_self else TRANSPORT_MAPPED,
                 "incarnation": known,
                 "slot": slot_of(rank, known, self._shape.max_ranks),
                 "region": (self._region.address if offer is None else offer.region.address) if is_active else 0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from eep.memory.shm import SharedMemory
-from eep.native import SCALE_GROUP, TYPES, RegionLayout, Shape
+from eep.native import LAYOUTS, SCALE_GROUP, TYPES, RegionLayout, Shape
 
 ROW_DTYPES = {
     "f32": torch.float32,
@@ -73,16 +73,17 @@ class ExpertTokens:
 
 
 class ChannelTensors:
-    """The tensors of one channel, made once."""
+    """The tensors of one channel and every view of them that a dispatch gives, made once."""
 
     def __init__(self, shape: Shape, at: RegionLayout, region: SharedMemory, channel: int) -> None:
         self._shape = shape
         self._at = at
-        self._bytes = torch.frombuffer(region.map, dtype=torch.uint8)
+        self._map = region.map
         self._start = channel * at.channel_bytes
-        self.rank_counts = torch.zeros(shape.max_ranks, dtype=torch.int32)
+        self._rank_counts = torch.zeros(shape.max_ranks, dtype=torch.int32)
         combine_dtype = ROW_DTYPES[WIRE_NAMES[shape.combine_type]]
-        if shape.layout == 0:
+        self._views: dict[tuple[str, int], tuple[torch.Tensor | None, ...]] = {}
+        if shape.layout == LAYOUTS["rank"]:
             rows = at.slots * shape.max_tokens
             self._topk_idx = torch.full((rows * shape.max_topk,), -1, dtype=torch.int32)
             self._topk_weights = torch.zeros(rows * shape.max_topk)
@@ -92,49 +93,48 @@ class ChannelTensors:
             # Never written before a dispatch says which rows count; the memory is not even there until then.
             self._packed = torch.empty(experts * rows * at.row_bytes, dtype=torch.uint8)
             self._packed_scales = torch.empty(experts * rows * at.scale_bytes, dtype=torch.uint8)
-            self.expert_counts = torch.zeros(experts, dtype=torch.int32)
-            self.src_info = torch.zeros(experts, rows, dtype=torch.int32)
-            self.layout_range = torch.zeros(experts, shape.max_ranks, dtype=torch.int64)
+            self._expert_counts = torch.zeros(experts, dtype=torch.int32)
+            self._src_info = torch.zeros(experts, rows, dtype=torch.int32)
+            self._layout_range = torch.zeros(experts, shape.max_ranks, dtype=torch.int64)
             self.outbox = torch.empty(experts, rows, shape.hidden, dtype=combine_dtype)
+        for topk in range(1, shape.max_topk + 1):
+            self._view(WIRE_NAMES[shape.wire_type], topk)
 
-    def rank_tokens(self, sent: Sent) -> RankTokens:
+    def tokens(self, sent: Sent) -> RankTokens | ExpertTokens:
+        """Where the tokens that others send lie."""
+        kind = RankTokens if self._shape.layout == LAYOUTS["rank"] else ExpertTokens
+        return kind(sent, *self._view(sent.wire, sent.topk_idx.shape[1]))  # type: ignore[arg-type]
+
+    def _view(self, wire: str, topk: int) -> tuple[torch.Tensor | None, ...]:
+        if (wire, topk) not in self._views:
+            by_rank = self._shape.layout == LAYOUTS["rank"]
+            self._views[wire, topk] = self._rank_view(wire, topk) if by_rank else self._expert_view(wire)
+        return self._views[wire, topk]
+
+    def _rank_view(self, wire: str, topk: int) -> tuple[torch.Tensor | None, ...]:
         shape, at = self._shape, self._at
-        rows, topk = at.slots * shape.max_tokens, sent.topk_idx.shape[1]
-        x = self._in_region(at.rows, rows * at.row_bytes).view(ROW_DTYPES[sent.wire]).view(rows, shape.hidden)
+        rows = at.slots * shape.max_tokens
+        x = self._in_region(at.rows, rows * at.row_bytes).view(ROW_DTYPES[wire]).view(rows, shape.hidden)
         scales = None
-        if sent.wire.startswith("fp8"):
-            groups = shape.hidden // SCALE_GROUP
+        if wire.startswith("fp8"):
             scales = self._in_region(at.scales, rows * at.scale_bytes).view(rows, -1)
-            scales = scales[:, :groups] if sent.wire == "fp8_ue8m0" else scales.view(torch.float32)
-        return RankTokens(
-            sent,
-            x,
-            scales,
-            self._topk_idx[: rows * topk].view(rows, topk),
-            self._topk_weights[: rows * topk].view(rows, topk),
-            self.rank_counts,
-        )
+            groups = shape.hidden // SCALE_GROUP
+            scales = scales[:, :groups] if wire == "fp8_ue8m0" else scales.view(torch.float32)
+        idx, weights = (flat[: rows * topk].view(rows, topk) for flat in (self._topk_idx, self._topk_weights))
+        return x, scales, idx, weights, self._rank_counts
 
-    def expert_tokens(self, sent: Sent) -> ExpertTokens:
-        shape = self._shape
-        experts, rows = self.src_info.shape
-        dtype = ROW_DTYPES[sent.wire]
-        x = self._packed[: experts * rows * shape.hidden * dtype.itemsize].view(dtype)
+    def _expert_view(self, wire: str) -> tuple[torch.Tensor | None, ...]:
+        experts, rows = self._src_info.shape
+        dtype, hidden = ROW_DTYPES[wire], self._shape.hidden
+        x = self._packed[: experts * rows * hidden * dtype.itemsize].view(dtype).view(experts, rows, hidden)
         scales = None
-        if sent.wire.startswith("fp8"):
-            packs = sent.wire == "fp8_ue8m0"
-            words = shape.hidden // SCALE_GROUP // (4 if packs else 1)
+        if wire.startswith("fp8"):
+            packs = wire == "fp8_ue8m0"
+            words = hidden // SCALE_GROUP // (4 if packs else 1)
             flat = self._packed_scales[: experts * rows * words * 4].view(torch.int32 if packs else torch.float32)
             scales = flat.view(experts, words, rows).transpose(1, 2)
-        return ExpertTokens(
-            sent,
-            x.view(experts, rows, shape.hidden),
-            scales,
-            self.expert_counts,
-            self.src_info,
-            self.layout_range,
-            self.rank_counts,
-        )
+        return x, scales, self._expert_counts, self._src_info, self._layout_range, self._rank_counts
 
     def _in_region(self, offset: int, size: int) -> torch.Tensor:
-        return self._bytes[self._start + offset : self._start + offset + size]
+        # A storage of its own, though the memory is one: operators may not return tensors that share a storage.
+        return torch.frombuffer(self._map, dtype=torch.uint8, offset=self._start + offset, count=size)

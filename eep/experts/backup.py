@@ -118,9 +118,7 @@ class BackupService:
         for rank in ranks.values():
             numbers = rank.slot_numbers()
             live.setdefault(rank.host, np.zeros(number, dtype=bool))[numbers[numbers != EMPTY]] = True
-        known = {
-            name: Service(record.host, _mask(record.addresses(), number)) for name, record in services.items()
-        }
+        known = {name: Service(record.host, _mask(record.addresses(), number)) for name, record in services.items()}
         only = only_hosts(live, number) if live else np.full(number, NOWHERE, dtype=np.int64)
         return np.flatnonzero(share(self.options.name, known, only, self.options.replicas))
 
@@ -190,9 +188,7 @@ def serve(service: BackupService, stop: threading.Event, retry: float = 1.0) -> 
             try:
                 added = service.refresh()
                 if added:
-                    service.tell(
-                        f"backup {service.options.name} now keeps {service.used_bytes / 2**30:.2f} GiB"
-                    )
+                    service.tell(f"backup {service.options.name} now keeps {service.used_bytes / 2**30:.2f} GiB")
             except BackupTooLarge as error:
                 if not service.used_bytes:
                     raise

@@ -25,9 +25,7 @@ class LiveParameters:
     its checksum.
     """
 
-    def __init__(
-        self, registry: Registry, engine: Engine, rank: int, host: int, memory: SharedMemory
-    ) -> None:
+    def __init__(self, registry: Registry, engine: Engine, rank: int, host: int, memory: SharedMemory) -> None:
         self._registry = registry
         self._engine = engine
         self._rank = rank
@@ -118,9 +116,7 @@ class BackupReader:
         for want in wants:
             address = addresses.get(want.layer * self._shape.experts + want.expert)
             if address is None or tuple(piece.numel() for piece in want.into) != self._shape.tensor_bytes:
-                raise SourceLost(
-                    f"backup {self._name} does not hold expert {want.expert} of layer {want.layer}"
-                )
+                raise SourceLost(f"backup {self._name} does not hold expert {want.expert} of layer {want.layer}")
             for piece in want.into:
                 parts.append((address, piece))
                 address += piece.numel()

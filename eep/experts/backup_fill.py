@@ -63,9 +63,7 @@ def fetch(engine: Engine, number: int, copies: Sequence[Copy], target: torch.Ten
     return None
 
 
-def load(
-    checkpoint: CheckpointReader, shape: Shape, number: int, copies: Sequence[Copy], target: torch.Tensor
-) -> int:
+def load(checkpoint: CheckpointReader, shape: Shape, number: int, copies: Sequence[Copy], target: torch.Tensor) -> int:
     """Read an expert from disk; its checksum. Raises :class:`SourceLost` if live copies have other bytes."""
     layer, expert = divmod(number, shape.experts)
     checkpoint.read([Want(layer, expert, -1, list(torch.split(target, list(shape.tensor_bytes))))])

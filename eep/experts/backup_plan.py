@@ -50,9 +50,7 @@ def share(name: str, services: Mapping[str, Service], only_host: IntArray, repli
 
     several = len(set(hosts.tolist())) > 1
     kept = held.copy()
-    safe = (
-        (held & (hosts[:, None] != only_host[None, :])).any(axis=0) | (only_host == NOWHERE) | (not several)
-    )
+    safe = (held & (hosts[:, None] != only_host[None, :])).any(axis=0) | (only_host == NOWHERE) | (not several)
     # The first copy that an expert still needs goes where the loss of its only host cannot reach it.
     for _ in range(max(1, replicas)):
         used = np.zeros((len(order), number), dtype=bool)

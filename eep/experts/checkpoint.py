@@ -127,9 +127,7 @@ def _per_expert(tensor: StoredTensor, expert: str | None) -> list[tuple[int, Sto
     if expert is not None:
         return [(int(expert), tensor, _Segment(tensor.file, tensor.offset, tensor.nbytes))]
     if len(tensor.shape) < 2 or not tensor.shape[0]:
-        raise ValueError(
-            f"a fused expert tensor of shape {tensor.shape} in {tensor.file} has no experts in it"
-        )
+        raise ValueError(f"a fused expert tensor of shape {tensor.shape} in {tensor.file} has no experts in it")
     number, size = tensor.shape[0], tensor.nbytes // tensor.shape[0]
     share = StoredTensor(tensor.file, tensor.offset, size, tensor.shape[1:], tensor.dtype)
     return [(e, share, _Segment(tensor.file, tensor.offset + e * size, size)) for e in range(number)]

@@ -42,9 +42,7 @@ class Engine:
             raise ValueError(f"name the address of one interface for peers to reach, not {address!r}")
         engine = _load()
         if engine.initialize(address, "P2PHANDSHAKE", protocol, device):
-            raise EepError(
-                f"Mooncake could not start on {address} with {protocol}: is that an address of this host?"
-            )
+            raise EepError(f"Mooncake could not start on {address} with {protocol}: is that an address of this host?")
         self.session = f"{address}:{engine.get_rpc_port()}"
         self._engine = engine
         self._tcp = protocol == "tcp"
@@ -79,9 +77,7 @@ class Engine:
         scratch = self._take(sum(sizes))
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         local = [scratch.data_ptr() + start for start in starts]
-        result = self._engine.batch_transfer_sync_read(
-            session, local, [address for address, _ in parts], sizes
-        )
+        result = self._engine.batch_transfer_sync_read(session, local, [address for address, _ in parts], sizes)
         if result:
             with self._lock:
                 self._abandoned.append(scratch)
@@ -114,9 +110,7 @@ def _load() -> Any:
         except importlib.metadata.PackageNotFoundError:
             continue
     if not versions:
-        raise EepError(
-            "the backup service needs Mooncake: pip install 'eep[backup]' (and Debian's libibverbs1)"
-        )
+        raise EepError("the backup service needs Mooncake: pip install 'eep[backup]' (and Debian's libibverbs1)")
     for version in versions:
         if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < _OLDEST:
             oldest = ".".join(map(str, _OLDEST))

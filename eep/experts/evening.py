@@ -17,9 +17,7 @@ from eep.experts.packing import (
 )
 
 
-def even_out(
-    slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluster: Cluster, rounds: int
-) -> None:
+def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluster: Cluster, rounds: int) -> None:
     """Exchange, in place, one movable slot of the busiest rank with a movable slot elsewhere, ``rounds``
     times.
 

@@ -69,9 +69,7 @@ FAMILIES: dict[str, Family] = {
 
 def compiled(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression with the groups ``layer`` and perhaps ``expert``."""
-    escaped = (
-        re.escape(pattern).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{expert\}", r"(?P<expert>\d+)")
-    )
+    escaped = re.escape(pattern).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{expert\}", r"(?P<expert>\d+)")
     return re.compile(rf"(?:.*\.)?{escaped}")
 
 

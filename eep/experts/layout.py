@@ -75,8 +75,7 @@ class ExpertLayout:
         if not 0 <= slot < self.slots:
             raise IndexError(f"no slot {slot} in a layout of {self.slots} slots")
         return [
-            (self.offset(layer, index) + slot * spec.nbytes, spec.nbytes)
-            for index, spec in enumerate(self.tensors)
+            (self.offset(layer, index) + slot * spec.nbytes, spec.nbytes) for index, spec in enumerate(self.tensors)
         ]
 
 

@@ -52,10 +52,6 @@ def margin(placement: Placement, active: Sequence[int], topology: Sequence[int])
 
     host = np.asarray(topology)[ranks]
     hosts = np.unique(host)
-    lasting = [
-        int(h) for h in hosts if len(hosts) > 1 and bool((owned[:, host != h].any(axis=1) | ~served).all())
-    ]
+    lasting = [int(h) for h in hosts if len(hosts) > 1 and bool((owned[:, host != h].any(axis=1) | ~served).all())]
     enough = -(-int(served.sum(axis=1).max()) // placement.slots_per_rank)
-    return Margin(
-        tuple(ranks[safe].tolist()), tuple(pairs), tuple(lasting), max(0, len(ranks) - max(1, enough))
-    )
+    return Margin(tuple(ranks[safe].tolist()), tuple(pairs), tuple(lasting), max(0, len(ranks) - max(1, enough)))

@@ -87,9 +87,7 @@ def without_twins(slot_expert: IntArray, slots_per_rank: int) -> IntArray:
     return np.where(twin, EMPTY, by_rank).reshape(layers, slots)
 
 
-def evict(
-    slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: FloatArray, cluster: Cluster
-) -> None:
+def evict(slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: FloatArray, cluster: Cluster) -> None:
     """Empty ``victims[layer]`` slots of each layer, in place, and never the last copy of an expert.
 
     The slot to go is the one whose loss leaves the ranks most even, measured by the sum of squared loads,
@@ -126,11 +124,7 @@ def evict(
 
         # Many at a time while there are many to go: those that have nothing to do with each other.
         number = max(1, int(left.max()) // 16)
-        best = (
-            np.argsort(cost, axis=1, kind="stable")[:, :number]
-            if number > 1
-            else cost.argmin(axis=1)[:, None]
-        )
+        best = np.argsort(cost, axis=1, kind="stable")[:, :number] if number > 1 else cost.argmin(axis=1)[:, None]
         chosen = np.isfinite(np.take_along_axis(cost, best, axis=1)) & _unrelated(expert, best)
         chosen &= _unrelated(rank, best)
         chosen &= np.cumsum(chosen, axis=1) <= left[:, None]
@@ -221,9 +215,7 @@ def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Clu
     _fill(slot_expert, load, owned, free, cluster)
 
 
-def _fill(
-    slot_expert: IntArray, load: FloatArray, owned: BoolArray, free: IntArray, cluster: Cluster
-) -> None:
+def _fill(slot_expert: IntArray, load: FloatArray, owned: BoolArray, free: IntArray, cluster: Cluster) -> None:
     """Leave no slot empty that could hold an expert its rank does not have."""
     count = owned.sum(axis=1)
     while True:
@@ -244,9 +236,7 @@ def _fill(
         free[rows, rank] -= 1
 
 
-def _settle(
-    slot_expert: IntArray, rows: IntArray, rank: IntArray, expert: IntArray, slots_per_rank: int
-) -> None:
+def _settle(slot_expert: IntArray, rows: IntArray, rank: IntArray, expert: IntArray, slots_per_rank: int) -> None:
     """Write each expert into the first empty slot of its rank."""
     columns = rank[:, None] * slots_per_rank + np.arange(slots_per_rank)
     column = (slot_expert[rows[:, None], columns] == EMPTY).argmax(axis=1)

@@ -209,8 +209,7 @@ def _checked(
         actual = (current.layers, current.experts, current.slots_per_rank, current.max_ranks)
         if actual != expected:
             raise ValueError(
-                f"the current placement has (layers, experts, slots per rank, ranks) {actual}, "
-                f"the arguments {expected}"
+                f"the current placement has (layers, experts, slots per rank, ranks) {actual}, the arguments {expected}"
             )
     speed = np.ones(len(topology)) if weights is None else np.array(weights, dtype=np.float64)
     if speed.shape != (len(topology),) or not np.isfinite(speed).all() or speed[ranks].min() <= 0:

@@ -38,9 +38,7 @@ class Registry(Protocol):
         """Everything under keys that begin with ``prefix`` whose writer lives."""
 
 
-def wait_for_change(
-    registry: Registry, prefix: str, known: Mapping[str, bytes], timeout: float
-) -> dict[str, bytes]:
+def wait_for_change(registry: Registry, prefix: str, known: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
     """What is under ``prefix`` as soon as that differs from ``known``, or at the latest after ``timeout``."""
     deadline = time.monotonic() + timeout
     while True:

@@ -145,21 +145,15 @@ def repair(
         barrier()
     direct = [_Job(t, memory.pieces(t.layer, t.slot)) for t in mine.transfers if not t.staged]
     for job in aside:
-        for target, source in zip(
-            memory.pieces(job.transfer.layer, job.transfer.slot), job.into, strict=True
-        ):
+        for target, source in zip(memory.pieces(job.transfer.layer, job.transfer.slot), job.into, strict=True):
             target.copy_(source)
     _run(direct, memory, reader_of, checksums, report, deadline)
     return report
 
 
-def _check(
-    plan: RepairPlan, mine: RepairPlan, checksums: Checksums, barrier: Callable[[], None] | None
-) -> None:
+def _check(plan: RepairPlan, mine: RepairPlan, checksums: Checksums, barrier: Callable[[], None] | None) -> None:
     if plan.needs_barrier and barrier is None:
-        raise ValueError(
-            "this plan overwrites slots that other ranks read from: pass a barrier over all its ranks"
-        )
+        raise ValueError("this plan overwrites slots that other ranks read from: pass a barrier over all its ranks")
     if mine.unreachable:
         raise RepairFailed(_nowhere(mine.unreachable), mine.unreachable)
     unknown = [t for t in mine.transfers if not checksums.known[t.layer, t.expert]]
@@ -195,9 +189,7 @@ def _run(
                 if queue and source not in busy:
                     batch = [queue.popleft() for _ in range(min(len(queue), max(1, BATCH_BYTES // size)))]
                     running[pool.submit(_fetch, batch, reader_of, checksums)] = batch
-            done, _ = wait(
-                running, timeout=max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED
-            )
+            done, _ = wait(running, timeout=max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
             if not done:
                 stuck = [job.transfer for batch in running.values() for job in batch]
                 where = ", ".join(sorted({str(batch[0].origin) for batch in running.values()}))
@@ -221,9 +213,7 @@ def _run(
         raise RepairFailed(f"{_nowhere(failed)} Last: {report.setbacks[-1]}", failed)
 
 
-def _fetch(
-    batch: list[_Job], reader_of: Callable[[Origin], Reader], checksums: Checksums
-) -> list[str | None]:
+def _fetch(batch: list[_Job], reader_of: Callable[[Origin], Reader], checksums: Checksums) -> list[str | None]:
     """Read and verify a batch from its source; for each job, what went wrong, if anything."""
     origin = batch[0].origin
     try:
@@ -232,9 +222,7 @@ def _fetch(
             raise SourceLost(f"{origin} is gone")
         reader.read([Want(j.transfer.layer, j.transfer.expert, j.origin.slot, j.into) for j in batch])
     except SourceLost as error:
-        return [
-            f"layer {j.transfer.layer} expert {j.transfer.expert} from {j.origin}: {error}" for j in batch
-        ]
+        return [f"layer {j.transfer.layer} expert {j.transfer.expert} from {j.origin}: {error}" for j in batch]
     return [
         None
         if checksums.matches(j.transfer.layer, j.transfer.expert, checksum(j.into))

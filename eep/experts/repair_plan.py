@@ -122,9 +122,7 @@ class RepairPlan:
 
     def explain(self, most: int = 20) -> str:
         """What moves from where, for people: a line per tier, then the first ``most`` transfers."""
-        lines = [
-            f"{len(self.transfers)} experts to move, {_size(len(self.transfers) * self.expert_bytes)} in all"
-        ]
+        lines = [f"{len(self.transfers)} experts to move, {_size(len(self.transfers) * self.expert_bytes)} in all"]
         for tier, nbytes in self.bytes_by_tier().items():
             if nbytes:
                 experts = nbytes // self.expert_bytes
@@ -132,13 +130,9 @@ class RepairPlan:
         if self.needs_barrier:
             staged = sum(t.staged for t in self.transfers)
             aside = _size(staged * self.expert_bytes)
-            lines.append(
-                f"  {staged} of them ({aside}) are taken aside first, since their source is overwritten"
-            )
+            lines.append(f"  {staged} of them ({aside}) are taken aside first, since their source is overwritten")
         if self.unreachable:
-            lines.append(
-                f"  {len(self.unreachable)} have no source: start a backup service or name a checkpoint"
-            )
+            lines.append(f"  {len(self.unreachable)} have no source: start a backup service or name a checkpoint")
         for transfer in self.transfers[:most]:
             source = transfer.origins[0] if transfer.origins else "nowhere"
             spare = f", else {transfer.origins[1]}" if len(transfer.origins) > 1 else ""

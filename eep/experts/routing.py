@@ -39,14 +39,11 @@ class RoutingTables:
                 f"{placement.layers} layers of {placement.experts}"
             )
         if placement.physical_to_logical.shape[1] != slots:
-            raise ValueError(
-                f"the tables have {slots} slots, the placement {placement.physical_to_logical.shape[1]}"
-            )
+            raise ValueError(f"the tables have {slots} slots, the placement {placement.physical_to_logical.shape[1]}")
         copies = placement.logical_to_physical.shape[2]
         if copies > max_copies:
             raise ValueError(
-                f"an expert has {copies} copies, but the tables hold {max_copies}: "
-                f"plan with max_copies={max_copies}"
+                f"an expert has {copies} copies, but the tables hold {max_copies}: plan with max_copies={max_copies}"
             )
         self.physical_to_logical.copy_(torch.from_numpy(placement.physical_to_logical.copy()))
         self.logical_to_physical[:, :, :copies].copy_(torch.from_numpy(placement.logical_to_physical))

@@ -151,9 +151,7 @@ def _fetch(path: str, rank: int, region_bytes: int) -> tuple[SharedMemory, int]:
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    return _CREDENTIALS.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
+    return _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
 
 
 def _process_of(connection: socket.socket) -> int:

@@ -49,7 +49,12 @@ class Listener:
     """Answers peers in a thread of its own until closed."""
 
     def __init__(
-        self, claim: Claim, shape: Shape, region: SharedMemory, control: SharedMemory, view: Callable[[], View]
+        self,
+        claim: Claim,
+        shape: Shape,
+        region: SharedMemory,
+        control: SharedMemory,
+        view: Callable[[], View],
     ) -> None:
         self.refused = 0
         self._claim = claim
@@ -123,7 +128,12 @@ def fetch(rendezvous: Rendezvous, rank: int, incarnation: int, shape: Shape, reg
 
 
 def fetch_when_there(
-    rendezvous: Rendezvous, rank: int, incarnation: int | None, shape: Shape, region_bytes: int, deadline: float
+    rendezvous: Rendezvous,
+    rank: int,
+    incarnation: int | None,
+    shape: Shape,
+    region_bytes: int,
+    deadline: float,
 ) -> Offer:
     """As :func:`fetch`, waiting until ``deadline`` (of ``time.monotonic``) for the rank to appear."""
     while True:
@@ -148,7 +158,7 @@ def _accept(answer: bytes, fds: list[int], rank: int, incarnation: int, shape: S
         theirs = Shape.from_buffer_copy(their_shape)
         differ = [
             f"{name} is {getattr(theirs, name)} there and {getattr(shape, name)} here"
-            for name, _ in Shape._fields_
+            for name in Shape.NAMES
             if getattr(theirs, name) != getattr(shape, name)
         ]
         raise ValueError(f"the buffer of rank {rank} was made differently: {'; '.join(differ)}")

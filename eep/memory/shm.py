@@ -25,8 +25,7 @@ class SharedMemory:
         self.fd = fd
         self.size = size
         self.map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._anchor: ctypes.Array[ctypes.c_char] | None = (ctypes.c_char * size).from_buffer(self.map)
-        self.address = ctypes.addressof(self._anchor)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     @classmethod
     def create(cls, label: str, size: int) -> SharedMemory:
@@ -60,11 +59,8 @@ class SharedMemory:
 
     def close(self) -> None:
         """Lets go of the descriptor now, and of the mapping as soon as no tensor looks into it any more."""
-        if self._anchor is None:
-            return
-        self._anchor = None
-        os.close(self.fd)
-        try:
-            self.map.close()
-        except BufferError:
-            pass  # a tensor still shows this memory; the mapping goes when it does
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            # Not unmapped by force: tensors hold a reference to the mapping, but do not lock it.
+            del self.map

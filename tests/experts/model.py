@@ -45,9 +45,7 @@ def held(placement: Placement, rank: int) -> np.ndarray:
 def load(memory: ExpertMemory, placement: Placement, rank: int) -> None:
     experts = held(placement, rank)
     for layer, slot in np.argwhere(experts != EMPTY).tolist():
-        for target, source in zip(
-            memory.pieces(layer, slot), pieces(layer, experts[layer, slot]), strict=True
-        ):
+        for target, source in zip(memory.pieces(layer, slot), pieces(layer, experts[layer, slot]), strict=True):
             target.copy_(source)
 
 
@@ -72,8 +70,6 @@ def save_checkpoint(directory: pathlib.Path) -> pathlib.Path:
         for index, name in enumerate(("gate_up_proj", "down_proj")):
             spec = layout(1).tensors[index]
             stack = torch.stack([pieces(layer, expert)[index] for expert in range(EXPERTS)])
-            tensors[f"model.layers.{layer}.mlp.experts.{name}"] = stack.view(spec.dtype).view(
-                EXPERTS, *spec.shape
-            )
+            tensors[f"model.layers.{layer}.mlp.experts.{name}"] = stack.view(spec.dtype).view(EXPERTS, *spec.shape)
     save_file(tensors, directory / "model.safetensors")
     return directory

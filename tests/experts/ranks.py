@@ -114,9 +114,7 @@ class _Child:
         backup: bool = False,
         pause: bool = False,
     ) -> None:
-        peers = MappedPeers(
-            self.directory, View(1, tuple(active), tuple(incarnations)), self.layout.region_bytes
-        )
+        peers = MappedPeers(self.directory, View(1, tuple(active), tuple(incarnations)), self.layout.region_bytes)
         client = None
         if backup:
             client = BackupClient(self.registry(), self.start_engine(), self.layout, model.EXPERTS)
@@ -157,9 +155,7 @@ class _Child:
         except EepError as error:
             self.say(failed=str(error))
         else:
-            moved = {
-                tier.name: nbytes // self.layout.expert_bytes for tier, nbytes in report.bytes_by_tier.items()
-            }
+            moved = {tier.name: nbytes // self.layout.expert_bytes for tier, nbytes in report.bytes_by_tier.items()}
             self.say(moved=moved, setbacks=report.setbacks)
         finally:
             peers.close()

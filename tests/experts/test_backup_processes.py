@@ -140,17 +140,13 @@ def test_a_service_killed_in_the_middle_is_replaced_by_its_replica(
     registry: DirectoryRegistry,
     engine: Engine,
 ) -> None:
-    services = {
-        name: serve(name, "--host", host, "--replicas", "2", "--expect", "2") for name, host in ("a0", "b1")
-    }
+    services = {name: serve(name, "--host", host, "--replicas", "2", "--expect", "2") for name, host in ("a0", "b1")}
     backups = client(registry, engine)
     wait_until(registry, backups, a=NUMBER, b=NUMBER)
     ranks[1].kill()
     before = PLACEMENT.physical_to_logical.tolist()
     after = np.tile([4, 5, 6, 7, -1, -1, -1, -1], (model.LAYERS, 1)).tolist()
-    ranks[0].tell(
-        "repair", before=before, after=after, active=[0], incarnations=[0, 0], backup=True, pause=True
-    )
+    ranks[0].tell("repair", before=before, after=after, active=[0], incarnations=[0, 0], backup=True, pause=True)
     while "pause" in (said := ranks[0].hear()):
         if said["pause"] == "read backup a":
             # It was alive a moment ago; now it dies under the reader's hands.

@@ -120,13 +120,9 @@ def test_a_user_can_add_a_family(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
     save_file(saved, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="no known family"):
         CheckpointReader(tmp_path)
-    mine = Family(
-        "mine", {"w13_weight": ("layers.{layer}.moe.in",), "w2_weight": ("layers.{layer}.moe.out",)}
-    )
+    mine = Family("mine", {"w13_weight": ("layers.{layer}.moe.in",), "w2_weight": ("layers.{layer}.moe.out",)})
     monkeypatch.setitem(FAMILIES, "mine", mine)
-    assert torch.equal(
-        read(CheckpointReader(tmp_path), 1, 2)["w2_weight"], saved["blocks.layers.1.moe.out"][2]
-    )
+    assert torch.equal(read(CheckpointReader(tmp_path), 1, 2)["w2_weight"], saved["blocks.layers.1.moe.out"][2])
     with pytest.raises(ValueError, match=r"needs a .layer"):
         Family("bad", {"w13_weight": ("experts",)})
 

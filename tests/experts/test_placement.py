@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.eplb_greedy import eplb_greedy
 from eep.experts.packing import EMPTY, IntArray
 from eep.experts.placement import CoverageError, Placement, moves, plan
 from eep.experts.retaining import fewest_moves
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from eplb_greedy import eplb_greedy
 
 # Hypothesis measures time to find slow examples; on a loaded machine that says nothing.
 relaxed = settings(deadline=None, max_examples=150)
@@ -97,9 +93,7 @@ def test_losses_and_returns_move_only_what_they_must(
 
 @relaxed
 @given(instances(), st.floats(0, 3))
-def test_extra_moves_stay_within_their_budget(
-    instance: tuple[np.ndarray, int, list[int]], extra: float
-) -> None:
+def test_extra_moves_stay_within_their_budget(instance: tuple[np.ndarray, int, list[int]], extra: float) -> None:
     load, slots, topology = instance
     everyone = list(range(len(topology)))
     placement = plan(load, None, everyone, slots, topology)
@@ -150,9 +144,7 @@ def test_more_moves_make_it_more_even() -> None:
     load = np.random.default_rng(5).lognormal(0, 1, (8, 256))
     topology = [0] * 32
     start = plan(load, None, range(32), 9, topology)
-    worst = [
-        plan(load, start, range(31), 9, topology, extra_moves=e).imbalance(load).max() for e in (0, 1, 4)
-    ]
+    worst = [plan(load, start, range(31), 9, topology, extra_moves=e).imbalance(load).max() for e in (0, 1, 4)]
     assert worst[0] > worst[1] > worst[2]
 
 
@@ -190,9 +182,7 @@ def test_masking_leaves_out_the_least_asked_for_and_moves_nothing_that_is_there(
 
 @relaxed
 @given(instances(), st.data())
-def test_masking_is_as_small_as_it_can_be(
-    instance: tuple[np.ndarray, int, list[int]], data: st.DataObject
-) -> None:
+def test_masking_is_as_small_as_it_can_be(instance: tuple[np.ndarray, int, list[int]], data: st.DataObject) -> None:
     load, slots, topology = instance
     everyone = list(range(len(topology)))
     placement = plan(load, None, everyone, slots, topology)

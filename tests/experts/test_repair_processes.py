@@ -48,9 +48,7 @@ def loaded(start: Start, placement: Placement, *numbers: int) -> dict[int, Rank]
 
 
 @pytest.mark.parametrize(("copies", "tier"), [(1, "DISK"), (2, "PEER")])
-def test_several_losses_in_a_row_down_to_one_rank(
-    start: Start, checkpoint: str, copies: int, tier: str
-) -> None:
+def test_several_losses_in_a_row_down_to_one_rank(start: Start, checkpoint: str, copies: int, tier: str) -> None:
     size, topology = model.EXPERTS, [0] * 4
     placement = plan(LOAD, None, range(4), size, topology, max_copies=copies)
     ranks = loaded(start, placement, 0, 1, 2, 3)
@@ -100,9 +98,7 @@ def test_a_source_killed_in_the_middle_is_replaced_by_another_rank(
 ) -> None:
     ranks, before, after = joiner()
     reader = ranks[2]
-    reader.tell(
-        "repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0] * 3, pause=True
-    )
+    reader.tell("repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0] * 3, pause=True)
     killed = False
     while "pause" in (said := reader.hear()):
         if not killed:
@@ -145,9 +141,7 @@ def test_a_flipped_bit_is_caught_and_the_expert_comes_from_elsewhere(
     for layer in range(model.LAYERS):
         for slot in range(model.EXPERTS):
             ranks[1].ask("flip", layer=layer, slot=slot, bit=1009 * layer + 31 * slot)
-    said = ranks[2].ask(
-        "repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0] * 3
-    )
+    said = ranks[2].ask("repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0] * 3)
     assert said["moved"] == {"PEER": model.LAYERS * model.EXPERTS}
     assert len(said["setbacks"]) == model.LAYERS * model.EXPERTS // 2
     assert all("rank 1" in setback and "wrong checksum" in setback for setback in said["setbacks"])
@@ -160,9 +154,7 @@ def test_an_expert_that_is_damaged_everywhere_is_reported_not_served(
     ranks, before, after = joiner()
     for rank in (0, 1):
         ranks[rank].ask("flip", layer=1, slot=5, bit=7)
-    said = ranks[2].ask(
-        "repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0] * 3
-    )
+    said = ranks[2].ask("repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0] * 3)
     assert "1 experts could be had from no source, among them expert 5 of layer 1" in said["failed"]
 
 
@@ -189,9 +181,7 @@ def test_a_relaunched_rank_is_read_under_its_new_incarnation_only(
     ranks[1].kill()
     fresh = start(1, model.EXPERTS, incarnation=1)
     assert fresh.hear() == {"ready": True}
-    said = ranks[2].ask(
-        "repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0, 1, 0]
-    )
+    said = ranks[2].ask("repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0, 1, 0])
     # The new process holds nothing yet: its zeros are not taken for experts.
     assert said["moved"] == {"PEER": model.LAYERS * model.EXPERTS}
     assert all("wrong checksum" in setback for setback in said["setbacks"])

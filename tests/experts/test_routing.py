@@ -49,9 +49,7 @@ def test_everything_is_masked_until_something_is_published() -> None:
         ([[0, 1, 2, 0]], 3, "for 1 layers of 2 experts"),
     ],
 )
-def test_a_placement_that_does_not_fit_changes_nothing(
-    table: list[list[int]], experts: int, complaint: str
-) -> None:
+def test_a_placement_that_does_not_fit_changes_nothing(table: list[list[int]], experts: int, complaint: str) -> None:
     tables = RoutingTables(1, 2, 4, 2)
     tables.publish(Placement(np.array([[0, 1, 0, 1]]), 2, 1))
     before = [tensor.clone() for tensor in vars(tables).values()]

@@ -1,9 +1,10 @@
-// The C ABI of the data plane. Each backend (libeep_cpu.so, libeep_cuda.so) is one library that implements it, with
-// raw pointers and a stream, no dependence on torch or Python.
+// The C ABI of the data plane. Each backend (libeep_cpu.so, libeep_cuda.so) is one library that implements
+// it, with raw pointers and a stream, no dependence on torch or Python.
 //
 // Every function that returns int answers 0, or a negative eep_error after which nothing has changed and
-// eep_last_error() says in a sentence what is wrong. What goes wrong with a *peer* is never an error here: kernels
-// drop the peer, go on, and say so in the control page, because a captured graph has nobody to return an error to.
+// eep_last_error() says in a sentence what is wrong. What goes wrong with a *peer* is never an error here:
+// kernels drop the peer, go on, and say so in the control page, because a captured graph has nobody to return
+// an error to.
 #ifndef EEP_EEP_H_
 #define EEP_EEP_H_
 
@@ -34,7 +35,7 @@ EEP_API int eep_region_layout_compute(const eep_shape* shape, eep_region_layout*
 EEP_API int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_page* control,
                        eep_context** out);
 EEP_API void eep_destroy(eep_context* context);
-EEP_API eep_peer_table* eep_table(eep_context* context);       // patched by the host, between steps only
+EEP_API eep_peer_table* eep_table(eep_context* context);  // patched by the host, between steps only
 EEP_API const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t channel);
 
 // ---- the two kernels, each in a send and a receive phase ----
@@ -52,10 +53,10 @@ typedef struct {
 } eep_dispatch_send_args;
 
 typedef struct {
-  int32_t* count;         // [max_ranks]: tokens taken from each rank
+  int32_t* count;  // [max_ranks]: tokens taken from each rank
   // rank layout: rows and scales lie in the region itself; the metadata is copied out, checked
-  int32_t* topk_idx;      // [slots, max_tokens, topk]: local expert or -1
-  float* topk_weights;    // [slots, max_tokens, topk]
+  int32_t* topk_idx;    // [slots, max_tokens, topk]: local expert or -1
+  float* topk_weights;  // [slots, max_tokens, topk]
   // expert layout: rows are packed per local expert, valid ones first
   void* packed_rows;      // [local_experts, max_ranks * max_tokens, hidden] of the wire type
   void* packed_scales;    // column-major in the last two dimensions; fp8 only
@@ -69,9 +70,9 @@ typedef struct {
 } eep_dispatch_recv_args;
 
 typedef struct {
-  const void* x;                // rank layout: [slots * max_tokens, hidden], weighted and summed per token;
-                                // expert layout: as packed_rows. Either of combine_type
-  const int32_t* src_info;      // expert layout: as dispatch gave them
+  const void* x;            // rank layout: [slots * max_tokens, hidden], weighted and summed per token;
+                            // expert layout: as packed_rows. Either of combine_type
+  const int32_t* src_info;  // expert layout: as dispatch gave them
   const int64_t* layout_range;
   uint32_t topk;
   uint32_t channel;
@@ -99,7 +100,9 @@ EEP_API int eep_barrier(eep_context* context, uint64_t deadline_ns, void* stream
 
 // Ends `epoch` and all before it for the owner of this page; whoever waits there leaves at once.
 EEP_API void eep_control_revoke(eep_control_page* page, uint64_t epoch);
-// The same for this rank and for every peer in its table.
+// Tells the owner not to wait for these ranks (a bit mask) in its current epoch.
+EEP_API void eep_control_suspect(eep_control_page* page, uint64_t ranks);
+// Revokes for this rank and for every peer in its table.
 EEP_API void eep_revoke(eep_context* context, uint64_t epoch);
 // Forgets suspects and status; part of applying a new view.
 EEP_API void eep_control_reset(eep_control_page* page);

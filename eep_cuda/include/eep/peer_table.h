@@ -1,17 +1,18 @@
 // What a rank knows about its peers, and how the world outside reaches its kernels.
 //
-// Three structures, all of fixed size and at fixed addresses for the life of a buffer, so that a captured graph can
-// hold pointers to them: the peer table, which the host patches between two steps; the snapshot of it that one
-// dispatch and its combine read; and the control page, which the supervisor and the peers write while kernels run.
-// Plain C, mirrored field by field in eep/peer_table.py; eep_abi_fields() exports the offsets that a test compares.
+// Three structures, all of fixed size and at fixed addresses for the life of a buffer, so that a captured
+// graph can hold pointers to them: the peer table, which the host patches between two steps; the snapshot of
+// it that one dispatch and its combine read; and the control page, which the supervisor and the peers write
+// while kernels run. Plain C, mirrored field by field in eep/peer_table.py; eep_abi_fields() exports the
+// offsets that a test compares.
 #ifndef EEP_PEER_TABLE_H_
 #define EEP_PEER_TABLE_H_
 
 #include <stdint.h>
 
-#define EEP_MAX_RANKS 64     // a set of ranks is one 64-bit word
-#define EEP_MAX_CHANNELS 2   // independent dispatch/combine pairs that may be in flight at once
-#define EEP_INCARNATIONS 2   // inbox slots per rank: an incarnation and its successor never share one
+#define EEP_MAX_RANKS 64    // a set of ranks is one 64-bit word
+#define EEP_MAX_CHANNELS 2  // independent dispatch/combine pairs that may be in flight at once
+#define EEP_INCARNATIONS 2  // inbox slots per rank: an incarnation and its successor never share one
 
 typedef enum {
   EEP_TRANSPORT_NONE = 0,
@@ -42,7 +43,7 @@ typedef struct {
 // The table as one round sees it. Bit r of a mask stands for rank r.
 typedef struct {
   uint64_t epoch;
-  uint64_t round;     // starts at 1 in every epoch, counted where the kernels run
+  uint64_t round;  // starts at 1 in every epoch, counted where the kernels run
   uint64_t deadline_ns;
   uint64_t active;    // who takes part in this round; 0 when the epoch was revoked before it began
   uint64_t received;  // whose dispatch arrived whole
@@ -54,16 +55,19 @@ typedef struct {
   uint64_t control[EEP_MAX_RANKS];
 } eep_snapshot;
 
-// Host memory even where the region is device memory: one store by a process without a CUDA context ends a wait.
+// Host memory even where the region is device memory: one store by a process without a CUDA context ends a wait. A word
+// is written either from outside or by the kernels, never by both: a GPU and a CPU have no atomics in common over PCIe.
 typedef struct {
-  uint64_t revoked_epoch;  // this epoch and every earlier one are over; only ever grows
-  uint64_t suspects;       // ranks not to wait for; set by kernels and by the supervisor, cleared with a new view
-  uint64_t corrupt;        // ranks that sent what cannot be
-  uint64_t status;         // eep_status bits: why the step is not to be trusted; 0 while all is well
-  uint64_t reserved0[4];
-  uint32_t doorbell;       // futex: changes whenever something a sleeping kernel may wait for has changed
-  uint32_t sleepers;       // how many sleep on it, so that nobody rings for nothing
-  uint64_t reserved1[7];
+  uint64_t revoked_epoch;  // outside: this epoch and every earlier one are over; only ever grows
+  uint64_t suspects;       // outside: ranks not to wait for; cleared with a new view
+  uint64_t reserved0[6];
+  uint64_t dropped;  // kernels: ranks that were given up, at a deadline or as told; cleared with a new view
+  uint64_t corrupt;  // kernels: ranks that sent what cannot be
+  uint64_t status;   // kernels: eep_status bits, why the step is not to be trusted; 0 while all is well
+  uint64_t reserved1[5];
+  uint32_t doorbell;  // CPU only, a futex: changes whenever something a sleeping kernel may wait for has changed
+  uint32_t sleepers;  // how many sleep on it, so that nobody rings for nothing
+  uint64_t reserved2[7];
 } eep_control_page;
 
 #endif  // EEP_PEER_TABLE_H_

@@ -1,9 +1,9 @@
 // The protocol between ranks: what a flag says, and where everything lies in a region.
 //
-// A region belongs to one rank and is mapped by its peers. Per channel it holds, for each *slot* (a rank in one of
-// its incarnations): a mailbox with the flags of that source, its routing metadata, its token rows. Behind them
-// lies the outbox, from which the peers pull what this rank's experts made of their tokens. A source writes token t
-// into row t of its slot: no counters, no packing, and the same rows on every run.
+// A region belongs to one rank and is mapped by its peers. Per channel it holds, for each *slot* (a rank in
+// one of its incarnations): a mailbox with the flags of that source, its routing metadata, its token rows.
+// Behind them lies the outbox, from which the peers pull what this rank's experts made of their tokens. A
+// source writes token t into row t of its slot: no counters, no packing, and the same rows on every run.
 //
 //   source                                   destination
 //   ------                                   -----------
@@ -13,9 +13,10 @@
 //   wait: combine flag == epoch|round <----  stamp the outbox; combine flag (release)
 //   pull rows in rank order; stamp unchanged?
 //
-// One buffer per channel is enough: a source writes round n+1 only after every live destination's combine flag of
-// round n, and a destination sends that flag only when it is done with the rows of round n. A source that was
-// dropped is not written to again in that epoch, and whoever it still reads from re-stamps the outbox first.
+// One buffer per channel is enough: a source writes round n+1 only after every live destination's combine
+// flag of round n, and a destination sends that flag only when it is done with the rows of round n. A source
+// that was dropped is not written to again in that epoch, and whoever it still reads from re-stamps the
+// outbox first.
 #ifndef EEP_PROTOCOL_H_
 #define EEP_PROTOCOL_H_
 
@@ -75,7 +76,7 @@ EEP_INLINE int eep_flag_is(uint64_t flag, uint64_t epoch, uint64_t round) {
 
 typedef struct {
   uint32_t max_ranks;
-  uint32_t max_tokens;     // per rank and round
+  uint32_t max_tokens;  // per rank and round
   uint32_t hidden;
   uint32_t max_topk;
   uint32_t local_experts;  // slots per rank; expert e lives on rank e / local_experts
@@ -111,17 +112,17 @@ typedef struct {
 typedef struct {
   uint64_t total_bytes;
   uint64_t channel_bytes;
-  uint64_t mailboxes;      // eep_mailbox [slots]
-  uint64_t outbox_stamp;   // uint64: the flag whose rows the outbox holds; 0 while they are being written
-  uint64_t topk_idx;       // int32 [slots, max_tokens, max_topk]: local expert, -1 where it is not here
-  uint64_t topk_weights;   // float [slots, max_tokens, max_topk]
-  uint64_t rows;           // [slots, max_tokens, row_bytes]
-  uint64_t scales;         // float or byte [slots, max_tokens, scales_per_row]
-  uint64_t outbox;         // rank layout: [slots, max_tokens, hidden]; expert: [ranks, max_tokens, max_topk, hidden]
+  uint64_t mailboxes;     // eep_mailbox [slots]
+  uint64_t outbox_stamp;  // uint64: the flag whose rows the outbox holds; 0 while they are being written
+  uint64_t topk_idx;      // int32 [slots, max_tokens, max_topk]: local expert, -1 where it is not here
+  uint64_t topk_weights;  // float [slots, max_tokens, max_topk]
+  uint64_t rows;          // [slots, max_tokens, row_bytes]
+  uint64_t scales;        // float or byte [slots, max_tokens, scales_per_row]
+  uint64_t outbox;        // rank layout: [slots, max_tokens, hidden]; expert: [ranks, max_tokens, max_topk, hidden]
   uint64_t row_bytes;
-  uint64_t scale_bytes;    // per row
+  uint64_t scale_bytes;  // per row
   uint64_t outbox_row_bytes;
-  uint32_t slots;          // max_ranks * EEP_INCARNATIONS
+  uint32_t slots;  // max_ranks * EEP_INCARNATIONS
   uint32_t reserved;
 } eep_region_layout;
 
@@ -140,9 +141,8 @@ EEP_INLINE eep_region_layout eep_region_layout_of(const eep_shape* shape) {
   at.scale_bytes = shape->hidden / EEP_SCALE_GROUP * sizeof(float);
   at.outbox_row_bytes = shape->hidden * eep_element_bytes(shape->combine_type);
   const uint64_t rows = (uint64_t)at.slots * shape->max_tokens;
-  const uint64_t outbox_rows = shape->layout == EEP_LAYOUT_RANK
-                                   ? rows
-                                   : (uint64_t)shape->max_ranks * shape->max_tokens * shape->max_topk;
+  const uint64_t outbox_rows =
+      shape->layout == EEP_LAYOUT_RANK ? rows : (uint64_t)shape->max_ranks * shape->max_tokens * shape->max_topk;
   uint64_t offset = 0;
   at.mailboxes = offset, offset += at.slots * sizeof(eep_mailbox);
   at.outbox_stamp = offset, offset += 64;

@@ -12,7 +12,8 @@ namespace {
 
 // ---- publish ----
 
-// rank layout: one row per token that wanted an expert here. Nothing to do where the experts wrote the outbox.
+// rank layout: one row per token that wanted an expert here. Nothing to do where the experts wrote the
+// outbox.
 void publish_by_rank(const eep_context& context, const eep_combine_send_args& args, const eep_snapshot& snapshot) {
   const ChannelView own = context.own(args.channel);
   const uint8_t* x = static_cast<const uint8_t*>(args.x);
@@ -29,8 +30,7 @@ void publish_by_rank(const eep_context& context, const eep_combine_send_args& ar
 }
 
 // expert layout: one row per choice of a token. Indices come from the caller, so each is checked before use.
-void publish_by_expert(const eep_context& context, const eep_combine_send_args& args,
-                       const eep_snapshot& snapshot) {
+void publish_by_expert(const eep_context& context, const eep_combine_send_args& args, const eep_snapshot& snapshot) {
   const ChannelView own = context.own(args.channel);
   const uint64_t rows_per_expert = uint64_t{context.shape.max_ranks} * context.shape.max_tokens;
   for (uint32_t expert = 0; expert < context.shape.local_experts; ++expert) {
@@ -43,10 +43,10 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
         const int32_t* idx = own.topk_idx(snapshot.slot[rank], token);
         for (uint32_t k = 0; k < args.topk; ++k)
           if (idx[k] == static_cast<int32_t>(expert))
-            std::memcpy(own.outbox_by_choice(rank, token, k),
-                        static_cast<const uint8_t*>(args.x) +
-                            (expert * rows_per_expert + row) * context.at.outbox_row_bytes,
-                        context.at.outbox_row_bytes);
+            std::memcpy(
+                own.outbox_by_choice(rank, token, k),
+                static_cast<const uint8_t*>(args.x) + (expert * rows_per_expert + row) * context.at.outbox_row_bytes,
+                context.at.outbox_row_bytes);
       }
     });
   }
@@ -55,7 +55,7 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
 void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
   const uint32_t own_slot = snapshot.slot[context.table.rank];
   uint32_t sent = 0;
-  for_each_rank(snapshot.active & ~load_acquire(context.control->suspects), [&](uint32_t rank) {
+  for_each_rank(snapshot.active & ~given_up(*context.control), [&](uint32_t rank) {
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     store_release(context.of_peer(snapshot, rank, channel).mailbox(own_slot).combine_flag,
                   eep_flag_make(snapshot.epoch, snapshot.round, snapshot.count[rank]));
@@ -70,8 +70,8 @@ void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snap
 uint64_t await_outboxes(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
   const ChannelView own = context.own(channel);
   uint64_t usable = 0;
-  wait_for(snapshot.active & ~load_acquire(context.control->suspects), *context.control, snapshot.epoch,
-           snapshot.deadline_ns, [&](uint32_t rank) {
+  wait_for(snapshot.active & ~given_up(*context.control), *context.control, snapshot.epoch, snapshot.deadline_ns,
+           [&](uint32_t rank) {
              const uint64_t flag = load_acquire(own.mailbox(snapshot.slot[rank]).combine_flag);
              if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
              if (eep_flag_count(flag) == snapshot.tokens) {
@@ -175,8 +175,7 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
 
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void*) {
   using namespace eep;
-  if (const int error = check_phase(*context, args->channel, EEP_PHASE_PUBLISHED, "combine's receive"))
-    return error;
+  if (const int error = check_phase(*context, args->channel, EEP_PHASE_PUBLISHED, "combine's receive")) return error;
   eep_snapshot& snapshot = context->snapshots[args->channel];
   if (args->tokens != snapshot.tokens)
     return fail(EEP_ERROR_ARGUMENT, "combine of %u tokens after a dispatch of %u", args->tokens, snapshot.tokens);

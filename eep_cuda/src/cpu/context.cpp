@@ -15,18 +15,15 @@ int check_shape(const eep_shape& shape) {
   if (shape.max_ranks < 1 || shape.max_ranks > EEP_MAX_RANKS)
     return fail(EEP_ERROR_ARGUMENT, "max_ranks must be between 1 and %d, got %u", EEP_MAX_RANKS, shape.max_ranks);
   if (shape.max_tokens < 1 || shape.max_tokens > EEP_MAX_TOKENS)
-    return fail(EEP_ERROR_ARGUMENT, "max_tokens must be between 1 and %d, got %u", EEP_MAX_TOKENS,
-                shape.max_tokens);
+    return fail(EEP_ERROR_ARGUMENT, "max_tokens must be between 1 and %d, got %u", EEP_MAX_TOKENS, shape.max_tokens);
   if (shape.hidden < 1 || shape.hidden > 1u << 20)
     return fail(EEP_ERROR_ARGUMENT, "hidden must be between 1 and %u, got %u", 1u << 20, shape.hidden);
   if (shape.max_topk < 1 || shape.max_topk > EEP_MAX_TOPK)
     return fail(EEP_ERROR_ARGUMENT, "max_topk must be between 1 and %d, got %u", EEP_MAX_TOPK, shape.max_topk);
   if (shape.local_experts < 1 || shape.local_experts > 1u << 16)
-    return fail(EEP_ERROR_ARGUMENT, "local_experts must be between 1 and %u, got %u", 1u << 16,
-                shape.local_experts);
+    return fail(EEP_ERROR_ARGUMENT, "local_experts must be between 1 and %u, got %u", 1u << 16, shape.local_experts);
   if (shape.layout > EEP_LAYOUT_EXPERT) return fail(EEP_ERROR_ARGUMENT, "unknown layout %u", shape.layout);
-  if (shape.wire_type > EEP_TYPE_FP8_UE8M0)
-    return fail(EEP_ERROR_ARGUMENT, "unknown wire type %u", shape.wire_type);
+  if (shape.wire_type > EEP_TYPE_FP8_UE8M0) return fail(EEP_ERROR_ARGUMENT, "unknown wire type %u", shape.wire_type);
   if (shape.combine_type > EEP_TYPE_BF16)
     return fail(EEP_ERROR_ARGUMENT, "expert outputs must be f32 or bf16, got type %u", shape.combine_type);
   if (shape.channels < 1 || shape.channels > EEP_MAX_CHANNELS)
@@ -88,8 +85,7 @@ bool leave_if_revoked(eep_context& context, eep_snapshot& snapshot) {
 
 int check_phase(const eep_context& context, uint32_t channel, eep_phase expected, const char* call) {
   if (channel >= context.shape.channels)
-    return fail(EEP_ERROR_ARGUMENT, "channel %u does not exist, the buffer has %u", channel,
-                context.shape.channels);
+    return fail(EEP_ERROR_ARGUMENT, "channel %u does not exist, the buffer has %u", channel, context.shape.channels);
   const eep_snapshot& snapshot = context.snapshots[channel];
   const bool view_changed = snapshot.epoch != context.table.epoch;
   if (expected == EEP_PHASE_IDLE && view_changed) return EEP_OK;  // a new view abandons what was in flight
@@ -100,9 +96,8 @@ int check_phase(const eep_context& context, uint32_t channel, eep_phase expected
                 next[snapshot.phase]);
   }
   if (view_changed)
-    return fail(EEP_ERROR_VIEW,
-                "%s: the view changed from epoch %llu to %llu since the dispatch; start the step again", call,
-                static_cast<unsigned long long>(snapshot.epoch),
+    return fail(EEP_ERROR_VIEW, "%s: the view changed from epoch %llu to %llu since the dispatch; start the step again",
+                call, static_cast<unsigned long long>(snapshot.epoch),
                 static_cast<unsigned long long>(context.table.epoch));
   return EEP_OK;
 }
@@ -117,8 +112,8 @@ int check_experts(const eep_context& context, const int64_t* topk_idx, uint32_t 
   for (uint64_t i = 0; i < uint64_t{tokens} * topk; ++i)
     if (topk_idx[i] < -1 || topk_idx[i] >= limit)
       return fail(EEP_ERROR_ARGUMENT, "topk_idx[%u, %u] is %lld, expert slots go from 0 to %lld (-1 for none)",
-                  static_cast<unsigned>(i / topk), static_cast<unsigned>(i % topk),
-                  static_cast<long long>(topk_idx[i]), static_cast<long long>(limit - 1));
+                  static_cast<unsigned>(i / topk), static_cast<unsigned>(i % topk), static_cast<long long>(topk_idx[i]),
+                  static_cast<long long>(limit - 1));
   return EEP_OK;
 }
 
@@ -135,8 +130,7 @@ int eep_region_layout_compute(const eep_shape* shape, eep_region_layout* out) {
   return EEP_OK;
 }
 
-int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_page* control,
-               eep_context** out) {
+int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_page* control, eep_context** out) {
   if (const int error = eep::check_shape(*shape)) return error;
   if (rank >= shape->max_ranks)
     return fail(EEP_ERROR_ARGUMENT, "rank %u is outside the capacity of %u ranks", rank, shape->max_ranks);
@@ -149,8 +143,7 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
   context->table.rank = rank;
   context->table.max_ranks = shape->max_ranks;
   for (uint32_t channel = 0; channel < shape->channels; ++channel)
-    context->row_scratch[channel] =
-        std::make_unique<uint8_t[]>(context->at.row_bytes + context->at.scale_bytes);
+    context->row_scratch[channel] = std::make_unique<uint8_t[]>(context->at.row_bytes + context->at.scale_bytes);
   *out = context.release();
   return EEP_OK;
 }

@@ -43,9 +43,7 @@ class ChannelView {
   ChannelView(const eep_shape& shape, const eep_region_layout& at, void* region, uint32_t channel)
       : shape_(shape), at_(at), base_(static_cast<uint8_t*>(region) + channel * at.channel_bytes) {}
 
-  eep_mailbox& mailbox(uint32_t slot) const {
-    return reinterpret_cast<eep_mailbox*>(base_ + at_.mailboxes)[slot];
-  }
+  eep_mailbox& mailbox(uint32_t slot) const { return reinterpret_cast<eep_mailbox*>(base_ + at_.mailboxes)[slot]; }
   uint64_t& outbox_stamp() const { return *reinterpret_cast<uint64_t*>(base_ + at_.outbox_stamp); }
   int32_t* topk_idx(uint32_t slot, uint32_t token) const {
     return reinterpret_cast<int32_t*>(base_ + at_.topk_idx) + row_index(slot, token) * shape_.max_topk;
@@ -69,9 +67,7 @@ class ChannelView {
   }
 
  private:
-  uint64_t row_index(uint32_t slot, uint32_t token) const {
-    return uint64_t{slot} * shape_.max_tokens + token;
-  }
+  uint64_t row_index(uint32_t slot, uint32_t token) const { return uint64_t{slot} * shape_.max_tokens + token; }
   const eep_shape& shape_;
   const eep_region_layout& at_;
   uint8_t* base_;
@@ -114,6 +110,8 @@ int check_phase(const eep_context& context, uint32_t channel, eep_phase expected
 int check_in_view(const eep_context& context, const char* call);
 int check_experts(const eep_context& context, const int64_t* topk_idx, uint32_t tokens, uint32_t topk);
 
+// Ranks that are not waited for again, nor written to, in this epoch.
+uint64_t given_up(const eep_control_page& page);
 void report(eep_control_page& page, eep_status why);
 void ring(eep_control_page& page);
 

@@ -10,6 +10,11 @@ void eep_control_revoke(eep_control_page* page, uint64_t epoch) {
   eep::ring(*page);
 }
 
+void eep_control_suspect(eep_control_page* page, uint64_t ranks) {
+  std::atomic_ref<uint64_t>(page->suspects).fetch_or(ranks, std::memory_order_release);
+  eep::ring(*page);
+}
+
 void eep_revoke(eep_context* context, uint64_t epoch) {
   eep_control_revoke(context->control, epoch);
   eep_snapshot reachable;
@@ -21,6 +26,7 @@ void eep_revoke(eep_context* context, uint64_t epoch) {
 
 void eep_control_reset(eep_control_page* page) {
   eep::store_release(page->suspects, uint64_t{0});
+  eep::store_release(page->dropped, uint64_t{0});
   eep::store_release(page->corrupt, uint64_t{0});
   eep::store_release(page->status, uint64_t{0});
 }

@@ -22,8 +22,8 @@ int check(const eep_context& context, const eep_dispatch_recv_args& args) {
 }
 
 // Whether what a source sent can be used: sizes and types as ours, every expert one that we have.
-bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, const ChannelView& inbox,
-              uint32_t slot, uint32_t count) {
+bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, const ChannelView& inbox, uint32_t slot,
+              uint32_t count) {
   const eep_mailbox& mailbox = inbox.mailbox(slot);
   if (count > context.shape.max_tokens) return false;
   if (mailbox.envelope != eep_envelope(args.wire_type, args.topk, context.shape.hidden)) return false;
@@ -38,7 +38,7 @@ bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, co
 // Waits for the sources of the round; returns those that arrived whole and sound.
 void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
   const ChannelView inbox = context.own(args.channel);
-  const uint64_t sources = snapshot.active & ~load_acquire(context.control->suspects);
+  const uint64_t sources = snapshot.active & ~given_up(*context.control);
   const uint64_t arrived =
       wait_for(sources, *context.control, snapshot.epoch, snapshot.deadline_ns, [&](uint32_t rank) {
         const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank]).dispatch_flag);
@@ -114,13 +114,13 @@ class Packer {
     }
   }
 
-  // Grouped matrix kernels read scales column by column: 4-byte words, `position` fastest. Exponent bytes go four
-  // to a word.
+  // Grouped matrix kernels read scales column by column: 4-byte words, `position` fastest. Exponent bytes go
+  // four to a word.
   void pack_scales(uint32_t expert, uint32_t position, const uint8_t* scales) {
     const uint64_t groups = context_.shape.hidden / EEP_SCALE_GROUP;
     const uint64_t words = args_.wire_type == EEP_TYPE_FP8_UE8M0 ? groups / 4 : groups;
-    uint8_t* column = static_cast<uint8_t*>(args_.packed_scales) +
-                      (expert * words * rows_per_expert_ + position) * sizeof(uint32_t);
+    uint8_t* column =
+        static_cast<uint8_t*>(args_.packed_scales) + (expert * words * rows_per_expert_ + position) * sizeof(uint32_t);
     for (uint64_t word = 0; word < words; ++word)
       std::memcpy(column + word * rows_per_expert_ * sizeof(uint32_t), scales + word * sizeof(uint32_t),
                   sizeof(uint32_t));
@@ -148,8 +148,8 @@ int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, 
     copy_routing(*context, *args, snapshot);
   else
     Packer(*context, *args, snapshot).pack();
-  // From here on the experts may write the outbox. A peer that we dropped may still be reading the last round from
-  // it: it finds the stamp gone.
+  // From here on the experts may write the outbox. A peer that we dropped may still be reading the last round
+  // from it: it finds the stamp gone.
   store_relaxed(context->own(args->channel).outbox_stamp(), uint64_t{0});
   std::atomic_thread_fence(std::memory_order_release);
   fault::pass(fault::kDispatchReceived);

@@ -13,16 +13,18 @@ int check(const eep_context& context, const eep_dispatch_send_args& args) {
   if (const int error = check_phase(context, args.channel, EEP_PHASE_IDLE, "dispatch")) return error;
   if (const int error = check_in_view(context, "dispatch")) return error;
   if (args.tokens > shape.max_tokens)
-    return fail(EEP_ERROR_ARGUMENT, "%u tokens are more than the maximum of %u this buffer was made for",
-                args.tokens, shape.max_tokens);
+    return fail(EEP_ERROR_ARGUMENT, "%u tokens are more than the maximum of %u this buffer was made for", args.tokens,
+                shape.max_tokens);
   if (args.topk < 1 || args.topk > shape.max_topk)
     return fail(EEP_ERROR_ARGUMENT, "top-k must be between 1 and %u, got %u", shape.max_topk, args.topk);
   if (args.tokens && (!args.x || !args.topk_idx)) return fail(EEP_ERROR_ARGUMENT, "x and topk_idx are needed");
   if (args.x_type > EEP_TYPE_BF16) return fail(EEP_ERROR_ARGUMENT, "x must be f32 or bf16");
   if (args.wire_type > EEP_TYPE_FP8_UE8M0) return fail(EEP_ERROR_ARGUMENT, "unknown wire type %u", args.wire_type);
   if (eep_is_fp8(args.wire_type) ? shape.hidden % EEP_SCALE_GROUP != 0 : args.wire_type != args.x_type)
-    return fail(EEP_ERROR_ARGUMENT, "x cannot be sent as this wire type: it takes the type of x, or fp8 with a hidden "
-                                    "size that is a multiple of %d", EEP_SCALE_GROUP);
+    return fail(EEP_ERROR_ARGUMENT,
+                "x cannot be sent as this wire type: it takes the type of x, or fp8 with a hidden "
+                "size that is a multiple of %d",
+                EEP_SCALE_GROUP);
   if (eep_element_bytes(args.wire_type) > eep_element_bytes(shape.wire_type))
     return fail(EEP_ERROR_ARGUMENT, "this buffer was made for rows of a narrower type than is to be sent");
   // Rows are used where they lie in the rank layout, so that their type cannot change from call to call.
@@ -36,7 +38,7 @@ class Sender {
   Sender(eep_context& context, const eep_dispatch_send_args& args, const eep_snapshot& snapshot)
       : context_(context), args_(args), snapshot_(snapshot), own_slot_(snapshot.slot[context.table.rank]) {
     // A suspect is not written to again in its epoch: it may still be reading what we sent before.
-    targets_ = snapshot.active & ~load_acquire(context.control->suspects);
+    targets_ = snapshot.active & ~given_up(*context.control);
     fp8_ = eep_is_fp8(args.wire_type);
     row_bytes_ = context.shape.hidden * eep_element_bytes(args.wire_type);
     x_row_bytes_ = context.shape.hidden * eep_element_bytes(args.x_type);

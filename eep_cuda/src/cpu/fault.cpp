@@ -9,8 +9,8 @@ namespace eep::fault {
 namespace {
 
 constexpr const char* kNames[kPointCount] = {
-    "dispatch.before_rows", "dispatch.mid_rows",  "dispatch.after_rows",   "dispatch.mid_flags",
-    "dispatch.after_flags", "dispatch.received",  "combine.before_rows",   "combine.after_rows",
+    "dispatch.before_rows", "dispatch.mid_rows",   "dispatch.after_rows", "dispatch.mid_flags",
+    "dispatch.after_flags", "dispatch.received",   "combine.before_rows", "combine.after_rows",
     "combine.mid_flags",    "combine.after_flags", "combine.mid_pull",
 };
 

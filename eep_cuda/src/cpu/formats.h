@@ -41,7 +41,8 @@ struct Scale {
 };
 
 inline Scale scale_for(float largest, bool power_of_two) {
-  constexpr float kE4m3Max = 448.0f, kSmallest = 1e-4f;  // the floor keeps a row of zeros from dividing by zero
+  constexpr float kE4m3Max = 448.0f,
+                  kSmallest = 1e-4f;  // the floor keeps a row of zeros from dividing by zero
   largest = std::max(largest, kSmallest);
   if (!power_of_two) return {largest / kE4m3Max, kE4m3Max / largest, 0};
   const uint32_t bits = std::bit_cast<uint32_t>(largest / kE4m3Max);

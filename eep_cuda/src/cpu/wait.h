@@ -15,8 +15,8 @@ class BoundedWait {
 
   // Call before looking at the flags, with the ranks still missing.
   void begin_look();
-  // Call after a look that left `missing` ranks. Returns those that are still worth waiting for, possibly after a
-  // sleep; the others were dropped, and the control page says why. 0 ends the wait.
+  // Call after a look that left `missing` ranks. Returns those that are still worth waiting for, possibly
+  // after a sleep; the others were dropped, and the control page says why. 0 ends the wait.
   uint64_t pause(uint64_t missing);
 
  private:
