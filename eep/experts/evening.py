@@ -18,11 +18,10 @@ from eep.experts.packing import (
 
 
 def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluster: Cluster, rounds: int) -> None:
-    """Exchange, in place, one movable slot of the busiest rank with a movable slot elsewhere, ``rounds``
-    times.
+    """Exchange, in place, one movable slot of the busiest rank with a movable slot elsewhere, ``rounds`` times.
 
-    Each exchange is the one that leaves the busier of the two ranks least busy; a layer in which none helps
-    is done. No exchange puts two copies of an expert on one rank, or onto one host where they were apart.
+    Each exchange is the one that leaves the busier of the two ranks least busy; a layer in which none helps is done. No
+    exchange puts two copies of an expert on one rank, or leaves fewer than two hosts to an expert that had as many.
     """
     experts = load.shape[1]
     size, speed = cluster.slots_per_rank, cluster.weight
@@ -51,11 +50,14 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
         result = np.maximum(after_mine, after_theirs)
 
         same_host = host == my_host[:, None]
+        wide = on_host[rows].sum(axis=1) > 2
         line, column = rows[:, None, None], my_expert[:, :, None]
         i_may_go = ~owned[line, rank[:, None, :], column]
-        i_may_go &= ~on_host[line, host[:, None, :], column] | same_host[:, None, :]
+        i_may_go &= (
+            ~on_host[line, host[:, None, :], column] | same_host[:, None, :] | wide[at[:, None], my_expert][:, :, None]
+        )
         they_may_come = ~owned[row, worst[:, None], expert]
-        they_may_come &= ~on_host[row, my_host[:, None], expert] | same_host
+        they_may_come &= ~on_host[row, my_host[:, None], expert] | same_host | wide[at[:, None], expert]
         allowed = i_may_go & (they_may_come & there[rows])[:, None, :] & movable[row, mine][:, :, None]
 
         result = np.where(allowed, result, np.inf).reshape(len(rows), -1)

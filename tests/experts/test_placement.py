@@ -128,10 +128,15 @@ def test_copies_are_on_different_hosts_when_hosts_have_room() -> None:
         assert len({topology[slot // 6] for slot in slots}) >= min(2, len(slots))
 
 
-@pytest.mark.parametrize("skew", [0.3, 0.7, 1.0, 1.5])
-@pytest.mark.parametrize("lost", [0, 1, 3])
-def test_balance_is_within_five_percent_of_the_greedy_yardstick(skew: float, lost: int) -> None:
-    load = np.random.default_rng(11).lognormal(0, skew, (8, 256))
+LOADS = {
+    f"lognormal {skew}": np.random.default_rng(11).lognormal(0, skew, (8, 256)) for skew in (0.3, 0.7, 1.0, 1.5)
+} | {"zipf": 1 / np.arange(1.0, 257.0)[None]}
+
+
+@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_balance_is_within_five_percent_of_the_greedy_yardstick(kind: str, lost: int) -> None:
+    load = LOADS[kind]
     topology = [rank // 8 for rank in range(32)]
     active = range(32 - lost)
     yardstick = Placement(eplb_greedy(load, len(active), 9), 256, 9).imbalance(load)
