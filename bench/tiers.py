@@ -69,6 +69,7 @@ def fill(memory: ExpertMemory, experts: int) -> None:
 
 
 def measure_tiers(experts: int, times: int = 5) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)  # one core copies, as one core reads
     shape = layout(experts)
     shared = SharedMemory.create("bench", shape.region_bytes)
     memory = ExpertMemory(shape, as_tensor(shared))

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -172,63 +172,91 @@ def _run(
     report: RepairReport,
     deadline: float,
 ) -> None:
-    """Work through ``jobs``, all sources at once, until each is done or has run out of sources."""
+    """Work through ``jobs``, all sources at once, until each is done or has run out of sources.
+
+    A source reads its next batch while the last one is verified.
+    """
     if not jobs:
         return
     waiting: defaultdict[tuple[Tier, int, str], deque[_Job]] = defaultdict(deque)
     for job in jobs:
         waiting[_source(job.origin)].append(job)
     size = memory.layout.expert_bytes
-    running: dict[Future[list[str | None]], list[_Job]] = {}
+    reading: dict[Future[str | None], list[_Job]] = {}
+    verifying: dict[Future[list[str | None]], list[_Job]] = {}
     failed: list[Transfer] = []
     pool = ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="eep-repair")
     try:
-        while running or any(waiting.values()):
-            busy = {_source(batch[0].origin) for batch in running.values()}
+        while reading or verifying or any(waiting.values()):
+            busy = {_source(batch[0].origin) for batch in reading.values()}
             for source, queue in waiting.items():
                 if queue and source not in busy:
                     batch = [queue.popleft() for _ in range(min(len(queue), max(1, BATCH_BYTES // size)))]
-                    running[pool.submit(_fetch, batch, reader_of, checksums)] = batch
-            done, _ = wait(running, timeout=max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
+                    reading[pool.submit(_read, batch, reader_of)] = batch
+            patience = max(0.0, deadline - time.monotonic())
+            under_way: list[Future[Any]] = [*reading, *verifying]
+            done, _ = wait(under_way, timeout=patience, return_when=FIRST_COMPLETED)
             if not done:
-                stuck = [job.transfer for batch in running.values() for job in batch]
-                where = ", ".join(sorted({str(batch[0].origin) for batch in running.values()}))
-                raise RepairFailed(f"{where} did not deliver {len(stuck)} experts before the timeout", stuck)
-            for future in done:
-                for job, trouble in zip(running.pop(future), future.result(), strict=True):
-                    if trouble is None:
-                        report.bytes_by_tier[job.origin.tier] += size
-                        continue
-                    report.setbacks.append(trouble)
-                    job.attempt += 1
-                    if job.attempt < len(job.transfer.origins):
-                        waiting[_source(job.origin)].append(job)
-                    else:
-                        failed.append(job.transfer)
+                raise _late([*reading.values(), *verifying.values()])
+            for read in [future for future in reading if future in done]:
+                batch, trouble = reading.pop(read), read.result()
+                if trouble is None:
+                    verifying[pool.submit(_verify, batch, checksums)] = batch
+                else:
+                    _settle(batch, [trouble] * len(batch), size, waiting, failed, report)
+            for verified in [future for future in verifying if future in done]:
+                _settle(verifying.pop(verified), verified.result(), size, waiting, failed, report)
     finally:
-        # A source that is stuck keeps its thread, not us; the error above says that its slots must not be
-        # served.
+        # A source that is stuck keeps its thread, not us; the error says that its slots must not be served.
         pool.shutdown(wait=False, cancel_futures=True)
     if failed:
         raise RepairFailed(f"{_nowhere(failed)} Last: {report.setbacks[-1]}", failed)
 
 
-def _fetch(batch: list[_Job], reader_of: Callable[[Origin], Reader], checksums: Checksums) -> list[str | None]:
-    """Read and verify a batch from its source; for each job, what went wrong, if anything."""
+def _read(batch: list[_Job], reader_of: Callable[[Origin], Reader]) -> str | None:
+    """Read a batch from its source; what went wrong, if anything."""
     origin = batch[0].origin
     try:
         reader = reader_of(origin)
         if not reader.alive():
-            raise SourceLost(f"{origin} is gone")
-        reader.read([Want(j.transfer.layer, j.transfer.expert, j.origin.slot, j.into) for j in batch])
+            raise SourceLost("it is gone")
+        reader.read([Want(job.transfer.layer, job.transfer.expert, job.origin.slot, job.into) for job in batch])
     except SourceLost as error:
-        return [f"layer {j.transfer.layer} expert {j.transfer.expert} from {j.origin}: {error}" for j in batch]
-    return [
-        None
-        if checksums.matches(j.transfer.layer, j.transfer.expert, checksum(j.into))
-        else f"layer {j.transfer.layer} expert {j.transfer.expert} from {j.origin}: wrong checksum"
-        for j in batch
-    ]
+        return str(error)
+    return None
+
+
+def _verify(batch: list[_Job], checksums: Checksums) -> list[str | None]:
+    right = [checksums.matches(job.transfer.layer, job.transfer.expert, checksum(job.into)) for job in batch]
+    return [None if each else "wrong checksum" for each in right]
+
+
+def _settle(
+    batch: list[_Job],
+    troubles: Sequence[str | None],
+    size: int,
+    waiting: defaultdict[tuple[Tier, int, str], deque[_Job]],
+    failed: list[Transfer],
+    report: RepairReport,
+) -> None:
+    """Count what arrived, and send what did not to its next source."""
+    for job, trouble in zip(batch, troubles, strict=True):
+        if trouble is None:
+            report.bytes_by_tier[job.origin.tier] += size
+            continue
+        expert = f"layer {job.transfer.layer} expert {job.transfer.expert}"
+        report.setbacks.append(f"{expert} from {job.origin}: {trouble}")
+        job.attempt += 1
+        if job.attempt < len(job.transfer.origins):
+            waiting[_source(job.origin)].append(job)
+        else:
+            failed.append(job.transfer)
+
+
+def _late(batches: Sequence[list[_Job]]) -> RepairFailed:
+    stuck = [job.transfer for batch in batches for job in batch]
+    where = ", ".join(sorted({str(batch[0].origin) for batch in batches}))
+    return RepairFailed(f"{where} did not deliver {len(stuck)} experts before the timeout", stuck)
 
 
 def _source(origin: Origin) -> tuple[Tier, int, str]:
