@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import groupby
 
 import numpy as np
 
@@ -115,6 +116,23 @@ class RepairPlan:
         """What one rank has to do."""
         return RepairPlan(tuple(t for t in self.transfers if t.rank == rank), self.expert_bytes)
 
+    def rounds(self, aside_bytes: int) -> list[RepairPlan]:
+        """This plan in parts to be done one after the other, so that no rank takes more than that aside at a time.
+
+        A layer is never divided: what it exchanges must be read before any of it is written.
+        """
+        parts: list[list[Transfer]] = []
+        aside: Counter[int] = Counter()
+        for _, group in groupby(sorted(self.transfers, key=lambda t: t.layer), key=lambda t: t.layer):
+            layer = list(group)
+            more = Counter(t.rank for t in layer if t.staged)
+            if not parts or any((aside[rank] + more[rank]) * self.expert_bytes > aside_bytes for rank in more):
+                parts.append([])
+                aside.clear()
+            parts[-1] += layer
+            aside += more
+        return [RepairPlan(tuple(part), self.expert_bytes) for part in parts]
+
     def bytes_by_tier(self) -> dict[Tier, int]:
         """The bytes that the first choice of each transfer moves."""
         count = Counter(t.origins[0].tier for t in self.transfers if t.origins)
@@ -172,11 +190,14 @@ def plan_repair(
     now, then = before.on(active).physical_to_logical, after.on(active).physical_to_logical
     written = (then != now) & (then != EMPTY)
     # A slot that the plan overwrites, or clears, is a source only until the first rank writes.
-    lasting, passing = _holders(now, now == then), _holders(now, now != then)
+    asked = np.zeros((after.layers, after.experts), dtype=bool)
+    asked[np.nonzero(written)[0], then[written]] = True
+    held = (now != EMPTY) & np.take_along_axis(asked, np.maximum(now, 0), axis=1)
+    lasting, passing = _holders(now, held & (now == then)), _holders(now, held & (now != then))
     speed = bandwidth or Bandwidth()
     busy: defaultdict[tuple[object, ...], float] = defaultdict(float)
     transfers = []
-    for layer, column in zip(*(axis.tolist() for axis in np.nonzero(written)), strict=True):
+    for layer, column in np.argwhere(written).tolist():
         rank, slot = divmod(column, size)
         expert = int(then[layer, column])
         key = (layer, expert)
@@ -204,7 +225,7 @@ def plan_repair(
 
 def _holders(table: np.ndarray, where: BoolArray) -> dict[tuple[int, int], list[int]]:
     held: dict[tuple[int, int], list[int]] = {}
-    for layer, column in zip(*(axis.tolist() for axis in np.nonzero(where & (table != EMPTY))), strict=True):
+    for layer, column in np.argwhere(where).tolist():
         held.setdefault((layer, int(table[layer, column])), []).append(column)
     return held
 

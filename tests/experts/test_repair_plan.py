@@ -94,6 +94,21 @@ def test_placements_of_different_shapes_are_refused() -> None:
         plan_repair(placement([0, 1]), placement([0, 1, 0, 1]), [0], [0, 0], MIB)
 
 
+@pytest.mark.parametrize("aside", [0, 3, 7, 1000])
+def test_rounds_bound_what_is_taken_aside(aside: int) -> None:
+    rng = np.random.default_rng(2)
+    start = plan(rng.lognormal(0, 1, (9, 12)), None, range(4), 4, [0] * 4)
+    after = plan(rng.lognormal(0, 1, (9, 12)), start, range(4), 4, [0] * 4, extra_moves=float("inf"))
+    whole = plan_repair(start, after, range(4), [0] * 4, 1)
+    assert whole.needs_barrier
+    rounds = whole.rounds(aside)
+    assert [t for part in rounds for t in part.transfers] == list(whole.transfers)
+    for part in rounds:
+        most = max(Counter(t.rank for t in part.transfers if t.staged).values(), default=0)
+        assert most <= aside or len({t.layer for t in part.transfers}) == 1
+    assert (len(rounds) == 1) == (aside == 1000)
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 4) | st.just(float("inf")))
 def test_every_slot_that_changes_has_sources_that_hold_its_expert(seed: int, extra: float) -> None:
