@@ -24,6 +24,7 @@ from provenance import provenance
 from tiers import measure_tiers
 
 from eep.experts.placement import Placement, moves, plan
+from eep.experts.repair_plan import plan_repair
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 LAYERS, EXPERTS, RANKS, RANKS_PER_HOST = 58, 256, 32, 8
@@ -79,12 +80,14 @@ def planner_rows(slots: int) -> list[dict[str, Any]]:
             after = work()
             greedy = greedy_moves(before, load, active)
             uncovered = int((left.replica_counts == 0).sum())
+            find_sources = partial(plan_repair, before, after, active, topology, 44_040_192, disk=True)
             rows.append(
                 {
                     "slots_per_rank": slots,
                     "lost": number,
                     "how": how,
                     "milliseconds": 1e3 * seconds(work),
+                    "sources_milliseconds": 1e3 * seconds(find_sources),
                     "surviving_slots_per_layer": len(active) * slots,
                     "uncovered_per_layer": uncovered / LAYERS,
                     "moved_per_layer": moves(left, after) / LAYERS,
