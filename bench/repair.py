@@ -167,13 +167,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     def text(value: Any) -> str:
         if value is None:
             return "–"
-        return (
-            f"{value:.3g}"
-            if isinstance(value, float) and abs(value) < 100
-            else f"{value:.0f}"
-            if isinstance(value, float)
-            else str(value)
-        )
+        if isinstance(value, float):
+            return f"{value:.0f}" if value >= 100 else f"{value:.4g}"
+        return str(value)
 
     heads = list(rows[0])
     lines = ["| " + " | ".join(head.replace("_", " ") for head in heads) + " |", "|" + "---|" * len(heads)]
@@ -195,11 +191,10 @@ def main() -> None:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "repair.json").write_text(json.dumps({"about": about, "results": sections}, indent=1) + "\n")
-    lines = [
-        "# Expert repair, measured",
-        "",
-        *(f"- {key.replace('_', ' ')}: {value}" for key, value in about.items()),
-    ]
+    lines = ["# Expert repair, measured", ""]
+    for key, value in about.items():
+        shown = ", ".join(f"{name} {what}" for name, what in value.items()) if isinstance(value, dict) else value
+        lines.append(f"- {key}: {shown}")
     for title, rows in sections.items():
         lines += ["", f"## {title}", "", table(rows)]
     report = "\n".join(lines) + "\n"

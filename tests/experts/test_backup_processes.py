@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import pty
 import signal
 import subprocess
 import sys
@@ -232,6 +233,19 @@ def test_a_service_ends_cleanly_when_told(
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert registry.scan(BACKUPS) == {}
+
+
+def test_filling_shows_its_progress_on_a_terminal(ranks: dict[int, Rank], tmp_path: pathlib.Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "eep.experts.cli", "backup", "serve", "--name", "a", "--memory", "1GiB"]
+    command += ["--registry", str(tmp_path / "registry")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"copying experts" not in shown:
+            shown += os.read(ours, 4096)
+        process.kill()
+    os.close(ours)
 
 
 @pytest.mark.parametrize(
