@@ -16,6 +16,8 @@ from eep.experts.packing import (
     slot_loads,
 )
 
+_EVEN_ENOUGH = 1.002  # the busiest rank over the mean; what is left is less than loads change from step to step
+
 
 def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluster: Cluster, rounds: int) -> None:
     """Exchange, in place, one movable slot of the busiest rank with a movable slot elsewhere, ``rounds`` times.
@@ -32,10 +34,12 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
     slots, there = padded(movable)
     rows = np.flatnonzero(movable.any(axis=1))
     for _ in range(rounds):
-        if not len(rows):
-            return
-        at, row = np.arange(len(rows)), rows[:, None]
         busy = served[rows].reshape(len(rows), cluster.ranks, size).sum(axis=2)
+        uneven = (busy / speed).max(axis=1) > _EVEN_ENOUGH * busy.mean(axis=1)
+        if not uneven.any():
+            return
+        rows, busy = rows[uneven], busy[uneven]
+        at, row = np.arange(len(rows)), rows[:, None]
         worst = (busy / speed).argmax(axis=1)
         mine = worst[:, None] * size + np.arange(size)
         my_expert, my_load = np.maximum(slot_expert[row, mine], 0), served[row, mine]
