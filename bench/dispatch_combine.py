@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--topk", type=int, default=8, help="experts per token (default: 8)")
     parser.add_argument("--wire", choices=WIRES, default="bf16", help="format of dispatched rows (default: bf16)")
     parser.add_argument("--device", choices=["cpu"], default="cpu", help="where the tensors live")
-    parser.add_argument("--seconds", type=float, default=2.5, help="to spend on each case, about (default: 2.5)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="to spend on each case, about (default: 2)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
     parser.add_argument("--no-files", action="store_true", help="only print the table")
     arguments = parser.parse_args()

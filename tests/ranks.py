@@ -19,7 +19,7 @@ import torch
 
 import eep
 import eep.received
-from eep import faults
+from eep import faults, native
 from eep.native import Mailbox
 from tests import moe
 
@@ -67,7 +67,7 @@ class RankProgram:
         return outputs, self.buffer.status()
 
     def dispatch_only(self, seed: int, active: tuple[int, ...]) -> tuple[list[int], eep.Status]:
-        batch = moe.make_batch(self.config, self.buffer.rank, seed, active)
+        batch = moe.make_batch(self.config, self.buffer.rank, seed, active).to(self.config.device)
         self.received = self.buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
         return self.received.rank_counts.tolist(), self.buffer.status()
 
@@ -116,11 +116,9 @@ class RankProgram:
 
     def send_message(self, to: int, count: int, topk_idx: int, envelope: int | None = None) -> None:
         """A well-formed flag for the next round of ``to``, with contents of our choice."""
-        from eep.native import RegionLayout, Shape
-
-        peers = self.buffer._peers
-        layout: RegionLayout = peers._layout
-        shape: Shape = peers._shape
+        shape = self.buffer._peers._shape
+        layout = native.RegionLayout()
+        native.check(native.load(), native.load().eep_region_layout_compute(shape, layout))
         base = self.buffer.table.peers[to].region
         slot = self.buffer.table.peers[self.buffer.rank].slot
         first = layout.topk_idx + slot * shape.max_tokens * shape.max_topk * 4

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/fault.h"
 #include "cpu/context.h"
-#include "cpu/fault.h"
 #include "cpu/formats.h"
 #include "cpu/wait.h"
 
@@ -156,11 +156,10 @@ void check_stamps(eep_context& context, uint32_t channel, const eep_snapshot& sn
 
 int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void*) {
   using namespace eep;
-  if (const int error = check_phase(*context, args->channel, EEP_PHASE_RECEIVED, "combine")) return error;
+  const Turn turn = context->turn(args->channel);
+  if (const int error = check_turn(context->shape, args->channel, turn, EEP_PHASE_RECEIVED, "combine")) return error;
+  if (const int error = check_combine_send(context->shape, *args)) return error;
   const bool by_rank = context->shape.layout == EEP_LAYOUT_RANK;
-  if (!args->x || args->topk < 1 || args->topk > context->shape.max_topk ||
-      (!by_rank && (!args->src_info || !args->layout_range)))
-    return fail(EEP_ERROR_ARGUMENT, "an input of the combine is missing or its top-k is not that of the dispatch");
   eep_snapshot& snapshot = context->snapshots[args->channel];
   snapshot.phase = EEP_PHASE_PUBLISHED;
   if (leave_if_revoked(*context, snapshot)) return EEP_OK;
@@ -175,14 +174,11 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
 
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void*) {
   using namespace eep;
-  if (const int error = check_phase(*context, args->channel, EEP_PHASE_PUBLISHED, "combine's receive")) return error;
+  const Turn turn = context->turn(args->channel);
+  if (const int error = check_turn(context->shape, args->channel, turn, EEP_PHASE_PUBLISHED, "combine's receive"))
+    return error;
   eep_snapshot& snapshot = context->snapshots[args->channel];
-  if (args->tokens != snapshot.tokens)
-    return fail(EEP_ERROR_ARGUMENT, "combine of %u tokens after a dispatch of %u", args->tokens, snapshot.tokens);
-  if (args->topk < 1 || args->topk > context->shape.max_topk)
-    return fail(EEP_ERROR_ARGUMENT, "top-k must be between 1 and %u, got %u", context->shape.max_topk, args->topk);
-  if (args->tokens && (!args->out || !args->topk_idx))
-    return fail(EEP_ERROR_ARGUMENT, "an output tensor and topk_idx are needed");
+  if (const int error = check_combine_recv(context->shape, *args, snapshot.tokens)) return error;
   if (const int error = check_experts(*context, args->topk_idx, args->tokens, args->topk)) return error;
   uint64_t usable = 0;
   if (!leave_if_revoked(*context, snapshot)) usable = await_outboxes(*context, args->channel, snapshot);
@@ -190,4 +186,10 @@ int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, vo
   check_stamps(*context, args->channel, snapshot, usable);
   snapshot.phase = EEP_PHASE_IDLE;
   return EEP_OK;
+}
+
+int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* recv,
+                void* stream) {
+  if (const int error = eep_combine_send(context, send, stream)) return error;
+  return eep_combine_recv(context, recv, stream);
 }
