@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import signal
 import sys
 import threading
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from eep.errors import EepError
-from eep.experts.backup import BackupOptions, BackupService, serve
-from eep.experts.engine import Engine
-from eep.experts.registry import DirectoryRegistry
+if TYPE_CHECKING:
+    from eep.experts.registry import Registry
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``backup`` to the commands of ``eep``."""
+    """Add ``backup`` to the commands of ``eep``. What it needs is imported when it runs."""
     backup = commands.add_parser("backup", help="keep experts in host memory, for repair")
     actions = backup.add_subparsers(required=True, metavar="serve")
     parser = actions.add_parser("serve", help="serve this host's share until SIGTERM or SIGINT")
-    parser.add_argument("--registry", required=True, help="private directory where ranks and services meet")
+    parser.add_argument(
+        "--registry",
+        required=True,
+        help="where ranks and services meet: a private directory (one host), or the address of an etcd such as "
+        "http://10.0.0.1:2379 (several, with commas between the addresses of its nodes)",
+    )
+    parser.add_argument("--job", default="job", help="keeps the keys of one job apart from others in etcd")
     parser.add_argument("--name", required=True, help="name of this service, different on every host")
     parser.add_argument("--memory", required=True, type=_size, help="most memory to use, as in 170GiB")
     parser.add_argument("--host", type=int, default=0, help="number of this host in the topology (default 0)")
@@ -36,6 +42,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from eep.errors import EepError
+    from eep.experts.backup import BackupOptions, BackupService, serve
+    from eep.experts.engine import Engine
+
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -49,13 +59,23 @@ def _serve(arguments: argparse.Namespace) -> int:
             arguments.checkpoint,
             arguments.family,
         )
-        registry = DirectoryRegistry(arguments.registry)
+        registry = _registry(arguments.registry, arguments.job)
         engine = Engine(arguments.address, arguments.protocol)
         serve(BackupService(registry, engine, options, _say, _progress), stop)
     except (EepError, ValueError, OSError) as error:
         print(f"eep backup: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _registry(where: str, job: str) -> Registry:
+    from eep.experts.registry import DirectoryRegistry
+    from eep.experts.store_registry import StoreRegistry
+
+    if not where.startswith(("http://", "https://")):
+        return DirectoryRegistry(where)
+    etcd = importlib.import_module("eep.control.etcd")
+    return StoreRegistry(lambda: etcd.EtcdStore(tuple(where.split(",")), job))
 
 
 def _say(line: str) -> None:
