@@ -9,10 +9,12 @@ filled meanwhile.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import mmap
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +30,8 @@ _DISTRIBUTIONS = (
     "mooncake-transfer-engine-cuda13",
 )
 _OLDEST = (0, 3, 13)  # before, any peer could read and write outside of registered memory (CVE-2026-103764)
+
+_MOST_ABANDONED_BYTES = 512 << 20
 
 
 class TransferFailed(EepError):
@@ -49,8 +53,8 @@ class Engine:
         self._lock = threading.Lock()
         self._exposed: dict[int, mmap.mmap] = {}
         self._scratch: list[torch.Tensor] = []
-        # Memory that a late answer could still be written to. It is kept for ever, and that is the point.
-        self._abandoned: list[torch.Tensor] = []
+        # Memory that a late answer could still be written to. It is never freed, and that is the point.
+        self._abandoned: deque[torch.Tensor] = deque()
 
     def expose(self, memory: SharedMemory) -> int:
         """Let peers read ``memory``; the address at which they do."""
@@ -75,7 +79,7 @@ class Engine:
         """Fill each tensor from the address beside it at ``session``, or raise :class:`TransferFailed`."""
         sizes = [target.numel() for _, target in parts]
         scratch = self._take(sum(sizes))
-        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        starts = list(itertools.accumulate(sizes, initial=0))[:-1]
         local = [scratch.data_ptr() + start for start in starts]
         result = self._engine.batch_transfer_sync_read(session, local, [address for address, _ in parts], sizes)
         if result:
@@ -92,6 +96,12 @@ class Engine:
             for index, scratch in enumerate(self._scratch):
                 if scratch.numel() >= nbytes:
                     return self._scratch.pop(index)
+            if sum(scratch.numel() for scratch in self._abandoned) > _MOST_ABANDONED_BYTES:
+                # The oldest has waited long enough; should its answer still come, a checksum will not match.
+                for _ in range(len(self._abandoned)):
+                    if self._abandoned[0].numel() >= nbytes:
+                        return self._abandoned.popleft()
+                    self._abandoned.rotate(-1)
             while self._scratch and not self._tcp:
                 self._engine.unregister_memory(self._scratch.pop().data_ptr())
             self._scratch.clear()

@@ -291,6 +291,16 @@ def test_what_is_exposed_can_be_read_but_not_written(engine: Engine) -> None:
     memory.close()
 
 
+def test_reads_that_fail_do_not_eat_up_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eep.experts.engine._MOST_ABANDONED_BYTES", 10 << 16)
+    other = Engine()
+    target = torch.zeros(1 << 16, dtype=torch.uint8)
+    for _ in range(40):
+        with pytest.raises(TransferFailed):
+            other.read(engine.session, [(4096, target)])
+    assert sum(scratch.numel() for scratch in other._abandoned) <= 12 << 16
+
+
 def test_a_stopped_service_is_given_up_and_its_late_answer_lands_nowhere(
     ranks: dict[int, Rank],
     serve: Callable[..., subprocess.Popen[str]],
