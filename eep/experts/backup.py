@@ -10,8 +10,9 @@ Memory that is filled is never written again: what peers read is a read-only map
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,8 @@ from eep.experts.registry import Registry, wait_for_change
 from eep.experts.repair import SourceLost
 from eep.experts.transport import as_tensor
 from eep.memory.shm import SharedMemory
+
+_EXTENT_BYTES = 2 << 30
 
 
 class BackupTooLarge(EepError):
@@ -87,7 +90,8 @@ class BackupService:
 
     @property
     def used_bytes(self) -> int:
-        return sum(filled.memory.size for filled in self._filled)
+        size = self._shape.expert_bytes if self._shape else 0
+        return sum(len(filled.extent.numbers) // 8 * size for filled in self._filled)
 
     def refresh(self) -> int:
         """Add what this service should hold now and does not; the number of experts added."""
@@ -106,9 +110,14 @@ class BackupService:
             wanted = wanted[np.isin(wanted, list(copies))]
         if not len(wanted):
             return 0
-        added = self._fill(wanted, copies)
-        if added:
-            self._publish()
+        size = self._shape.expert_bytes
+        self._check_memory(len(wanted) * size)
+        # Part by part, so that what is there can be used while the rest is still on its way.
+        queue, added = iter(self.progress(wanted.tolist())), 0
+        for start in range(0, len(wanted), most := max(1, _EXTENT_BYTES // size)):
+            added += self._fill(queue, min(most, len(wanted) - start), copies)
+        if added < len(wanted):
+            self.tell(f"{len(wanted) - added} experts could not be copied; they are tried again")
         return added
 
     def _wanted(self, services: dict[str, BackupRecord], ranks: dict[str, RankRecord]) -> IntArray:
@@ -122,26 +131,25 @@ class BackupService:
         only = only_hosts(live, number) if live else np.full(number, NOWHERE, dtype=np.int64)
         return np.flatnonzero(share(self.options.name, known, only, self.options.replicas))
 
-    def _fill(self, wanted: IntArray, copies: dict[int, list[Copy]]) -> int:
+    def _fill(self, queue: Iterator[int], most: int, copies: dict[int, list[Copy]]) -> int:
+        """Copy the next ``most`` experts of ``queue`` into one piece of memory and publish it; how many it holds."""
         assert self._shape is not None
         size = self._shape.expert_bytes
-        self._check_memory(len(wanted) * size)
-        memory = SharedMemory.create(f"eep-backup-{self.options.name}", len(wanted) * size)
+        memory = SharedMemory.create(f"eep-backup-{self.options.name}", most * size)
         region = as_tensor(memory)
         kept: list[tuple[int, int]] = []
-        for number in self.progress(wanted.tolist()):
+        for number in itertools.islice(queue, most):
             target = region[len(kept) * size : (len(kept) + 1) * size]
             value = self._copy(number, copies.get(number, []), target)
             if value is not None:
                 kept.append((number, value))
-        if len(kept) < len(wanted):
-            self.tell(f"{len(wanted) - len(kept)} experts could not be copied; they are tried again")
         if not kept:
             memory.close()
             return 0
         numbers = np.array([number for number, _ in kept], dtype="<i8").tobytes()
         sums = np.array([value for _, value in kept], dtype="<u8").tobytes()
         self._filled.append(_Filled(memory, Extent(self.engine.expose(memory), numbers, sums)))
+        self._publish()
         return len(kept)
 
     def _copy(self, number: int, copies: list[Copy], target: torch.Tensor) -> int | None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from eep.experts.backup import BackupOptions, BackupService
 from eep.experts.backup_client import BackupClient
 from eep.experts.engine import Engine, TransferFailed
 from eep.experts.placement import Placement
@@ -356,3 +357,21 @@ def test_a_record_that_points_elsewhere_yields_wrong_bytes_that_are_caught(
     assert all("forged: wrong checksum" in setback for setback in said["setbacks"])
     assert ranks[0].ask("look", placement=after)["wrong"] == []
     assert process.poll() is None
+
+
+def test_a_share_of_several_extents_is_complete(
+    ranks: dict[int, Rank], registry: DirectoryRegistry, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eep.experts.backup._EXTENT_BYTES", 5 * model.layout(1).expert_bytes)
+    said: list[str] = []
+    options = BackupOptions("here", 0, 1 << 30)
+    service = BackupService(registry, Engine(), options, said.append)
+    service.start()
+    assert service.refresh() == NUMBER
+    assert service.refresh() == 0
+    backups = client(registry, engine)
+    assert len(backups.records()["here"].extents) == -(-NUMBER // 5)
+    assert read_all(backups, "here") == NUMBER
+    assert service.used_bytes == NUMBER * model.layout(1).expert_bytes
+    service.stop()
+    assert registry.scan(BACKUPS) == {}
