@@ -139,6 +139,7 @@ def plan(
     weights: Sequence[float] | None = None,
     when_short: WhenShort = "refuse",
     extra_moves: float = 0.0,
+    balance_moves: int = 0,
     max_copies: int | None = None,
 ) -> Placement:
     """Place the experts of ``load[layers, experts]`` on the ``active`` ranks.
@@ -148,7 +149,12 @@ def plan(
     load, as far as the coldest experts in its slots allow. ``current`` is what lies where now (``None``:
     nothing). ``extra_moves`` is how many more slots than the fewest may be rewritten for the sake of balance,
     as a share of the fewest; ``math.inf`` balances from scratch and then keeps what happens to fit.
+    ``balance_moves`` is a number of such slots in all, for balancing in doses when nothing was lost.
     """
+    if when_short not in ("refuse", "mask"):
+        raise ValueError(f"when_short is 'refuse' or 'mask', got {when_short!r}")
+    if not (extra_moves >= 0 and balance_moves >= 0):
+        raise ValueError(f"moves cannot be negative, got extra_moves={extra_moves}, balance_moves={balance_moves}")
     demand, ranks, cluster = _checked(load, current, active, slots_per_rank, topology, weights, max_copies)
     layers, experts = demand.shape
     columns = (ranks[:, None] * slots_per_rank + np.arange(slots_per_rank)).ravel()
@@ -164,11 +170,12 @@ def plan(
         after = from_scratch(before, demand, missing, cluster)
     else:
         # Layers that lost nothing and have no slot to fill stay as they are.
-        rows = np.flatnonzero(fewest_moves(before, experts))
+        fewest = fewest_moves(before, experts)
+        rows = np.flatnonzero(fewest)
         after = before.copy()
         if len(rows):
             after[rows] = retain(before[rows], demand[rows], missing[rows], cluster)
-        spend(int(extra_moves * fewest_moves(before, experts).sum()), after, demand, cluster)
+        spend(int(extra_moves * fewest.sum()) + balance_moves, after, demand, cluster)
     table = np.full((layers, len(topology) * slots_per_rank), EMPTY, dtype=np.int64)
     table[:, columns] = after
     return Placement(table, experts, slots_per_rank)

@@ -153,6 +153,20 @@ def test_more_moves_make_it_more_even() -> None:
     assert worst[0] > worst[1] > worst[2]
 
 
+def test_balancing_in_doses_after_a_repair() -> None:
+    load = np.random.default_rng(5).lognormal(0, 1, (8, 256))
+    placement = plan(load, None, range(32), 9, [0] * 32)
+    placement = plan(load, placement, range(31), 9, [0] * 32)
+    assert plan(load, placement, range(31), 9, [0] * 32, extra_moves=1).digest == placement.digest, "nothing was lost"
+    worst = placement.imbalance(load).max()
+    for _ in range(3):
+        after = plan(load, placement, range(31), 9, [0] * 32, balance_moves=80)
+        assert_sound(after, list(range(31)), 256)
+        assert 0 < moves(placement, after) <= 80
+        assert after.imbalance(load).max() < worst
+        placement, worst = after, after.imbalance(load).max()
+
+
 def test_a_rank_of_half_the_weight_gets_about_half_the_load() -> None:
     load = np.random.default_rng(7).lognormal(0, 1, (6, 128))
     weights = [1.0] * 7 + [0.5]
@@ -222,6 +236,10 @@ def test_no_expert_gets_more_copies_than_the_tables_can_hold() -> None:
         ({"weights": [1.0, 0.0]}, "positive number"),
         ({"weights": [1.0]}, "positive number"),
         ({"max_copies": 0}, "at least one copy"),
+        ({"when_short": "hope"}, "'refuse' or 'mask'"),
+        ({"extra_moves": -0.1}, "cannot be negative"),
+        ({"extra_moves": math.nan}, "cannot be negative"),
+        ({"balance_moves": -1}, "cannot be negative"),
         ({"current": Placement(np.zeros((1, 2), dtype=np.int64), 2, 1)}, "current placement has"),
     ],
 )
