@@ -78,17 +78,18 @@ def retain(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cl
 
 
 def spend(budget: int, placed: IntArray, demand: FloatArray, cluster: Cluster) -> None:
-    """Rewrite, in place, up to ``budget`` further slots in all where that evens out the least even layers."""
-    exchanges = budget // 2
-    if not exchanges:
+    """Rewrite, in place, up to ``budget`` further slots in all to even the layers out, two with each exchange."""
+    each, more = divmod(budget // 2, len(placed))
+    if not each + more:
         return
-    each = -(-exchanges // len(placed))
+    even_out(placed, np.ones_like(placed, dtype=bool), demand, cluster, each)
     busy = rank_loads(placed, demand, copies(placed, demand.shape[1]), cluster.slots_per_rank)
     uneven = (busy / cluster.weight).max(axis=1) / busy.mean(axis=1)
-    rows = np.sort(np.argsort(-uneven, kind="stable")[: exchanges // each])
-    worst = placed[rows]
-    even_out(worst, np.ones_like(worst, dtype=bool), demand[rows], cluster, each)
-    placed[rows] = worst
+    rows = np.sort(np.argsort(-uneven, kind="stable")[:more])
+    if len(rows):
+        worst = placed[rows]
+        even_out(worst, np.ones_like(worst, dtype=bool), demand[rows], cluster, 1)
+        placed[rows] = worst
 
 
 def from_scratch(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cluster) -> IntArray:
