@@ -75,6 +75,11 @@ class Placement:
     def max_ranks(self) -> int:
         return int(self.physical_to_logical.shape[1]) // self.slots_per_rank
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(layers, experts, slots per rank, ranks)"""
+        return self.layers, self.experts, self.slots_per_rank, self.max_ranks
+
     @cached_property
     def replica_counts(self) -> IntArray:
         """``[layers, experts]``: the copies of each expert."""

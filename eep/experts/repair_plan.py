@@ -178,21 +178,18 @@ def plan_repair(
 
     ``before`` is what lies where now; what it says of ranks that are not ``active`` is ignored.
     """
-    if (before.layers, before.experts, before.physical_to_logical.shape, before.slots_per_rank) != (
-        after.layers,
-        after.experts,
-        after.physical_to_logical.shape,
-        after.slots_per_rank,
-    ):
-        raise ValueError("the placements before and after the repair are of different shapes")
+    if before.shape != after.shape:
+        raise ValueError(
+            f"the placements before and after the repair are of different shapes: {before.shape}, {after.shape}"
+        )
     active = sorted(set(active))
     size = after.slots_per_rank
     now, then = before.on(active).physical_to_logical, after.on(active).physical_to_logical
     written = (then != now) & (then != EMPTY)
-    # A slot that the plan overwrites, or clears, is a source only until the first rank writes.
     asked = np.zeros((after.layers, after.experts), dtype=bool)
     asked[np.nonzero(written)[0], then[written]] = True
     held = (now != EMPTY) & np.take_along_axis(asked, np.maximum(now, 0), axis=1)
+    # A slot that the plan overwrites, or clears, is a source only until the first rank writes.
     lasting, passing = _holders(now, held & (now == then)), _holders(now, held & (now != then))
     speed = bandwidth or Bandwidth()
     busy: defaultdict[tuple[object, ...], float] = defaultdict(float)
@@ -205,7 +202,7 @@ def plan_repair(
         staged = not origins and key in passing
         if staged:
             origins = [_slot_origin(holder, rank, size) for holder in passing[key]]
-        for name, backup in (backups or {}).items():
+        for name, backup in sorted((backups or {}).items()):
             if backup.held[layer, expert]:
                 origins.append(Origin(Tier.DRAM, backup=name))
         if disk:
