@@ -175,5 +175,5 @@ def step(
     received = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
     output = buffer.combine(run_experts(buffer, received), received)
     if config.device == "cuda":
-        torch.cuda.synchronize()  # as a server does before it samples; then the status can be read
+        torch.cuda.current_stream().synchronize()  # as a server does before it samples; then the status can be read
     return output.cpu()

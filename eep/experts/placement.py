@@ -218,10 +218,10 @@ def _checked(
         raise ValueError(f"active ranks {ranks.tolist()} do not fit a topology of {len(topology)} ranks")
     if current is not None:
         expected = (demand.shape[0], demand.shape[1], slots_per_rank, len(topology))
-        actual = (current.layers, current.experts, current.slots_per_rank, current.max_ranks)
-        if actual != expected:
+        if current.shape != expected:
             raise ValueError(
-                f"the current placement has (layers, experts, slots per rank, ranks) {actual}, the arguments {expected}"
+                f"the current placement has (layers, experts, slots per rank, ranks) {current.shape}, "
+                f"the arguments {expected}"
             )
     speed = np.ones(len(topology)) if weights is None else np.array(weights, dtype=np.float64)
     if speed.shape != (len(topology),) or not np.isfinite(speed).all() or speed[ranks].min() <= 0:

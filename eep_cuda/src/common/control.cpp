@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <climits>
+#include <initializer_list>
 
 #include "common/control.h"
 #include "eep/eep.h"

@@ -26,14 +26,14 @@ __device__ void send_flags(const Home& home, uint32_t channel, const Members& me
   const uint64_t corrupt = home.state->trouble.corrupt;
   const uint64_t stamp = eep_flag_make(members.epoch, members.round, 0);
   if (threadIdx.x == 0)
-    store_release_sys(ChannelView(home, reinterpret_cast<uint64_t>(home.region), channel).outbox_stamp(), stamp);
-  fence_sys();
+    store_relaxed_sys(ChannelView(home, reinterpret_cast<uint64_t>(home.region), channel).outbox_stamp(), stamp);
   __syncwarp();
+  fence_sys();  // one fence releases what the experts wrote, and the stamp, to all ranks
   for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
     if (!(members.reachable >> rank & 1)) continue;
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     const uint64_t count = corrupt >> rank & 1 ? 0 : snapshot.count[rank];
-    store_release_sys(&ChannelView(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
+    store_relaxed_sys(&ChannelView(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
                       stamp | count);
   }
 }
@@ -115,11 +115,11 @@ struct Sum {
   }
 };
 
-// A thread adds up 16 bytes of a token, the loads of up to four parts in flight at once.
+// A thread adds up 16 bytes of a token, the loads of up to eight parts in flight at once: rarely are there more.
 template <bool kBf16>
 __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, const Parts* parts, uint32_t first_token,
                           uint32_t stride, uint32_t tokens) {
-  constexpr uint32_t kAtOnce = 4;
+  constexpr uint32_t kAtOnce = 8;
   const uint32_t lane = threadIdx.x % 32, vectors = home.at.outbox_row_bytes / sizeof(uint4);
   const uint32_t chunks = (vectors + 31) / 32;
   for (uint32_t item = threadIdx.x / 32; item < tokens * chunks; item += kWarps) {

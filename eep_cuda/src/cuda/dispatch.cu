@@ -45,7 +45,7 @@ struct Scale {
   uint8_t exponent;
 };
 
-// As eep/src/cpu/formats.h, to the bit.
+// As src/cpu/formats.h, to the bit.
 __device__ Scale scale_for(float largest, bool power_of_two) {
   largest = fmaxf(largest, 1e-4f);
   if (!power_of_two) return {__fdiv_rn(largest, 448.0f), __fdiv_rn(448.0f, largest), 0};
@@ -54,61 +54,54 @@ __device__ Scale scale_for(float largest, bool power_of_two) {
   return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23), static_cast<uint8_t>(exponent)};
 }
 
-// Encodes on the way: eight values a lane, sixteen lanes to a scale. Each warp takes `V` times 256 values of one token.
-template <uint32_t V>
+// Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token.
+template <bool kF32, uint32_t V>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
-  constexpr uint32_t kValues = 8, kLanesPerGroup = EEP_SCALE_GROUP / kValues;
-  const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, octets = hidden / kValues;
-  const uint32_t chunks = (octets + 32 * V - 1) / (32 * V), own_slot = members.slot[home.rank];
-  const bool is_f32 = args.x_type == EEP_TYPE_F32;
+  constexpr uint32_t kValues = 16, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
+  const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
+  const uint32_t chunks = (units + 32 * V - 1) / (32 * V), own_slot = members.slot[home.rank];
   for (uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < args.tokens * chunks; item += gridDim.x * kWarps) {
     const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
-    const uint4* row = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(args.x) +
-                                                      static_cast<uint64_t>(token) * hidden * (is_f32 ? 4 : 2));
-    uint4 raw[V], raw_high[V];
+    const uint4* row = static_cast<const uint4*>(args.x) + static_cast<uint64_t>(token) * units * kLoads;
+    uint4 raw[V][kLoads];
 #pragma unroll
-    for (uint32_t i = 0; i < V; ++i) {
-      const uint32_t octet = first + i * 32;
-      raw[i] = raw_high[i] = make_uint4(0, 0, 0, 0);
-      if (octet >= octets) continue;
-      raw[i] = load_input(row + (is_f32 ? octet * 2 : octet));
-      if (is_f32) raw_high[i] = load_input(row + octet * 2 + 1);
-    }
+    for (uint32_t i = 0; i < V; ++i)
+#pragma unroll
+      for (uint32_t j = 0; j < kLoads; ++j)
+        raw[i][j] = first + i * 32 < units ? load_input(row + (first + i * 32) * kLoads + j) : make_uint4(0, 0, 0, 0);
     const uint64_t hosts =
         hosts_of(home, args.topk_idx + static_cast<uint64_t>(token) * args.topk, args.topk) & members.reachable;
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
-      float values[kValues];
-      const uint32_t words[8] = {raw[i].x,      raw[i].y,      raw[i].z,      raw[i].w,
-                                 raw_high[i].x, raw_high[i].y, raw_high[i].z, raw_high[i].w};
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(raw[i]);
+      float values[kValues], largest = 0;
 #pragma unroll
-      for (uint32_t j = 0; j < kValues; ++j)
-        values[j] = is_f32 ? __uint_as_float(words[j])
-                           : __uint_as_float(j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
-      float largest = 0;
-#pragma unroll
-      for (uint32_t j = 0; j < kValues; ++j) largest = fmaxf(largest, fabsf(values[j]));
+      for (uint32_t j = 0; j < kValues; ++j) {
+        values[j] = __uint_as_float(kF32 ? words[j] : j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
+        largest = fmaxf(largest, fabsf(values[j]));
+      }
 #pragma unroll
       for (uint32_t step = kLanesPerGroup / 2; step; step /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
       const Scale scale = scale_for(largest, args.wire_type != EEP_TYPE_FP8);
-      uint32_t packed[2] = {0, 0};
+      uint32_t packed[4] = {0, 0, 0, 0};
 #pragma unroll
       for (uint32_t j = 0; j < kValues; j += 2) {
         const float2 pair{__fmul_rn(values[j], scale.inverse), __fmul_rn(values[j + 1], scale.inverse)};
         packed[j / 4] |= static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3)) << j % 4 * 8;
       }
-      const uint32_t octet = first + i * 32;
-      if (octet >= octets) continue;
+      const uint32_t unit = first + i * 32;
+      if (unit >= units) continue;
       for (uint64_t to = hosts; to; to &= to - 1) {
         const ChannelView inbox(home, members.region[__ffsll(to) - 1], args.channel);
-        reinterpret_cast<uint2*>(inbox.row(own_slot, token, hidden))[octet] = make_uint2(packed[0], packed[1]);
+        store_row(reinterpret_cast<uint4*>(inbox.row(own_slot, token, hidden)) + unit,
+                  make_uint4(packed[0], packed[1], packed[2], packed[3]));
         if (lane % kLanesPerGroup) continue;
         uint8_t* scales = inbox.scales(own_slot, token);
         if (args.wire_type == EEP_TYPE_FP8_UE8M0)
-          scales[octet / kLanesPerGroup] = scale.exponent;
+          scales[unit / kLanesPerGroup] = scale.exponent;
         else
-          reinterpret_cast<float*>(scales)[octet / kLanesPerGroup] = scale.value;
+          reinterpret_cast<float*>(scales)[unit / kLanesPerGroup] = scale.value;
       }
     }
   }
@@ -165,12 +158,15 @@ __device__ void take_routing(const Home& home, const eep_dispatch_recv_args& arg
 
 __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
   const uint64_t flag = eep_flag_make(members.epoch, members.round, args.tokens);
-  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
-    if (!(members.reachable >> rank & 1)) continue;
-    eep_mailbox* mailbox = ChannelView(home, members.region[rank], args.channel).mailbox(members.slot[home.rank]);
-    store_relaxed_sys(&mailbox->envelope, eep_envelope(args.wire_type, args.topk, home.shape.hidden));
-    store_release_sys(&mailbox->dispatch_flag, flag);
-  }
+  const auto mailbox_at = [&](uint32_t rank) {
+    return ChannelView(home, members.region[rank], args.channel).mailbox(members.slot[home.rank]);
+  };
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+    if (members.reachable >> rank & 1)
+      store_relaxed_sys(&mailbox_at(rank)->envelope, eep_envelope(args.wire_type, args.topk, home.shape.hidden));
+  fence_sys();  // one fence releases all rows and envelopes to all ranks
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+    if (members.reachable >> rank & 1) store_relaxed_sys(&mailbox_at(rank)->dispatch_flag, flag);
 }
 
 // What the combine of this round, and the receive half if it is launched apart, need to know.
@@ -244,8 +240,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     else
       read_members(home, number, members);
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
-    if (eep_is_fp8(send.wire_type))
-      put_quantized_rows<4>(home, send, members);
+    if (eep_is_fp8(send.wire_type) && send.x_type == EEP_TYPE_F32)
+      put_quantized_rows<true, 2>(home, send, members);
+    else if (eep_is_fp8(send.wire_type))
+      put_quantized_rows<false, 4>(home, send, members);
     else if (vectors % (32 * 8) == 0)
       put_rows<8, true>(home, send, members);
     else if (vectors % (32 * 7) == 0)
@@ -261,7 +259,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
     if (is_last && threadIdx.x < 32) {
-      fence_sys();
       send_flags(home, send, members);
       leave_snapshot(home, send, members);
     }
