@@ -10,11 +10,7 @@ PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-<<<<<<< HEAD
-.PHONY: help setup system-packages build test sanitize lint format bench demo clean
-=======
-.PHONY: help setup build test test-gpu sanitize lint format bench demo clean
->>>>>>> main
+.PHONY: help setup system-packages build test test-gpu sanitize lint format bench demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
