@@ -30,7 +30,7 @@ from eep.experts.placement import Placement
 from eep.experts.registry import DirectoryRegistry, wait_for_change
 from eep.experts.repair import LocalReader, PeerReader, Reader, repair
 from eep.experts.repair_plan import Backup, Origin, Tier, plan_repair
-from eep.experts.transport import MappedPeers, as_tensor
+from eep.experts.transport import MappedPeers
 from eep.memory.shm import SharedMemory
 from eep.view import View
 
@@ -41,11 +41,11 @@ _OTHER_RANK = """
 import pathlib, sys
 from tiers import fill, layout
 from eep.experts.layout import ExpertMemory
-from eep.experts.transport import RegionServer, as_tensor
+from eep.experts.transport import RegionServer
 from eep.memory.shm import SharedMemory
 where, experts = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 shared = SharedMemory.create("bench", layout(experts).region_bytes)
-fill(ExpertMemory(layout(experts), as_tensor(shared)), experts)
+fill(ExpertMemory(layout(experts), shared.bytes_at(0, shared.size)), experts)
 server = RegionServer(where, 1, 0, shared)
 print("ready", flush=True)
 sys.stdin.read()
@@ -72,7 +72,7 @@ def measure_tiers(experts: int, times: int = 5) -> list[dict[str, Any]]:
     torch.set_num_threads(1)  # one core copies, as one core reads
     shape = layout(experts)
     shared = SharedMemory.create("bench", shape.region_bytes)
-    memory = ExpertMemory(shape, as_tensor(shared))
+    memory = ExpertMemory(shape, shared.bytes_at(0, shared.size))
     fill(memory, experts)
     full = Placement(np.arange(experts)[None], experts, experts)
     sums = Checksums.of_rank(memory, full, 0)
@@ -141,7 +141,7 @@ def _sources(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.ExitStack() as stack:
         where = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eep-bench-")))
-        memory = ExpertMemory(shape, as_tensor(shared))
+        memory = ExpertMemory(shape, shared.bytes_at(0, shared.size))
         names = ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj")
         save_file(dict(zip(names, memory.tensors(0).values(), strict=True)), where / "model.safetensors")
         disk = CheckpointReader(where)

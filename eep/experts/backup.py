@@ -27,7 +27,6 @@ from eep.experts.packing import EMPTY, BoolArray, IntArray
 from eep.experts.records import BACKUPS, RANKS, BackupRecord, Extent, RankRecord, Shape, decode_all, encode
 from eep.experts.registry import Registry, wait_for_change
 from eep.experts.repair import SourceLost
-from eep.experts.transport import as_tensor
 from eep.memory.shm import SharedMemory
 
 _EXTENT_BYTES = 2 << 30
@@ -136,7 +135,7 @@ class BackupService:
         assert self._shape is not None
         size = self._shape.expert_bytes
         memory = SharedMemory.create(f"eep-backup-{self.options.name}", most * size)
-        region = as_tensor(memory)
+        region = memory.bytes_at(0, memory.size)
         kept: list[tuple[int, int]] = []
         for number in itertools.islice(queue, most):
             target = region[len(kept) * size : (len(kept) + 1) * size]

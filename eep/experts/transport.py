@@ -1,8 +1,8 @@
-"""The memory of other ranks, as repair reads it: the one module that knows what kind of memory that is.
+"""The memory of other ranks, as repair reads it: the one module that knows where a region comes from.
 
-On CPU a region is a sealed memfd whose descriptor its rank hands to processes of the same user over a Unix
-socket in the private directory of the instance. On CUDA it will be a VMM allocation, handed out the same way,
-behind the same :class:`PeerMemory`; everything else copies between tensors and does not care.
+A rank hands the descriptor of its region (a sealed memfd on a CPU, a driver allocation on a GPU, see ``eep.memory``) to
+processes of the same user, over a Unix socket in the private directory of the instance. Everything else copies between
+tensors and does not care what kind of memory they show.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from eep.errors import PeerUnreachable
-from eep.memory.shm import SharedMemory
+from eep.memory import Memory, memory_of
 from eep.view import View
 
 _HELLO = b"EEP-EXPERTS-1\n"
@@ -37,11 +37,6 @@ class PeerMemory(Protocol):
         """The bytes of that rank, mapped here. Raises :class:`PeerUnreachable` if they cannot be had."""
 
 
-def as_tensor(memory: SharedMemory) -> torch.Tensor:
-    """The bytes of a shared region as a flat tensor."""
-    return torch.frombuffer(memory.map, dtype=torch.uint8)
-
-
 def socket_path(directory: pathlib.Path, rank: int, incarnation: int) -> str:
     return str(directory / f"experts-r{rank}.i{incarnation}.sock")
 
@@ -49,7 +44,7 @@ def socket_path(directory: pathlib.Path, rank: int, incarnation: int) -> str:
 class RegionServer:
     """Hands the descriptor of this rank's expert region to peers, in a thread of its own, until closed."""
 
-    def __init__(self, directory: pathlib.Path, rank: int, incarnation: int, memory: SharedMemory) -> None:
+    def __init__(self, directory: pathlib.Path, rank: int, incarnation: int, memory: Memory) -> None:
         self.refused = 0
         self._memory = memory
         self._path = socket_path(directory, rank, incarnation)
@@ -87,12 +82,13 @@ class RegionServer:
 class MappedPeers:
     """:class:`PeerMemory` over shared memory, for the ranks of ``view`` on this host, mapped when asked."""
 
-    def __init__(self, directory: pathlib.Path, view: View, region_bytes: int) -> None:
+    def __init__(self, directory: pathlib.Path, view: View, region_bytes: int, device: str = "cpu") -> None:
         self._directory = directory
         self._view = view
         self._region_bytes = region_bytes
+        self._device = device
         self._lock = threading.Lock()
-        self._mapped: dict[int, tuple[SharedMemory, int]] = {}
+        self._mapped: dict[int, tuple[Memory, int]] = {}
 
     def alive(self, rank: int) -> bool:
         try:
@@ -104,7 +100,8 @@ class MappedPeers:
         return not poll.poll(0)
 
     def region(self, rank: int) -> torch.Tensor:
-        return as_tensor(self._map(rank)[0])
+        memory, _ = self._map(rank)
+        return memory.bytes_at(0, memory.size)
 
     def close(self) -> None:
         with self._lock:
@@ -113,17 +110,17 @@ class MappedPeers:
                 os.close(process)
             self._mapped.clear()
 
-    def _map(self, rank: int) -> tuple[SharedMemory, int]:
+    def _map(self, rank: int) -> tuple[Memory, int]:
         with self._lock:
             if rank not in self._mapped:
                 if rank not in self._view.active:
                     raise PeerUnreachable(f"rank {rank} is not part of epoch {self._view.epoch}")
                 path = socket_path(self._directory, rank, self._view.incarnations[rank])
-                self._mapped[rank] = _fetch(path, rank, self._region_bytes)
+                self._mapped[rank] = _fetch(path, rank, self._region_bytes, self._device)
             return self._mapped[rank]
 
 
-def _fetch(path: str, rank: int, region_bytes: int) -> tuple[SharedMemory, int]:
+def _fetch(path: str, rank: int, region_bytes: int, device: str) -> tuple[Memory, int]:
     """The region behind a socket, and a descriptor that becomes readable when its process ends."""
     descriptors: list[int] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
@@ -140,7 +137,7 @@ def _fetch(path: str, rank: int, region_bytes: int) -> tuple[SharedMemory, int]:
             answer, descriptors, _, _ = socket.recv_fds(connection, len(_HELLO), 1)
             if answer != _HELLO or len(descriptors) != 1:
                 raise PeerUnreachable(f"rank {rank} gave an answer that cannot be")
-            return SharedMemory.adopt(descriptors.pop(), region_bytes), process
+            return memory_of(device).adopt(descriptors.pop(), region_bytes), process
         except BaseException as error:
             os.close(process)
             for descriptor in descriptors:

@@ -23,7 +23,7 @@ from eep.experts.placement import Placement
 from eep.experts.registry import DirectoryRegistry
 from eep.experts.repair import LocalReader, PeerReader, Reader, Want, repair
 from eep.experts.repair_plan import Origin, Tier, plan_repair
-from eep.experts.transport import MappedPeers, RegionServer, as_tensor
+from eep.experts.transport import MappedPeers, RegionServer
 from eep.memory.shm import SharedMemory
 from eep.view import View
 from tests.experts import model
@@ -72,7 +72,7 @@ class _Child:
         self.pipe, self.directory, self.rank = pipe, pathlib.Path(directory), rank
         self.layout = model.layout(slots)
         self.shared = SharedMemory.create("experts", self.layout.region_bytes)
-        self.memory = ExpertMemory(self.layout, as_tensor(self.shared))
+        self.memory = ExpertMemory(self.layout, self.shared.bytes_at(0, self.shared.size))
         self.server = RegionServer(self.directory, rank, incarnation, self.shared)
         self.turn = threading.Lock()
         self.engine: Engine | None = None

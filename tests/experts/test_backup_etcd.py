@@ -19,7 +19,6 @@ from eep.experts.placement import Placement
 from eep.experts.records import BACKUPS
 from eep.experts.registry import wait_for_change
 from eep.experts.store_registry import StoreRegistry
-from eep.experts.transport import as_tensor
 from eep.memory.shm import SharedMemory
 from tests.experts import model
 
@@ -53,7 +52,7 @@ def test_services_of_two_hosts_fill_and_one_that_dies_is_made_good(endpoint: str
     engine, layout = Engine(), model.layout(model.EXPERTS)
     shared = SharedMemory.create("experts", layout.region_bytes)
     everything = Placement(np.tile(np.arange(model.EXPERTS), (model.LAYERS, 1)), model.EXPERTS, model.EXPERTS)
-    model.load(ExpertMemory(layout, as_tensor(shared)), everything, 0)
+    model.load(ExpertMemory(layout, shared.bytes_at(0, shared.size)), everything, 0)
     LiveParameters(registry, engine, 0, 7, shared).publish(layout, everything, model.checksums())
 
     command = [sys.executable, "-m", "eep.experts.cli", "backup", "serve", "--registry", endpoint, "--job", "test"]

@@ -21,7 +21,6 @@ from eep.experts.placement import Placement
 from eep.experts.records import BACKUPS, BackupRecord, encode
 from eep.experts.registry import DirectoryRegistry, wait_for_change
 from eep.experts.repair import SourceLost, Want
-from eep.experts.transport import as_tensor
 from eep.memory.shm import SharedMemory
 from tests.experts import model
 from tests.experts.ranks import Rank
@@ -270,7 +269,7 @@ def test_bad_options_are_refused_in_a_sentence(
 
 def test_what_is_exposed_can_be_read_but_not_written(engine: Engine) -> None:
     memory = SharedMemory.create("exposed", 1 << 16)
-    as_tensor(memory)[:] = 7
+    memory.bytes_at(0, memory.size)[:] = 7
     address = engine.expose(memory)
     other = Engine()
     target = torch.zeros(1 << 16, dtype=torch.uint8)
@@ -278,12 +277,12 @@ def test_what_is_exposed_can_be_read_but_not_written(engine: Engine) -> None:
     assert (target == 7).all()
     scribble = torch.full((4096,), 9, dtype=torch.uint8)
     assert other._engine.transfer_sync_write(engine.session, scribble.data_ptr(), address, 4096) != 0
-    assert (as_tensor(memory) == 7).all()
+    assert (memory.bytes_at(0, memory.size) == 7).all()
     with pytest.raises(TransferFailed):
         other.read(engine.session, [(address + (1 << 16) - 10, target[:4096])])
     with pytest.raises(TransferFailed):
         other.read(engine.session, [(id(engine), target[:16])])
-    as_tensor(memory)[:] = 8
+    memory.bytes_at(0, memory.size)[:] = 8
     other.read(engine.session, [(address, target)])
     assert (target == 8).all(), "later changes show"
     engine.withdraw(address)

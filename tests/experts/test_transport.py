@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from eep.errors import PeerUnreachable
-from eep.experts.transport import MappedPeers, RegionServer, as_tensor, socket_path
+from eep.experts.transport import MappedPeers, RegionServer, socket_path
 from eep.memory.shm import SharedMemory
 from eep.view import View
 
@@ -25,7 +25,7 @@ def test_a_region_is_seen_by_peers_as_it_changes(tmp_path: pathlib.Path, memory:
     server = RegionServer(tmp_path, 1, 0, memory)
     peers = MappedPeers(tmp_path, VIEW, 8192)
     assert peers.alive(1)
-    as_tensor(memory)[100] = 42
+    memory.bytes_at(0, memory.size)[100] = 42
     assert peers.region(1)[100] == 42
     peers.close()
     server.close()
