@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build test test-gpu sanitize lint format bench demo clean
+.PHONY: help setup system-packages build test test-gpu sanitize lint format bench demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -22,15 +22,18 @@ $(VENV)/.ready: pyproject.toml Makefile
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q $(TORCH) cmake ninja
-	$(PY) -m pip install -q -e '.[dev]'
+	$(PY) -m pip install -q -e '.[dev,backup]'
 	touch $@
+
+system-packages:  ## what tests need of Debian and pip cannot bring
+	dpkg -s libibverbs1 >/dev/null 2>&1 || { apt-get update -q && apt-get install -qy libibverbs1; }
 
 build: setup  ## the native library, built into eep/lib (incremental)
 	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	$(VENV)/bin/cmake --build build/dev
 
-test: build sanitize  ## every test that this machine can run
+test: system-packages build sanitize  ## every test that this machine can run
 	$(PY) -m pytest
 
 test-gpu:  ## the GPU tests, with MPS and without; needs only the Python, torch, pytest and nvcc that are there
@@ -58,8 +61,9 @@ format: setup  ## rewrite the sources in the project's style
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
-bench: build  ## dispatch and combine against memcpy and gloo; table, JSON and plots in bench/results
+bench: system-packages build  ## dispatch, combine and expert repair; tables, JSON and plots in bench/results
 	$(PY) bench/dispatch_combine.py
+	$(PY) bench/repair.py
 
 demo: build  ## four processes exchange tokens, one is killed, a replacement joins
 	$(PY) examples/kill_one.py

@@ -1,0 +1,262 @@
+"""The arithmetic of placing experts, on plain arrays and for all layers at once. No I/O, no randomness, no
+clock.
+
+Slots are columns: ``slot_expert[layer, slot]`` names the logical expert that the slot holds, or ``EMPTY``.
+The columns are those of the active ranks only, ``slots_per_rank`` for each, so that ``slot //
+slots_per_rank`` is the position of the rank among the active ones. A replica serves ``load / replicas`` of
+its expert, as in DeepSeek's EPLB, whose two greedy ideas (give the next replica to the hottest expert, put
+the hottest replica on the coolest rank) are kept here and made to respect what already lies in place, ranks,
+hosts and unequal ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+EMPTY = -1
+
+_MOST_STRAIN = 1e9  # beyond that its power is no longer a number
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The active ranks as the arithmetic sees them."""
+
+    slots_per_rank: int
+    host: IntArray
+    """The host of each active rank, numbered from 0."""
+    weight: FloatArray
+    """The relative speed of each active rank; the mean is 1."""
+    max_copies: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.host)
+
+    @property
+    def hosts(self) -> int:
+        return int(self.host.max()) + 1
+
+
+def copies(slot_expert: IntArray, experts: int) -> IntArray:
+    """How many slots hold each expert: ``[layers, experts]``."""
+    layers = len(slot_expert)
+    held = slot_expert != EMPTY
+    flat = (slot_expert + np.arange(layers)[:, None] * experts)[held]
+    return np.bincount(flat, minlength=layers * experts).reshape(layers, experts)
+
+
+def slot_loads(slot_expert: IntArray, load: FloatArray, count: IntArray) -> FloatArray:
+    """The load that each slot serves when an expert's load is shared evenly by its copies."""
+    share = load / np.maximum(count, 1)
+    served = np.take_along_axis(share, np.maximum(slot_expert, 0), axis=1)
+    served[slot_expert == EMPTY] = 0.0
+    return served
+
+
+def rank_loads(slot_expert: IntArray, load: FloatArray, count: IntArray, slots_per_rank: int) -> FloatArray:
+    served = slot_loads(slot_expert, load, count)
+    return np.asarray(served.reshape(len(served), -1, slots_per_rank).sum(axis=2))
+
+
+def holds(slot_expert: IntArray, experts: int, slots_per_rank: int) -> BoolArray:
+    """Which rank has which expert: ``[layers, ranks, experts]``."""
+    layers, slots = slot_expert.shape
+    ranks = slots // slots_per_rank
+    row, slot = np.nonzero(slot_expert != EMPTY)
+    owned = np.zeros((layers, ranks, experts), dtype=bool)
+    owned[row, slot // slots_per_rank, slot_expert[row, slot]] = True
+    return owned
+
+
+def without_twins(slot_expert: IntArray, slots_per_rank: int) -> IntArray:
+    """Empty every slot whose expert sits in an earlier slot of the same rank: such a copy serves nobody."""
+    layers, slots = slot_expert.shape
+    by_rank = slot_expert.reshape(layers, slots // slots_per_rank, slots_per_rank)
+    order = np.argsort(by_rank, axis=2, kind="stable")
+    ordered = np.take_along_axis(by_rank, order, axis=2)
+    twin_in_order = np.zeros_like(ordered, dtype=bool)
+    twin_in_order[:, :, 1:] = (ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] != EMPTY)
+    twin = np.zeros_like(twin_in_order)
+    np.put_along_axis(twin, order, twin_in_order, axis=2)
+    return np.where(twin, EMPTY, by_rank).reshape(layers, slots)
+
+
+def evict(slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: FloatArray, cluster: Cluster) -> None:
+    """Empty ``victims[layer]`` slots of each layer, in place, and never the last copy of an expert.
+
+    The slot to go is the one whose loss leaves the ranks most even when an expert of load ``incoming[layer]`` takes
+    its place and the other copies of the victim take over its share. Measured by squares instead of ``_strain``, the
+    busiest rank was up to a tenth busier after a loss.
+    """
+    if not victims.any():
+        return
+    layers, experts = load.shape
+    count = copies(slot_expert, experts)
+    surplus = (slot_expert != EMPTY) & (np.take_along_axis(count, np.maximum(slot_expert, 0), axis=1) > 1)
+    slots, there = padded(surplus)
+    expert = np.maximum(np.take_along_axis(slot_expert, slots, axis=1), 0)
+    rank = slots // cluster.slots_per_rank
+    speed = cluster.weight[rank]
+    alone = np.where(count == 1, load, 0.0)
+    steady = rank_loads(slot_expert, alone, count, cluster.slots_per_rank)
+    expert_at = expert + np.arange(layers)[:, None] * experts
+    rank_at = rank + np.arange(layers)[:, None] * cluster.ranks
+    weight_of = np.take_along_axis(load, expert, axis=1)
+    fair = np.maximum(load.sum(axis=1) / cluster.ranks, 1e-300)[:, None]
+    left = victims.copy()
+    while left.any():
+        # Padding and copies that are gone serve nothing; they must not count as holders either.
+        others = count.ravel()[expert_at] - 1
+        served = np.where(there, weight_of / np.maximum(others + 1, 1), 0.0)
+        busy = np.bincount(rank_at.ravel(), served.ravel(), minlength=steady.size).reshape(steady.shape)
+        busy = (steady + busy).ravel()[rank_at]
+        handed_over = np.where(there, served / np.maximum(others, 1), 0.0)
+        now = _strain(busy / speed, fair)
+        more = np.where(there, _strain((busy + handed_over) / speed, fair) - now, 0.0)
+        around = np.bincount(expert_at.ravel(), more.ravel(), minlength=load.size)[expert_at] - more
+        cost = _strain((busy - served + incoming[:, None]) / speed, fair) - now + around
+        cost = np.where(there & (others > 0), cost, np.inf)
+
+        # Many at a time while there are many to go: those that have nothing to do with each other.
+        number = max(1, int(left.max()) // 16)
+        best = np.argsort(cost, axis=1, kind="stable")[:, :number] if number > 1 else cost.argmin(axis=1)[:, None]
+        chosen = np.isfinite(np.take_along_axis(cost, best, axis=1)) & _unrelated(expert, best)
+        chosen &= _unrelated(rank, best)
+        chosen &= np.cumsum(chosen, axis=1) <= left[:, None]
+        assert chosen.any(), "there are not as many surplus copies as victims"
+        rows, column = np.nonzero(chosen)
+        choice = best[rows, column]
+        slot_expert[rows, slots[rows, choice]] = EMPTY
+        count[rows, expert[rows, choice]] -= 1
+        there[rows, choice] = False
+        steady[rows, rank[rows, choice]] += incoming[rows]
+        left -= chosen.sum(axis=1)
+
+
+def _strain(pressure: FloatArray, fair: FloatArray) -> FloatArray:
+    """The 32nd power. Summed over ranks it is nearly a matter of the busiest one, and still tells the others apart."""
+    strain = np.minimum(pressure / fair, _MOST_STRAIN)
+    for _ in range(5):  # much faster than np.power
+        strain *= strain
+    return strain
+
+
+def _unrelated(value: IntArray, best: IntArray) -> BoolArray:
+    """Whether the value of each of the ``best`` is none that an earlier one has."""
+    mine = np.take_along_axis(value, best, axis=1)
+    twins = mine[:, :, None] == mine[:, None, :]
+    return np.asarray(~np.tril(twins, k=-1).any(axis=2))
+
+
+def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntArray) -> IntArray:
+    """Give ``wanted[layer]`` further copies, each to the expert whose copies are then the hottest; new
+    counts.
+
+    No expert goes above ``limit``. An expert at its limit is passed over, so fewer may be given than wanted.
+    """
+    count = count.copy()
+    share = np.where(count < limit, load / np.maximum(count, 1), -1.0)
+    for turn in range(int(wanted.max(initial=0))):
+        rows = np.flatnonzero(wanted > turn)
+        expert = share[rows].argmax(axis=1)
+        open_ = share[rows, expert] >= 0
+        rows, expert = rows[open_], expert[open_]
+        if not len(rows):
+            break
+        count[rows, expert] += 1
+        share[rows, expert] = np.where(
+            count[rows, expert] < limit[rows, expert], load[rows, expert] / count[rows, expert], -1.0
+        )
+    return count
+
+
+def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Cluster) -> None:
+    """Put into empty slots, in place, the copies that ``count`` has and ``slot_expert`` has not.
+
+    Hottest copy first, each onto the rank that is then coolest for its speed, among the ranks with room that
+    do not hold the expert and, where there is one, on a host that does not hold it either. First copies
+    always find room. A further copy that finds none is given up; the slot that stays empty gets the hottest
+    expert that its rank does not hold.
+    """
+    layers, experts = load.shape
+    owned = holds(slot_expert, experts, cluster.slots_per_rank)
+    on_host = np.zeros((layers, cluster.hosts, experts), dtype=bool)
+    for rank, host in enumerate(cluster.host):
+        on_host[:, host] |= owned[:, rank]
+    free = (slot_expert == EMPTY).reshape(layers, cluster.ranks, -1).sum(axis=2)
+    busy = rank_loads(slot_expert, load, count, cluster.slots_per_rank)
+    share = load / np.maximum(count, 1)
+    fair = np.where(count > 0, load, 0.0).sum(axis=1) / cluster.ranks
+
+    missing = count - owned.sum(axis=1)
+    row, expert = np.nonzero(missing)
+    row, expert = np.repeat(row, missing[row, expert]), np.repeat(expert, missing[row, expert])
+    # By layer, hottest first; copies of one expert stay together, and the expert's number breaks ties.
+    order = np.lexsort((expert, -share[row, expert], row))
+    row, expert = row[order], expert[order]
+    first = np.searchsorted(row, np.arange(layers + 1))
+    length = np.diff(first)
+    for turn in range(int(length.max(initial=0))):
+        rows = np.flatnonzero(length > turn)
+        item = expert[first[rows] + turn]
+        pressure = (busy[rows] + share[rows, item][:, None]) / cluster.weight
+        possible = (free[rows] > 0) & ~owned[rows, :, item]
+        near = on_host[rows, :, item]
+        elsewhere = possible & ~near[:, cluster.host]
+        # The second host is worth an uneven rank, since it saves the expert when a host is lost. A third is
+        # not.
+        harmless = pressure <= np.maximum((busy[rows] / cluster.weight).max(axis=1), fair[rows])[:, None]
+        elsewhere &= harmless | (near.sum(axis=1) == 1)[:, None]
+        possible = np.where(elsewhere.any(axis=1)[:, None], elsewhere, possible)
+        rank = np.where(possible, pressure, np.inf).argmin(axis=1)
+        fits = possible[np.arange(len(rows)), rank]
+        rows, item, rank = rows[fits], item[fits], rank[fits]
+        _settle(slot_expert, rows, rank, item, cluster.slots_per_rank)
+        owned[rows, rank, item] = True
+        on_host[rows, cluster.host[rank], item] = True
+        free[rows, rank] -= 1
+        busy[rows, rank] += share[rows, item]
+    _fill(slot_expert, load, owned, free, cluster)
+
+
+def _fill(slot_expert: IntArray, load: FloatArray, owned: BoolArray, free: IntArray, cluster: Cluster) -> None:
+    """Leave no slot empty that could hold an expert its rank does not have."""
+    count = owned.sum(axis=1)
+    while True:
+        rows, rank = np.nonzero(free > 0)
+        rows, first = np.unique(rows, return_index=True)
+        if not len(rows):
+            return
+        rank = rank[first]
+        possible = ~owned[rows, rank] & (count[rows] < cluster.max_copies) & (count[rows] > 0)
+        share = np.where(possible, load[rows] / np.maximum(count[rows], 1), -1.0)
+        expert = share.argmax(axis=1)
+        fits = share[np.arange(len(rows)), expert] >= 0
+        free[rows[~fits], rank[~fits]] = 0
+        rows, rank, expert = rows[fits], rank[fits], expert[fits]
+        _settle(slot_expert, rows, rank, expert, cluster.slots_per_rank)
+        owned[rows, rank, expert] = True
+        count[rows, expert] += 1
+        free[rows, rank] -= 1
+
+
+def _settle(slot_expert: IntArray, rows: IntArray, rank: IntArray, expert: IntArray, slots_per_rank: int) -> None:
+    """Write each expert into the first empty slot of its rank."""
+    columns = rank[:, None] * slots_per_rank + np.arange(slots_per_rank)
+    column = (slot_expert[rows[:, None], columns] == EMPTY).argmax(axis=1)
+    slot_expert[rows, rank * slots_per_rank + column] = expert
+
+
+def padded(mask: BoolArray) -> tuple[IntArray, BoolArray]:
+    """The columns where ``mask`` is set, ascending and filled up to one width; and which are no filling."""
+    width = max(1, int(mask.sum(axis=1).max(initial=0)))
+    columns = np.argsort(~mask, axis=1, kind="stable")[:, :width]
+    return columns, np.take_along_axis(mask, columns, axis=1)

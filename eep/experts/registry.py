@@ -1,0 +1,127 @@
+"""What ranks and backup services tell each other: small records under keys, gone when their writer is.
+
+:class:`Registry` is all that the backup service needs of a store. The one for a single host is here, a
+private directory; a store that spans hosts fits behind the same three methods by writing its keys under a
+lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import stat
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Mapping
+from typing import Protocol
+
+from eep.errors import EepError
+
+MOST_BYTES = 8 << 20
+"""The largest record. That of a backup of DeepSeek-V3 has a quarter of a megabyte."""
+
+_PAUSE_S = 0.02
+
+
+class Registry(Protocol):
+    def publish(self, key: str, value: bytes) -> None:
+        """Show ``value`` under ``key`` for as long as this process lives, in place of an earlier one."""
+
+    def withdraw(self, key: str) -> None:
+        """Show nothing under ``key`` any more. It need not be there."""
+
+    def scan(self, prefix: str) -> dict[str, bytes]:
+        """Everything under keys that begin with ``prefix`` whose writer lives."""
+
+
+def wait_for_change(registry: Registry, prefix: str, known: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+    """What is under ``prefix`` as soon as that differs from ``known``, or at the latest after ``timeout``."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = registry.scan(prefix)
+        if found != known or time.monotonic() >= deadline:
+            return found
+        time.sleep(_PAUSE_S)
+
+
+class DirectoryRegistry:
+    """A registry for the processes of one user on one host.
+
+    A key is a file that its writer keeps locked; the kernel drops the lock with the process, however it ends,
+    so a record is there exactly as long as its writer. Files appear whole, by rename.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise EepError(
+                f"{self.path} must be a directory of yours that nobody else can enter: run 'chmod 700' on it"
+            )
+        self._lock = threading.Lock()
+        self._mine: dict[str, int] = {}
+
+    def publish(self, key: str, value: bytes) -> None:
+        if len(value) > MOST_BYTES:
+            raise ValueError(f"a record may have {MOST_BYTES} bytes, {key} has {len(value)}")
+        # Locked before it gets its name: whoever sees the file sees it held.
+        descriptor, unnamed = tempfile.mkstemp(dir=self.path, prefix=".")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with os.fdopen(os.dup(descriptor), "wb") as stream:
+                stream.write(value)
+            with self._lock:
+                os.rename(unnamed, self._file(key))
+                earlier = self._mine.pop(key, None)
+                self._mine[key] = descriptor
+        except BaseException:
+            os.close(descriptor)
+            pathlib.Path(unnamed).unlink(missing_ok=True)
+            raise
+        if earlier is not None:
+            os.close(earlier)
+
+    def withdraw(self, key: str) -> None:
+        with self._lock:
+            descriptor = self._mine.pop(key, None)
+            if descriptor is not None:
+                self._file(key).unlink(missing_ok=True)
+                os.close(descriptor)
+
+    def scan(self, prefix: str) -> dict[str, bytes]:
+        records = {}
+        for name in sorted(os.listdir(self.path)):
+            key = urllib.parse.unquote(name)
+            if name.startswith(".") or not key.startswith(prefix):
+                continue
+            value = _read_if_held(self.path / name)
+            if value is not None:
+                records[key] = value
+        return records
+
+    def close(self) -> None:
+        """Withdraw everything that this object published."""
+        for key in list(self._mine):
+            self.withdraw(key)
+
+    def _file(self, key: str) -> pathlib.Path:
+        return self.path / urllib.parse.quote(key, safe="")
+
+
+def _read_if_held(path: pathlib.Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as stream:
+        with contextlib.suppress(BlockingIOError):
+            # Shared, so that two who look at the same time do not take each other for the writer.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        value = stream.read(MOST_BYTES + 1)
+        return value if len(value) <= MOST_BYTES else None

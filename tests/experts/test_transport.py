@@ -1,0 +1,78 @@
+"""Expert regions of peers: mapped only if they are what they should be, and alive as long as their process."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+
+import pytest
+
+from eep.errors import PeerUnreachable
+from eep.experts.transport import MappedPeers, RegionServer, socket_path
+from eep.memory.shm import SharedMemory
+from eep.view import View
+
+VIEW = View(1, (0, 1), (0, 0, -1))
+
+
+@pytest.fixture
+def memory() -> SharedMemory:
+    return SharedMemory.create("test", 8192)
+
+
+def test_a_region_is_seen_by_peers_as_it_changes(tmp_path: pathlib.Path, memory: SharedMemory) -> None:
+    server = RegionServer(tmp_path, 1, 0, memory)
+    peers = MappedPeers(tmp_path, VIEW, 8192)
+    assert peers.alive(1)
+    memory.bytes_at(0, memory.size)[100] = 42
+    assert peers.region(1)[100] == 42
+    peers.close()
+    server.close()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("rank", "complaint"), [(2, "not part of epoch 1"), (0, "does not offer its experts")])
+def test_who_is_not_there_is_not_alive(tmp_path: pathlib.Path, rank: int, complaint: str) -> None:
+    peers = MappedPeers(tmp_path, VIEW, 8192)
+    assert not peers.alive(rank)
+    with pytest.raises(PeerUnreachable, match=complaint):
+        peers.region(rank)
+
+
+def test_a_region_of_another_size_is_refused(tmp_path: pathlib.Path, memory: SharedMemory) -> None:
+    server = RegionServer(tmp_path, 1, 0, memory)
+    peers = MappedPeers(tmp_path, VIEW, 4096)
+    with pytest.raises(PeerUnreachable, match="8192 bytes where 4096 were due"):
+        peers.region(1)
+    server.close()
+
+
+def test_who_does_not_say_hello_gets_nothing(tmp_path: pathlib.Path, memory: SharedMemory) -> None:
+    server = RegionServer(tmp_path, 1, 0, memory)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(socket_path(tmp_path, 1, 0))
+        stranger.sendall(b"GIVE-ME-MEMORY")
+        answer, descriptors, _, _ = socket.recv_fds(stranger, 64, 1)
+        assert (answer, descriptors) == (b"", [])
+    server.close()
+    assert server.refused == 1
+
+
+def test_a_descriptor_that_could_shrink_is_refused(tmp_path: pathlib.Path) -> None:
+    loose = SharedMemory.create("loose", 8192)
+    os.dup2(os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), loose.fd)
+    os.ftruncate(loose.fd, 8192)
+    server = RegionServer(tmp_path, 1, 0, loose)
+    with pytest.raises(PeerUnreachable, match="could still shrink"):
+        MappedPeers(tmp_path, VIEW, 8192).region(1)
+    server.close()
+
+
+def test_a_peer_that_answers_nonsense_is_unreachable(tmp_path: pathlib.Path) -> None:
+    with socket.socket(socket.AF_UNIX) as liar:
+        liar.bind(socket_path(tmp_path, 1, 0))
+        liar.listen(1)
+        peers = MappedPeers(tmp_path, VIEW, 8192)
+        # Nobody accepts: the connection is made by the kernel, and the answer never comes.
+        assert not peers.alive(1)
