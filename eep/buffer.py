@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from eep import native
+from eep.arguments import Arguments, choose
 from eep.errors import EepError
 from eep.memory import memory_of
 from eep.memory.exchange import CONTROL_BYTES
@@ -31,7 +32,6 @@ from eep.view import View
 
 _buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
 _ids = itertools.count()
-_INPUT_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class Buffer:
@@ -60,8 +60,8 @@ class Buffer:
         ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (sent as
         exponents). ``incarnation`` is given by a control plane; without one, the next unused number is taken.
         """
-        _choose("layout", layout, LAYOUTS)
-        _choose("wire", wire, TYPES)
+        choose("layout", layout, LAYOUTS)
+        choose("wire", wire, TYPES)
         self.device = torch.device(device)
         self._library = native.load(self.device.type)
         self.layout, self.wire, self.max_ranks, self.max_tokens = layout, wire, max_ranks, max_tokens
@@ -100,6 +100,15 @@ class Buffer:
                 ChannelTensors(shape, at, self._region, channel, self.device) for channel in range(channels)
             ]
             undo.callback(self._tensors.clear)
+            self._arguments = Arguments(
+                layout=layout,
+                wire=wire,
+                hidden=hidden,
+                topk=topk,
+                combine_dtype=self.combine_dtype,
+                device=self.device,
+                channels=self._tensors,
+            )
             self.timeout_ms = timeout_ms
             self.id = next(_ids)
             _buffers[self.id] = self
@@ -211,8 +220,9 @@ class Buffer:
         ``x`` is ``[tokens, hidden]`` f32 or bf16, ``topk_idx`` int64 ``[tokens, k]`` with -1 for "none". Never raises
         because of a peer: ask :meth:`status`.
         """
-        sent, send = self._dispatch_send_args(x, topk_idx, topk_weights, channel, wire)
-        tokens, receive = self._dispatch_recv_args(sent)
+        self._check_open()
+        sent, send = self._arguments.dispatch_send(x, topk_idx, topk_weights, channel, wire)
+        tokens, receive = self._arguments.dispatch_recv(sent)
         self._call(self._library.eep_dispatch(self._context, send, receive, self._stream()))
         return tokens
 
@@ -224,8 +234,9 @@ class Buffer:
         ``x`` has one row per row received: in the ``rank`` layout already weighted and summed over the local experts of
         the token, in the ``expert`` layout as the expert left it. Writing into :meth:`combine_input` saves a copy.
         """
-        send = self._combine_send_args(x, tokens)
-        out, receive = self._combine_recv_args(tokens.sent, out)
+        self._check_open()
+        send = self._arguments.combine_send(x, tokens)
+        out, receive = self._arguments.combine_recv(tokens.sent, out)
         self._call(self._library.eep_combine(self._context, send, receive, self._stream()))
         return out
 
@@ -239,74 +250,22 @@ class Buffer:
         wire: str | None = None,
     ) -> Sent:
         """The first half of :meth:`dispatch`; compute may go between the two."""
-        sent, send = self._dispatch_send_args(x, topk_idx, topk_weights, channel, wire)
+        self._check_open()
+        sent, send = self._arguments.dispatch_send(x, topk_idx, topk_weights, channel, wire)
         self._call(self._library.eep_dispatch_send(self._context, send, self._stream()))
         return sent
 
-    def _dispatch_send_args(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor | None,
-        channel: int,
-        wire: str | None,
-    ) -> tuple[Sent, native.DispatchSendArgs]:
-        self._check_open()
-        wire = wire or self.wire
-        _choose("wire", wire, TYPES)
-        self._check_tensor("x", x, (None, self.hidden), tuple(_INPUT_TYPES))
-        self._check_tensor("topk_idx", topk_idx, (x.shape[0], None), (torch.int64,))
-        if topk_weights is not None:
-            self._check_tensor("topk_weights", topk_weights, tuple(topk_idx.shape), (torch.float32,))
-        if not 1 <= topk_idx.shape[1] <= self.topk:
-            raise ValueError(f"top-k must be between 1 and {self.topk}, got {topk_idx.shape[1]}")
-        if not 0 <= channel < self.channels:
-            raise ValueError(f"channel {channel} does not exist, the buffer has {self.channels}")
-        if self.layout == "rank" and wire != self.wire:
-            raise ValueError(f"a buffer of the rank layout sends the type it was made for: {self.wire}, not {wire}")
-        if not wire.startswith("fp8") and _INPUT_TYPES[x.dtype] != wire:
-            raise TypeError(f"x is {x.dtype}, but this dispatch sends {wire}; convert x or choose another wire")
-        if wire == "fp8_ue8m0" and self.layout == "expert" and self.hidden % 512:
-            raise ValueError(f"exponents go four to a word: hidden must be a multiple of 512, got {self.hidden}")
-        args = native.DispatchSendArgs(
-            x.data_ptr(),
-            topk_idx.data_ptr(),
-            None if topk_weights is None else topk_weights.data_ptr(),
-            x.shape[0],
-            topk_idx.shape[1],
-            TYPES[_INPUT_TYPES[x.dtype]],
-            TYPES[wire],
-            channel,
-        )
-        return Sent(topk_idx, topk_weights, wire, channel), args
-
     def dispatch_recv(self, sent: Sent) -> RankTokens | ExpertTokens:
         """The second half of :meth:`dispatch`."""
-        tokens, receive = self._dispatch_recv_args(sent)
+        self._check_open()
+        tokens, receive = self._arguments.dispatch_recv(sent)
         self._call(self._library.eep_dispatch_recv(self._context, receive, self._stream()))
         return tokens
-
-    def _dispatch_recv_args(self, sent: Sent) -> tuple[RankTokens | ExpertTokens, native.DispatchRecvArgs]:
-        tokens = self.tokens_of(sent)
-        args = native.DispatchRecvArgs(
-            count=tokens.rank_counts.data_ptr(),
-            topk=sent.topk_idx.shape[1],
-            wire_type=TYPES[sent.wire],
-            channel=sent.channel,
-        )
-        if isinstance(tokens, RankTokens):
-            args.topk_idx, args.topk_weights = tokens.topk_idx.data_ptr(), tokens.topk_weights.data_ptr()
-        else:
-            args.packed_rows = tokens.x.data_ptr()
-            args.packed_scales = None if tokens.scales is None else tokens.scales.data_ptr()
-            args.packed_count, args.src_info = tokens.expert_counts.data_ptr(), tokens.src_info.data_ptr()
-            args.layout_range = tokens.layout_range.data_ptr()
-        return tokens, args
 
     def tokens_of(self, sent: Sent) -> RankTokens | ExpertTokens:
         """Where what the others dispatched lies: always the same tensors for a channel."""
         self._check_open()
-        return self._tensors[sent.channel].tokens(sent)
+        return self._arguments.tokens_of(sent)
 
     def combine_input(self, channel: int = 0) -> torch.Tensor:
         """Where experts may write their output for :meth:`combine`, after a dispatch; in the ``rank`` layout this is the
@@ -316,32 +275,16 @@ class Buffer:
 
     def combine_send(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> None:
         """The first half of :meth:`combine`."""
-        send = self._combine_send_args(x, tokens)
-        self._call(self._library.eep_combine_send(self._context, send, self._stream()))
-
-    def _combine_send_args(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> native.CombineSendArgs:
         self._check_open()
-        self._check_tensor("x", x, tuple(tokens.x.shape), (self.combine_dtype,))
-        args = native.CombineSendArgs(x.data_ptr(), topk=tokens.sent.topk_idx.shape[1], channel=tokens.sent.channel)
-        if isinstance(tokens, ExpertTokens):
-            args.src_info, args.layout_range = tokens.src_info.data_ptr(), tokens.layout_range.data_ptr()
-        return args
+        send = self._arguments.combine_send(x, tokens)
+        self._call(self._library.eep_combine_send(self._context, send, self._stream()))
 
     def combine_recv(self, sent: Sent, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """The second half of :meth:`combine`."""
-        out, receive = self._combine_recv_args(sent, out)
+        self._check_open()
+        out, receive = self._arguments.combine_recv(sent, out)
         self._call(self._library.eep_combine_recv(self._context, receive, self._stream()))
         return out
-
-    def _combine_recv_args(self, sent: Sent, out: torch.Tensor | None) -> tuple[torch.Tensor, native.CombineRecvArgs]:
-        self._check_open()
-        tokens, topk = sent.topk_idx.shape
-        if out is None:
-            out = torch.empty(tokens, self.hidden, dtype=self.combine_dtype, device=self.device)
-        self._check_tensor("out", out, (tokens, self.hidden), (self.combine_dtype,))
-        weights = None if sent.topk_weights is None else sent.topk_weights.data_ptr()
-        args = native.CombineRecvArgs(out.data_ptr(), sent.topk_idx.data_ptr(), weights, tokens, topk, sent.channel)
-        return out, args
 
     # ---- the end ----
 
@@ -368,30 +311,9 @@ class Buffer:
         if self._undo is None:
             raise EepError("this buffer was closed")
 
-    def _check_tensor(
-        self, name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
-    ) -> None:
-        fits = tensor.dim() == len(shape) and all(
-            want is None or want == got for want, got in zip(shape, tensor.shape, strict=True)
-        )
-        if not fits:
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(f"{name} must be of shape [{wanted}], got {list(tensor.shape)}")
-        if tensor.dtype not in dtypes:
-            raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
-        if tensor.device.type != self.device.type:
-            raise ValueError(f"{name} is on {tensor.device}, this buffer is on {self.device}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous; call .contiguous() on it")
-
 
 def find_buffer(buffer_id: int) -> Buffer:
     """The open buffer of this process with that id."""
     if (buffer := _buffers.get(buffer_id)) is None:
         raise EepError(f"there is no open buffer with id {buffer_id} in this process")
     return buffer
-
-
-def _choose(name: str, value: str, choices: Mapping[str, int]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
