@@ -22,7 +22,8 @@ $(VENV)/.ready: pyproject.toml Makefile
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q $(TORCH) cmake ninja
-	$(PY) -m pip install -q -e '.[dev,backup]'
+	# "make build" builds what is used from the tree, CUDA included; this build only has to satisfy pip.
+	$(PY) -m pip install -q --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
 	touch $@
 
 system-packages:  ## what tests need of Debian and pip cannot bring
