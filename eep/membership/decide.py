@@ -93,7 +93,9 @@ def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
         if here and report.revoked >= view.epoch:
             broken.append(host)
     lost = [rank for rank in view.active if (rank, view.incarnations[rank]) not in seen]
-    if not lost and not broken:
+    # Where somebody is accused, the verdict comes first: a new epoch with the same ranks would only hang
+    # again.
+    if not lost and (not broken or judge(view.active, _accusations(instance, reports))):
         return None
     reason = " and ".join(
         [_why_lost(instance, reports, rank) for rank in lost]
@@ -158,7 +160,7 @@ def _after_accusations(instance: Instance, reports: Reports, judge_epoch: int) -
     view = instance.view
     if judge_epoch != view.epoch or instance.condemned:
         return None
-    told = [a for report in reports.values() for a in report.accusations if a.epoch == view.epoch]
+    told = _accusations(instance, reports)
     condemned = judge(view.active, told)
     if not condemned:
         return None
@@ -167,6 +169,10 @@ def _after_accusations(instance: Instance, reports: Reports, judge_epoch: int) -
         for rank in condemned
     ]
     return replace(instance, condemned=condemned, reason=_shortened(reasons))
+
+
+def _accusations(instance: Instance, reports: Reports) -> list[Accusation]:
+    return [a for report in reports.values() for a in report.accusations if a.epoch == instance.view.epoch]
 
 
 def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:

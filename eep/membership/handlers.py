@@ -37,7 +37,8 @@ def _exited(turn: Turn, event: Exited) -> None:
         turn.revoke(f"rank {event.rank} exited: {event.evidence}")
     turn.log("EXITED", f"rank {event.rank} exited", event.rank, evidence=event.evidence)
     failures = local.failures if local.blameless else local.failures + 1
-    limit = turn.state.policy.relaunch_limit
+    policy = turn.state.policy
+    limit = policy.relaunch_limit
     status = Status.WANTED
     if turn.state.stopping or not local.keep or (event.clean and local.status is not Status.FENCING):
         status = Status.DOWN
@@ -50,7 +51,7 @@ def _exited(turn: Turn, event: Exited) -> None:
         )
     elif failures > 1:
         status = Status.RESTING
-        delay = turn.state.policy.relaunch_backoff * 2 ** (failures - 2)
+        delay = min(policy.relaunch_backoff * 2 ** min(failures - 2, 32), policy.longest_backoff)
         turn.set_timer(Timer.RELAUNCH, event.incarnation, delay, event.rank)
     turn.update_rank(event.rank, status=status, failures=failures, blameless=False)
 

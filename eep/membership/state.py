@@ -26,6 +26,7 @@ class Policy:
     leave_grace: float = 5.0
     relaunch_backoff: float = 0.5
     """The first relaunch is immediate; each one after it waits twice as long as the one before."""
+    longest_backoff: float = 30.0
     relaunch_limit: int = 5
     """How many times in a row a rank may fail before it is given up."""
     stable_after: float = 60.0
@@ -131,8 +132,8 @@ def initial_state(ident: str, ranks: tuple[int, ...], policy: Policy) -> State:
 
 
 def report_of(state: State) -> Report:
-    """What this host has to tell the others. A host registers with this, never with less: a report that leaves
-    a rank out says that the rank is dead."""
+    """What this host has to tell the others. A host registers with this, never with less: a report that
+    leaves a rank out says that the rank is dead."""
     ranks = {rank: RankReport(_LIFE[local.status], local.incarnation) for rank, local in state.ranks.items()}
     return Report(state.ident, ranks, state.settled, state.revoked, state.accusations)
 

@@ -1,11 +1,13 @@
-"""One seeded run: hosts come up, faults strike for a while, then everything heals and the instance must run again."""
+"""One seeded run: hosts come up, faults strike for a while, then everything heals and the instance must run
+again.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 
-from eep.membership import Action, Instance, Leave, OperatorAsked, Phase, Policy, Status, host_of
+from eep.membership import Action, Instance, Leave, OperatorAsked, Phase, Policy, Status
 from tests.sim.host import SimHost
 from tests.sim.invariants import Watchdog
 from tests.sim.world import INSTANCE_KEY, NODES, World
@@ -18,6 +20,7 @@ POLICY = Policy(
     fence_deadline=1.0,
     leave_grace=0.5,
     relaunch_backoff=0.1,
+    longest_backoff=2.0,
     relaunch_limit=10_000,
     stable_after=5.0,
 )
@@ -199,14 +202,14 @@ class Schedule:
         if action is Action.REMOVE and rank in host.processes:
             host.processes[rank].leaving = True
         operation = f"op-{self.world.now}"
-        host._do(lambda: host.feed(OperatorAsked(operation, action, rank)))
+        host.do(lambda: host.feed(OperatorAsked(operation, action, rank)))
 
     def _leave(self) -> None:
         host, rank = self._rank()
         process = host.processes.get(rank)
         if process is not None and process.alive:
             process.leaving = True
-            host._do(lambda: host.feed(Leave(rank, process.incarnation)))
+            host.do(lambda: host.feed(Leave(rank, process.incarnation)))
 
     def _unkillable(self) -> None:
         host, rank = self._rank()
@@ -223,8 +226,3 @@ class Schedule:
             host.crash_at_start = 0.0
 
         self._for_a_while(stop)
-
-
-def coordinator_host(schedule: Schedule) -> str:
-    assert schedule.instance is not None
-    return host_of(schedule.instance.coordinator)

@@ -1,7 +1,7 @@
 """Virtual time, a network that fails, and a store of three nodes: what the simulated hosts live in.
 
-Everything that happens is a callback on one heap, ordered by virtual time, and every choice comes from one seeded
-generator: the same seed gives the same run, event for event.
+Everything that happens is a callback on one heap, ordered by virtual time, and every choice comes from one
+seeded generator: the same seed gives the same run, event for event.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eep.control.key_value import Change, KeyValue
@@ -82,7 +83,9 @@ class World:
     def request(
         self, host: str, node: str, action: Callable[[], Any], answer: Callable[[Any], None], kind: str
     ) -> None:
-        """One round trip. Either leg may be lost, and a request may arrive twice; an answer comes once or never."""
+        """One round trip. Either leg may be lost, and a request may arrive twice; an answer comes once or
+        never.
+        """
         self.counts[kind] += 1
         answered = False
 
@@ -112,7 +115,9 @@ class World:
         deliver: Callable[[Change[Any]], None],
         broken: Callable[[], None],
     ) -> None:
-        """Deliver each later change under ``matches`` to the watcher ``name``, in no certain order, perhaps twice."""
+        """Deliver each later change under ``matches`` to the watcher ``name``, in no certain order, perhaps
+        twice.
+        """
         self._watchers[name] = (f"{node} {matches}", deliver, broken)
 
     def unwatch(self, name: str) -> None:
@@ -138,4 +143,4 @@ class World:
                     continue
                 self.counts["watch"] += 1
                 for _ in range(2 if self.random.random() < self.duplication else 1):
-                    self.at(self.delay(host, node), lambda c=change, d=deliver: d(c))  # type: ignore[misc]
+                    self.at(self.delay(host, node), partial(deliver, change))
