@@ -1,7 +1,9 @@
-"""The contents of a store: versioned keys, compare-and-swap, and leases. Pure: the caller says what time it is.
+"""The contents of a store: versioned keys, compare-and-swap, and leases. Pure: the caller says what time it
+is.
 
 The embedded store serves this to a job, and the simulator uses it as its model of etcd. Versions are those of
-etcd: one revision counts the changes of the whole store, and an entry's version is the revision that wrote it.
+etcd: one revision counts the changes of the whole store, and an entry's version is the revision that wrote
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Entry(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[V]):
-    """A key as it is after a change; ``value`` is None when the key went away. ``version`` orders the changes."""
+    """A key as it is after a change; ``value`` is None when the key went away. ``version`` orders the
+    changes.
+    """
 
     key: str
     value: V | None
