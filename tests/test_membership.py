@@ -137,10 +137,13 @@ def test_a_host_forms_runs_loses_a_rank_and_gets_it_back() -> None:
     assert host.instance.view == View(1, (0, 1, 2, 3), (0, 0, 0, 0))
     effects = host.feed(Exited(0, 0, "SIGKILL"))
     kinds = [type(effect) for effect in effects if isinstance(effect, Revoke | Propose | Launch | Notify)]
-    assert kinds == [Revoke, Propose, Revoke, Notify, Launch], "revoke, agree, relaunch: in this order"
+    assert kinds == [Revoke, Propose, Revoke, Notify], "nothing is launched before the survivors run"
     assert host.instance.view == View(2, (1, 2, 3), (0, 0, 0, 0))
     assert "rank 0 (incarnation 0) is dead" in host.instance.reason
+    before = len(host.seen)
     host.settle()
+    kinds = [type(effect) for effect in host.seen[before:] if isinstance(effect, Notify | Launch)]
+    assert kinds == [Notify, Launch], "the survivors are told to run before anything is launched"
     host.feed(Ready(0, 1))
     assert host.instance.view == View(3, (0, 1, 2, 3), (1, 0, 0, 0))
     host.settle()
@@ -149,12 +152,13 @@ def test_a_host_forms_runs_loses_a_rank_and_gets_it_back() -> None:
 def test_joins_wait_for_a_repair_but_faults_do_not() -> None:
     host = Host().run()
     host.feed(Exited(0, 0, "SIGKILL"))
-    host.feed(Ready(0, 1))
-    assert host.instance.view.active == (1, 2, 3)
-    host.feed(Exited(1, 0, "SIGKILL"))
+    host.settle()
+    host.feed(Exited(1, 0, "SIGKILL"), Ready(0, 1))
     assert host.instance.view == View(3, (2, 3), (0, 0, 0, 0))
-    host.feed(Settled(2, 0, 3), Settled(3, 0, 3))
-    assert host.instance.view == View(4, (0, 2, 3), (1, 0, 0, 0))
+    host.feed(Exited(2, 0, "SIGKILL"))
+    assert host.instance.view == View(4, (3,), (0, 0, 0, 0))
+    host.feed(Settled(3, 0, 4))
+    assert host.instance.view == View(5, (0, 3), (1, 0, 0, 0))
 
 
 def test_suspicion_is_not_removal() -> None:
@@ -177,6 +181,7 @@ def test_a_rank_that_does_not_die_is_out_and_is_not_replaced() -> None:
     host.feed(OperatorAsked("x", Action.KILL, 2), Deadline(Timer.FENCE, 0, 2))
     assert host.state.ranks[2].status is Status.STUCK
     assert host.instance.view.active == (0, 1, 3)
+    host.settle()
     assert host.instance.granted[2] == 0
     host.feed(Exited(2, 0, "at last"))
     assert host.instance.granted[2] == 1
@@ -188,6 +193,8 @@ def test_a_crash_loop_backs_off_and_ends() -> None:
     for _ in range(4):
         local = host.state.ranks[1]
         effects = host.feed(Exited(1, local.incarnation, "exit 1"))
+        if host.instance.phase is Phase.AGREED:
+            host.settle()
         for effect in effects:
             deadline = getattr(effect, "deadline", None)
             if deadline is not None and deadline.timer is Timer.RELAUNCH:
@@ -322,6 +329,7 @@ def test_two_supervisors_cannot_have_the_same_rank() -> None:
 def test_an_operation_is_done_once() -> None:
     host = Host().run()
     host.feed(OperatorAsked("op-1", Action.KILL, 2), Exited(2, 0, "SIGKILL"))
+    host.settle()
     host.feed(Ready(2, 1))
     assert not of_type(host.feed(OperatorAsked("op-1", Action.KILL, 2)), Fence)
 

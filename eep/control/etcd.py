@@ -69,7 +69,7 @@ class EtcdStore:
         kvs = answer["responses"][0]["response_range"].get("kvs", [])
         return Swap(False, _entry(kvs[0]) if kvs else None)
 
-    async def watch(self, prefix: str) -> AsyncIterator[Listing | Change[bytes]]:
+    async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
         span = {"key": self._key(prefix), "range_end": _after(self._prefix + prefix)}
         answer = await self._call("kv/range", span)
         version = int(answer["header"]["revision"])

@@ -11,7 +11,7 @@ compare-and-swap may or may not have been done; read the key to know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,7 +54,7 @@ class Store(Protocol):
         Raises :class:`LeaseEndedError` if ``lease`` does not stand.
         """
 
-    def watch(self, prefix: str) -> AsyncIterator[Listing | Change[bytes]]:
+    def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
         """A listing, then every change after it, in order, until the caller stops or :class:`StoreError` is
         raised.
         """
@@ -90,7 +90,7 @@ class EmbeddedStore:
         self._tell()
         return swap
 
-    async def watch(self, prefix: str) -> AsyncIterator[Listing | Change[bytes]]:
+    async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
         changes: asyncio.Queue[Change[bytes]] = asyncio.Queue()
         self._watchers[changes] = prefix
         try:

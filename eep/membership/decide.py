@@ -32,7 +32,9 @@ def decide(
         or _after_accusations(instance, reports, judge_epoch)
         or instance
     )
-    nxt = _with_grants(nxt, reports, also="" if nxt is instance else nxt.reason)
+    # Launching takes time that a recovery does not have: it waits until the survivors run.
+    if nxt.phase is Phase.RUN:
+        nxt = _with_grants(nxt, reports, also="" if nxt is instance else nxt.reason)
     return None if nxt is instance else replace(nxt, serial=instance.serial + 1)
 
 
