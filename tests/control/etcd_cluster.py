@@ -31,21 +31,26 @@ def free_ports(count: int) -> list[int]:
 
 
 class EtcdCluster:
-    def __init__(self, directory: Path, nodes: int = 3) -> None:
+    def __init__(
+        self, directory: Path, nodes: int = 3, *, tls: tuple[str, ...] = (), health: bool = True
+    ) -> None:
+        """``tls`` are etcd's own options for it; its clients then use https."""
         ports = free_ports(2 * nodes)
         self._directory = directory
+        self._tls, self._scheme = tls, "https" if tls else "http"
         self._clients, self._peers = ports[:nodes], ports[nodes:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * nodes
         for node in range(nodes):
             self.start(node)
-        self.wait_until_healthy()
+        if health:
+            self.wait_until_healthy()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        return tuple(f"http://127.0.0.1:{port}" for port in self._clients)
+        return tuple(f"{self._scheme}://127.0.0.1:{port}" for port in self._clients)
 
     def start(self, node: int) -> None:
-        client, peer = (f"http://127.0.0.1:{ports[node]}" for ports in (self._clients, self._peers))
+        client, peer = self.endpoints[node], f"http://127.0.0.1:{self._peers[node]}"
         cluster = ",".join(f"n{index}=http://127.0.0.1:{port}" for index, port in enumerate(self._peers))
         arguments = [
             "etcd",
@@ -58,6 +63,7 @@ class EtcdCluster:
             *("--initial-cluster", cluster),
             *("--initial-cluster-state", "new"),
             *("--log-level", "error"),
+            *self._tls,
         ]
         with (self._directory / f"n{node}.log").open("ab") as log:
             self._processes[node] = subprocess.Popen(

@@ -24,6 +24,8 @@ class Watchdog:
         self.launched: dict[tuple[int, int], SimRank] = {}
         self.lease_ended: set[str] = set()
         """Hosts whose lease ended; what they had in the view then may be removed unseen."""
+        self._checked: dict[int, View] = {}
+        """Views already found good under the rank that runs them; both promises, once true, stay true."""
         world.on_change = self.changed
 
     def changed(self, change: Change[Any]) -> None:
@@ -72,9 +74,8 @@ class Watchdog:
         """A rank that runs does so under a committed view that was allowed to run."""
         for host in self.world.hosts.values():
             for process in host.processes.values():
-                if process.running:
-                    assert process.view is not None
-                    assert self.views[process.view.epoch] == process.view, (
-                        "a rank runs a view nobody committed"
-                    )
-                    assert process.view.epoch in self.runs, "a rank runs before everybody has settled"
+                view = process.view
+                if view is not None and view is not self._checked.get(id(process)) and process.running:
+                    assert self.views[view.epoch] == view, "a rank runs a view nobody committed"
+                    assert view.epoch in self.runs, "a rank runs before everybody has settled"
+                    self._checked[id(process)] = view

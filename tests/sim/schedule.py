@@ -24,7 +24,7 @@ POLICY = Policy(
     relaunch_limit=10_000,
     stable_after=5.0,
 )
-FAULTS_FOR = 25.0
+FAULTS_FOR = 20.0
 HEALS_WITHIN = 120.0
 
 

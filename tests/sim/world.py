@@ -124,8 +124,9 @@ class World:
         self._watchers.pop(name, None)
 
     def expire_leases(self) -> None:
+        due = self.store.next_expiry()
         # With no majority anywhere there is no leader, and without a leader leases do not end.
-        if any(self.serves(node) for node in NODES):
+        if due is not None and due <= self.now and any(self.serves(node) for node in NODES):
             self.store.expire(self.now)
 
     def _serve_changes(self) -> None:
