@@ -34,6 +34,7 @@ class EtcdStore:
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
         answer_within: float = 2.0,
+        listen_for: float = 5.0,
     ) -> None:
         if not endpoints:
             raise ValueError("give at least one etcd endpoint, such as http://127.0.0.1:2379")
@@ -45,6 +46,7 @@ class EtcdStore:
         self._token: str | None = None
         self._tls = tls
         self._answer_within = answer_within
+        self._listen_for = listen_for
 
     async def get(self, key: str) -> Entry[bytes] | None:
         answer = await self._call("kv/range", {"key": self._key(key)})
@@ -70,22 +72,36 @@ class EtcdStore:
         return Swap(False, _entry(kvs[0]) if kvs else None)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
+        """Lists again whenever nothing was heard for a while: a node that hangs looks just like a quiet
+        one.
+        """
         span = {"key": self._key(prefix), "range_end": _after(self._prefix + prefix)}
-        answer = await self._call("kv/range", span)
-        version = int(answer["header"]["revision"])
-        yield Listing({self._name(kv): _entry(kv) for kv in answer.get("kvs", [])}, version)
-        request = {"create_request": {**span, "start_revision": str(version + 1)}}
-        async with aclosing(self._post("watch", request)) as answers:
-            async for answer in answers:
-                result = answer.get("result", {})
-                if result.get("canceled"):
-                    break
-                for event in result.get("events", []):
-                    kv = event["kv"]
-                    value = None if event.get("type") == "DELETE" else b64decode(kv.get("value", ""))
-                    yield Change(self._name(kv), value, int(kv["mod_revision"]))
-        self._next_endpoint()
-        raise StoreError(f"etcd ended the watch of {prefix!r}; list again and go on from there")
+        while True:
+            answer = await self._call("kv/range", span)
+            version = int(answer["header"]["revision"])
+            yield Listing({self._name(kv): _entry(kv) for kv in answer.get("kvs", [])}, version)
+            request = {"create_request": {**span, "start_revision": str(version + 1)}}
+            async with aclosing(self._post("watch", request)) as answers:
+                while (heard := await self._hear(answers)) is not None:
+                    for event in heard.get("events", []):
+                        kv = event["kv"]
+                        value = None if event.get("type") == "DELETE" else b64decode(kv.get("value", ""))
+                        yield Change(self._name(kv), value, int(kv["mod_revision"]))
+
+    async def _hear(self, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
+        """The next word of a watch; None when there was none for so long that we should look for ourselves.
+        """
+        try:
+            async with asyncio.timeout(self._listen_for):
+                result: dict[str, Any] = (await anext(answers)).get("result", {})
+        except TimeoutError:
+            return None
+        except StopAsyncIteration:
+            result = {"canceled": True}
+        if result.get("canceled"):
+            self._next_endpoint()
+            raise StoreError("etcd ended a watch; list again and go on from there")
+        return result
 
     async def grant(self, ttl: float) -> int:
         # etcd counts whole seconds, and a lease must never end early.

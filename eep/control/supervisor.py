@@ -110,6 +110,7 @@ class Supervisor:
         self._timers: set[asyncio.TimerHandle] = set()
         self._keeper: subprocess.Popen[bytes] | None = None
         self._changed = asyncio.Event()
+        self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
 
     # Life.
@@ -131,7 +132,10 @@ class Supervisor:
         self._driver.start()
 
     async def stop(self) -> None:
-        """End every rank, tell the others, remove what was made."""
+        """End every rank, tell the others, remove what was made. Doing it again does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
         self.feed(StopAsked())
         try:
             await asyncio.wait_for(self.wait_until(lambda: not self._processes.pids), STOPS_WITHIN)
@@ -150,7 +154,8 @@ class Supervisor:
             self._keeper.wait()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline."""
+        """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline.
+        """
         while not condition():
             self._changed.clear()
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""What only etcd has: nodes that die or hang, passwords, certificates. And hosts that agree through all of it."""
+"""What only etcd has: nodes that die or hang, passwords, certificates. And hosts that agree all the while."""
 
 from __future__ import annotations
 
@@ -179,14 +179,14 @@ def test_user_and_password(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-@pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="openssl is not installed, to make certificates with"
-)
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_certificates(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=etcd"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=etcd"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+        ],
         check=True,
         capture_output=True,
     )
