@@ -36,7 +36,7 @@ test: build sanitize  ## every test that this machine can run
 sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	for kind in address thread; do \
 	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind -DEEP_BUILD_CUDA=OFF > /dev/null; \
+	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind > /dev/null; \
 	    $(VENV)/bin/cmake --build build/$$kind; \
 	    build/$$kind/eep_core_test; \
 	done

@@ -1,0 +1,60 @@
+"""EEP: elastic expert parallelism.
+
+MoE ranks exchange tokens with :func:`dispatch` and :func:`combine` through a :class:`Buffer`. Any of them may die at any
+moment: the others never hang, never use half of what the dead one sent, and know which step not to trust.
+
+Names are loaded when first used, so that a process that only supervises others need not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eep.buffer import Buffer
+    from eep.errors import EepError, EpochRevoked, PeerUnreachable, RankInUse, RankRemoved, StepFailed
+    from eep.ops import combine, dispatch
+    from eep.rendezvous import Rendezvous
+    from eep.status import Status
+    from eep.view import View
+
+_HOME = {
+    "Buffer": "eep.buffer",
+    "EepError": "eep.errors",
+    "EpochRevoked": "eep.errors",
+    "PeerUnreachable": "eep.errors",
+    "RankInUse": "eep.errors",
+    "RankRemoved": "eep.errors",
+    "Rendezvous": "eep.rendezvous",
+    "Status": "eep.status",
+    "StepFailed": "eep.errors",
+    "View": "eep.view",
+    "combine": "eep.ops",
+    "dispatch": "eep.ops",
+}
+
+__all__ = [
+    "Buffer",
+    "EepError",
+    "EpochRevoked",
+    "PeerUnreachable",
+    "RankInUse",
+    "RankRemoved",
+    "Rendezvous",
+    "Status",
+    "StepFailed",
+    "View",
+    "combine",
+    "dispatch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'eep' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Symmetric memory: one region per rank, mapped by its peers."""

@@ -1,0 +1,66 @@
+"""Memory shared between processes by descriptor: a sealed memfd and a mapping of it.
+
+It has no name anywhere, so nothing is left behind when its users are killed: the kernel frees it with the last
+descriptor and mapping. Its size is sealed, so that no peer can shrink it under us and turn our next access into a SIGBUS.
+A survivor's mapping outlives the process that made the memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+
+from eep.errors import PeerUnreachable
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SharedMemory:
+    """``size`` bytes at ``address``, the same bytes in every process that holds ``fd``."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        """Takes over ``fd``. Use :meth:`create` or :meth:`adopt`."""
+        self.fd = fd
+        self.size = size
+        self.map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+    @classmethod
+    def create(cls, label: str, size: int) -> SharedMemory:
+        """New memory, zeroed. ``label`` only shows up in /proc/<pid>/maps."""
+        fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def adopt(cls, fd: int, size: int) -> SharedMemory:
+        """Memory whose descriptor a peer sent us, mapped only if it is what it should be. Takes over ``fd``."""
+        try:
+            found = os.fstat(fd).st_size
+            if found != size:
+                raise PeerUnreachable(f"a peer sent memory of {found} bytes where {size} were due")
+            try:
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            except OSError as error:
+                raise PeerUnreachable("a peer sent a descriptor that is not sealed memory") from error
+            if seals & _SEALS != _SEALS:
+                raise PeerUnreachable("a peer sent memory that it could still shrink: its size is not sealed")
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Lets go of the descriptor now, and of the mapping as soon as no tensor looks into it any more."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            # Not unmapped by force: tensors hold a reference to the mapping, but do not lock it.
+            del self.map

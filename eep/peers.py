@@ -1,0 +1,201 @@
+"""The membership side of a buffer: which peers are mapped, and what the peer table says of them.
+
+A view is applied whole or not at all: newcomers are mapped first, which may fail and then changes nothing; the table is
+patched in place; only then are the mappings of those who left let go. Callers apply views between steps; only
+:meth:`Peers.revoke` may be called at any time, from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from eep.errors import EepError, PeerUnreachable, RankRemoved
+from eep.memory.exchange import Listener, Offer, fetch, fetch_when_there
+from eep.memory.shm import SharedMemory
+from eep.native import RegionLayout, Shape
+from eep.peer_table import (
+    EPOCH_LIMIT,
+    TRANSPORT_LOCAL,
+    TRANSPORT_MAPPED,
+    TRANSPORT_NONE,
+    ControlPage,
+    PeerTable,
+    slot_of,
+)
+from eep.rendezvous import Claim, Rendezvous
+from eep.view import View
+
+
+class Peers:
+    """The peers of one rank. ``table`` is the one its kernels read."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        context: ctypes.c_void_p,
+        rendezvous: Rendezvous,
+        claim: Claim,
+        shape: Shape,
+        layout: RegionLayout,
+        region: SharedMemory,
+        control: SharedMemory,
+    ) -> None:
+        self._library = library
+        self._context = context
+        self._rendezvous = rendezvous
+        self._claim = claim
+        self._shape = shape
+        self._layout = layout
+        self._region = region
+        self._control = control
+        self.table: PeerTable = library.eep_table(context).contents
+        self.page = ControlPage.from_address(control.address)
+        self.view = View.empty(shape.max_ranks)
+        self._offers: dict[int, Offer] = {}
+        # Guards the mappings against a revoke from another thread while they come and go.
+        self._mappings = threading.Lock()
+        self._listener = Listener(claim, shape, region, control, lambda: self.view)
+
+    def connect(self, ranks: Iterable[int], epoch: int | None, incarnations: Mapping[int, int], timeout: float) -> View:
+        """Maps ``ranks`` and lets them in, this rank among them."""
+        deadline = time.monotonic() + timeout
+        joining = {self._claim.rank: self._claim.incarnation}
+        mapped: dict[int, Offer] = {}
+        try:
+            for rank in sorted(set(ranks) - {self._claim.rank}):
+                self._check_rank(rank)
+                mapped[rank] = self._fetch_when_there(rank, incarnations.get(rank), deadline)
+                joining[rank] = mapped[rank].incarnation
+            view = self.view.joined_by(joining, epoch=epoch)
+            self._check_epoch(view)
+        except BaseException:
+            for offer in mapped.values():
+                offer.close()
+            raise
+        return self._publish(view, mapped)
+
+    def disconnect(self, ranks: Iterable[int], epoch: int | None) -> View:
+        """Lets ``ranks`` go."""
+        gone = set(ranks)
+        for rank in gone:
+            self._check_rank(rank)
+        if self._claim.rank in gone:
+            raise ValueError(f"rank {self._claim.rank} cannot disconnect itself; close the buffer instead")
+        view = self.view.without(gone, epoch=epoch)
+        self._check_epoch(view)
+        return self._publish(view, {})
+
+    def apply(self, view: View, timeout: float) -> View:
+        """Makes ``view`` the one that the kernels see. Raises :class:`RankRemoved` if this rank is not in it."""
+        if view.max_ranks != self._shape.max_ranks:
+            raise ValueError(f"a view of {view.max_ranks} ranks does not fit a capacity of {self._shape.max_ranks}")
+        self._check_epoch(view)
+        me = self._claim.rank
+        if me not in view.active or view.incarnations[me] != self._claim.incarnation:
+            self._publish(View(view.epoch, (), view.incarnations), {})
+            raise RankRemoved(
+                f"incarnation {self._claim.incarnation} of rank {me} is not part of epoch {view.epoch}; this process must "
+                "end, and may come back only as a new incarnation"
+            )
+        deadline = time.monotonic() + timeout
+        mapped: dict[int, Offer] = {}
+        try:
+            for rank in view.active:
+                known = self._offers.get(rank)
+                if rank != me and (known is None or known.incarnation != view.incarnations[rank]):
+                    mapped[rank] = self._fetch_when_there(rank, view.incarnations[rank], deadline)
+        except BaseException:
+            for offer in mapped.values():
+                offer.close()
+            raise
+        return self._publish(view, mapped)
+
+    def adopt(self, timeout: float) -> View:
+        """Waits until all members of a view have let this rank in, and applies that view here too."""
+        deadline = time.monotonic() + timeout
+        me = (self._claim.rank, self._claim.incarnation)
+        while True:
+            views: dict[int, View] = {}
+            for rank, incarnation in self._rendezvous.claimed_ranks().items():
+                if rank != me[0]:
+                    try:
+                        offer = fetch(self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes)
+                    except PeerUnreachable:
+                        continue  # a rank that is just coming or going has no say
+                    views[rank] = offer.view
+                    offer.close()
+            for view in views.values():
+                members = set(view.active) - {me[0]}
+                invited = me[0] in view.active and view.incarnations[me[0]] == me[1] and view.epoch > self.view.epoch
+                if invited and all(views.get(member) == view for member in members):
+                    return self.apply(view, max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline:
+                raise PeerUnreachable(
+                    f"no view lets in incarnation {me[1]} of rank {me[0]}: the others must connect to it first"
+                )
+            time.sleep(0.002)
+
+    def revoke(self, epoch: int) -> None:
+        """Ends ``epoch`` here and at every peer; whoever waits leaves at once."""
+        with self._mappings:
+            self._library.eep_revoke(self._context, epoch)
+
+    def close(self) -> None:
+        self._listener.close()
+        with self._mappings:
+            self._patch(View.empty(self._shape.max_ranks), {})
+        for offer in self._offers.values():
+            offer.close()
+        self._offers.clear()
+
+    @property
+    def refused_requests(self) -> int:
+        """How many requests for this rank's memory were dropped because they did not verify."""
+        return self._listener.refused
+
+    def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer:
+        return fetch_when_there(self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes, deadline)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._shape.max_ranks:
+            raise ValueError(f"rank {rank} is outside the capacity of {self._shape.max_ranks} ranks")
+
+    def _check_epoch(self, view: View) -> None:
+        if not self.view.epoch < view.epoch < EPOCH_LIMIT:
+            raise EepError(
+                f"epochs only grow, up to {EPOCH_LIMIT - 1}: epoch {view.epoch} cannot follow epoch {self.view.epoch}"
+            )
+
+    def _publish(self, view: View, mapped: dict[int, Offer]) -> View:
+        with self._mappings:
+            left = [self._offers.pop(rank) for rank in list(self._offers) if rank not in view.active or rank in mapped]
+            self._offers.update(mapped)
+            self._patch(view, self._offers)
+            self._library.eep_control_reset(self.page)
+            self.view = view
+        for offer in left:
+            offer.close()
+        return view
+
+    def _patch(self, view: View, offers: Mapping[int, Offer]) -> None:
+        for rank in range(self._shape.max_ranks):
+            entry = self.table.peers[rank]
+            is_self, offer = rank == self._claim.rank, offers.get(rank)
+            is_active = rank in view.active and (is_self or offer is not None)
+            known = max(view.incarnations[rank], 0)
+            wanted = {
+                "active": int(is_active),
+                "transport": TRANSPORT_NONE if not is_active else TRANSPORT_LOCAL if is_self else TRANSPORT_MAPPED,
+                "incarnation": known,
+                "slot": slot_of(rank, known, self._shape.max_ranks),
+                "region": (self._region.address if offer is None else offer.region.address) if is_active else 0,
+                "control": (self._control.address if offer is None else offer.control.address) if is_active else 0,
+            }
+            if any(getattr(entry, field) != value for field, value in wanted.items()):
+                for field, value in wanted.items():
+                    setattr(entry, field, value)
+                entry.epoch = view.epoch
+        self.table.epoch = view.epoch

@@ -1,0 +1,70 @@
+"""Whether a step can be trusted, and if not, why.
+
+Kernels never raise: they drop a peer, go on, and leave the reason in the rank's control page. This is what it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eep.errors import EpochRevoked, StepFailed
+from eep.peer_table import ControlPage, ranks_of
+
+_REVOKED, _SUSPECT, _CORRUPT, _MISROUTED, _TORN, _BAD_TABLE = (1 << bit for bit in range(6))
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What went wrong since the last view was applied. All is well while :attr:`ok`."""
+
+    epoch: int
+    revoked: bool = False
+    suspects: tuple[int, ...] = ()
+    """Ranks that were dropped: their deadline passed, or somebody said not to wait for them."""
+    corrupt: tuple[int, ...] = ()
+    """Ranks that were dropped because what they sent cannot be."""
+    misrouted: bool = False
+    """A token was sent to an expert on a rank that is not in the view."""
+    torn: bool = False
+    """A peer that had dropped us overwrote what we were reading."""
+    bad_table: bool = False
+    """An entry of our own peer table made no sense and was skipped."""
+
+    @property
+    def ok(self) -> bool:
+        return not (self.revoked or self.suspects or self.corrupt or self.misrouted or self.torn or self.bad_table)
+
+    def __str__(self) -> str:
+        said = [
+            (self.revoked, "the epoch was revoked"),
+            (self.suspects, f"no answer from {_name(self.suspects)}"),
+            (self.corrupt, f"{_name(self.corrupt)} sent what cannot be"),
+            (self.misrouted, "a token was routed to a rank outside the view"),
+            (self.torn, "a peer overwrote results while they were read"),
+            (self.bad_table, "the peer table holds an entry that makes no sense"),
+        ]
+        return f"epoch {self.epoch}: " + ("; ".join(text for is_so, text in said if is_so) or "all well")
+
+    def raise_if_bad(self) -> None:
+        """Raises :class:`EpochRevoked` or :class:`StepFailed` unless the step can be trusted."""
+        if not self.ok:
+            raise (EpochRevoked if self.revoked else StepFailed)(f"{self}; this step must be run again")
+
+
+def _name(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def read_status(page: ControlPage, epoch: int) -> Status:
+    """The status in a control page, for a rank that is at ``epoch``."""
+    bits = page.status
+    return Status(
+        epoch=epoch,
+        # Also when no kernel has noticed yet: a step that ended just before the revoke is not to be committed either.
+        revoked=bool(bits & _REVOKED) or page.revoked_epoch >= epoch > 0,
+        suspects=ranks_of(page.suspects),
+        corrupt=ranks_of(page.corrupt),
+        misrouted=bool(bits & _MISROUTED),
+        torn=bool(bits & _TORN),
+        bad_table=bool(bits & _BAD_TABLE),
+    )

@@ -1,0 +1,71 @@
+// What a rank knows about its peers, and how the world outside reaches its kernels.
+//
+// Three structures, all of fixed size and at fixed addresses for the life of a buffer, so that a captured
+// graph can hold pointers to them: the peer table, which the host patches between two steps; the snapshot of
+// it that one dispatch and its combine read; and the control page, which the supervisor and the peers write
+// while kernels run. Plain C, mirrored field by field in eep/peer_table.py; eep_abi_fields() exports the
+// offsets that a test compares.
+#ifndef EEP_PEER_TABLE_H_
+#define EEP_PEER_TABLE_H_
+
+#include <stdint.h>
+
+#define EEP_MAX_RANKS 64    // a set of ranks is one 64-bit word
+#define EEP_MAX_CHANNELS 2  // independent dispatch/combine pairs that may be in flight at once
+#define EEP_INCARNATIONS 2  // inbox slots per rank: an incarnation and its successor never share one
+
+typedef enum {
+  EEP_TRANSPORT_NONE = 0,
+  EEP_TRANSPORT_LOCAL = 1,   // the rank itself
+  EEP_TRANSPORT_MAPPED = 2,  // load/store through a mapping of the peer's region
+} eep_transport;
+
+typedef struct {
+  uint64_t region;       // the peer's symmetric region, as mapped here; 0 when it is not
+  uint64_t control;      // the peer's control page, as mapped here
+  uint32_t active;       // 1 while the peer is in the view
+  uint32_t transport;    // eep_transport
+  uint32_t incarnation;  // which life of that rank this is
+  uint32_t slot;         // the inbox slot its messages use, in every region
+  uint64_t epoch;        // the view that last changed this entry
+  uint64_t reserved[3];  // a cache line per entry
+} eep_peer;
+
+typedef struct {
+  uint64_t epoch;        // of the view this table shows; flags carry it
+  uint64_t deadline_ns;  // how long a kernel waits for a source before it drops it
+  uint32_t rank;         // whose table this is
+  uint32_t max_ranks;    // capacity: everything is laid out by it
+  uint64_t reserved[5];
+  eep_peer peers[EEP_MAX_RANKS];
+} eep_peer_table;
+
+// The table as one round sees it. Bit r of a mask stands for rank r.
+typedef struct {
+  uint64_t epoch;
+  uint64_t round;  // starts at 1 in every epoch, counted where the kernels run
+  uint64_t deadline_ns;
+  uint64_t active;    // who takes part in this round; 0 when the epoch was revoked before it began
+  uint64_t received;  // whose dispatch arrived whole
+  uint32_t phase;     // eep_phase: what may come next
+  uint32_t tokens;    // how many tokens this rank sent
+  uint32_t slot[EEP_MAX_RANKS];
+  uint32_t count[EEP_MAX_RANKS];  // tokens received from each rank
+  uint64_t region[EEP_MAX_RANKS];
+  uint64_t control[EEP_MAX_RANKS];
+} eep_snapshot;
+
+// Host memory even where the region is device memory: one store by a process without a CUDA context ends a
+// wait.
+typedef struct {
+  uint64_t revoked_epoch;  // this epoch and every earlier one are over; only ever grows
+  uint64_t suspects;       // ranks not to wait for; set by kernels and by the supervisor, cleared with a new view
+  uint64_t corrupt;        // ranks that sent what cannot be
+  uint64_t status;         // eep_status bits: why the step is not to be trusted; 0 while all is well
+  uint64_t reserved0[4];
+  uint32_t doorbell;  // futex: changes whenever something a sleeping kernel may wait for has changed
+  uint32_t sleepers;  // how many sleep on it, so that nobody rings for nothing
+  uint64_t reserved1[7];
+} eep_control_page;
+
+#endif  // EEP_PEER_TABLE_H_

@@ -1,0 +1,118 @@
+// What a buffer is on the inside, and typed access to the regions it reads and writes.
+#ifndef EEP_CPU_CONTEXT_H_
+#define EEP_CPU_CONTEXT_H_
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <memory>
+
+#include "eep/eep.h"
+
+namespace eep {
+
+// Words that another process reads or writes while we do.
+template <typename T>
+T load_acquire(const T& word) {
+  return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_acquire);
+}
+template <typename T>
+void store_release(T& word, T value) {
+  std::atomic_ref<T>(word).store(value, std::memory_order_release);
+}
+template <typename T>
+void store_relaxed(T& word, T value) {
+  std::atomic_ref<T>(word).store(value, std::memory_order_relaxed);
+}
+template <typename T>
+void set_bits(T& word, T bits) {
+  std::atomic_ref<T>(word).fetch_or(bits, std::memory_order_relaxed);
+}
+
+inline uint64_t rank_bit(uint32_t rank) { return uint64_t{1} << rank; }
+
+// Calls `visit(rank)` for each rank of a mask, in ascending order: the order in which sums are taken.
+template <typename Visit>
+void for_each_rank(uint64_t mask, Visit visit) {
+  for (; mask; mask &= mask - 1) visit(static_cast<uint32_t>(std::countr_zero(mask)));
+}
+
+// One channel of a region, ours or a peer's.
+class ChannelView {
+ public:
+  ChannelView(const eep_shape& shape, const eep_region_layout& at, void* region, uint32_t channel)
+      : shape_(shape), at_(at), base_(static_cast<uint8_t*>(region) + channel * at.channel_bytes) {}
+
+  eep_mailbox& mailbox(uint32_t slot) const { return reinterpret_cast<eep_mailbox*>(base_ + at_.mailboxes)[slot]; }
+  uint64_t& outbox_stamp() const { return *reinterpret_cast<uint64_t*>(base_ + at_.outbox_stamp); }
+  int32_t* topk_idx(uint32_t slot, uint32_t token) const {
+    return reinterpret_cast<int32_t*>(base_ + at_.topk_idx) + row_index(slot, token) * shape_.max_topk;
+  }
+  float* topk_weights(uint32_t slot, uint32_t token) const {
+    return reinterpret_cast<float*>(base_ + at_.topk_weights) + row_index(slot, token) * shape_.max_topk;
+  }
+  // A narrower type than the widest one leaves a gap behind each slot, never between rows.
+  uint8_t* row(uint32_t slot, uint32_t token, uint64_t bytes) const {
+    return base_ + at_.rows + row_index(slot, 0) * at_.row_bytes + token * bytes;
+  }
+  uint8_t* scales(uint32_t slot, uint32_t token) const {
+    return base_ + at_.scales + row_index(slot, token) * at_.scale_bytes;
+  }
+  uint8_t* outbox_row(uint64_t index) const { return base_ + at_.outbox + index * at_.outbox_row_bytes; }
+  // rank layout: what was made of `token` of the source in `slot`
+  uint8_t* outbox_by_slot(uint32_t slot, uint32_t token) const { return outbox_row(row_index(slot, token)); }
+  // expert layout: what its k-th expert made of `token` of `rank`
+  uint8_t* outbox_by_choice(uint32_t rank, uint32_t token, uint32_t k) const {
+    return outbox_row(row_index(rank, token) * shape_.max_topk + k);
+  }
+
+ private:
+  uint64_t row_index(uint32_t slot, uint32_t token) const { return uint64_t{slot} * shape_.max_tokens + token; }
+  const eep_shape& shape_;
+  const eep_region_layout& at_;
+  uint8_t* base_;
+};
+
+}  // namespace eep
+
+struct eep_context {
+  eep_shape shape;
+  eep_region_layout at;
+  uint8_t* region;
+  eep_control_page* control;
+  eep_peer_table table;
+  eep_snapshot snapshots[EEP_MAX_CHANNELS];
+  std::unique_ptr<uint8_t[]> row_scratch[EEP_MAX_CHANNELS];  // one encoded row and its scales
+  uint64_t barrier_epoch;
+  uint64_t barrier_round;
+
+  eep::ChannelView own(uint32_t channel) const { return {shape, at, region, channel}; }
+  eep::ChannelView of_peer(const eep_snapshot& snapshot, uint32_t rank, uint32_t channel) const {
+    return {shape, at, reinterpret_cast<void*>(snapshot.region[rank]), channel};
+  }
+  uint32_t rank_of_expert(int64_t expert) const { return static_cast<uint32_t>(expert / shape.local_experts); }
+};
+
+namespace eep {
+
+// Records a sentence for eep_last_error() and returns `code`.
+[[gnu::format(printf, 2, 3)]] int fail(eep_error code, const char* format, ...);
+
+// The one-step prologue: copies the table to the channel's snapshot and counts the round.
+void begin_round(eep_context& context, uint32_t channel);
+// Fills the membership part of a snapshot from the table, skipping entries that make no sense.
+void take_snapshot(eep_context& context, eep_snapshot& snapshot);
+// Whether the epoch of this round is over; if so the round takes no further part in anything.
+bool leave_if_revoked(eep_context& context, eep_snapshot& snapshot);
+// Checks that `expected` is the phase of the channel and that the view has not changed since its dispatch.
+int check_phase(const eep_context& context, uint32_t channel, eep_phase expected, const char* call);
+// Checks that this rank is part of its own view.
+int check_in_view(const eep_context& context, const char* call);
+int check_experts(const eep_context& context, const int64_t* topk_idx, uint32_t tokens, uint32_t topk);
+
+void report(eep_control_page& page, eep_status why);
+void ring(eep_control_page& page);
+
+}  // namespace eep
+
+#endif  // EEP_CPU_CONTEXT_H_

@@ -1,0 +1,157 @@
+// Dispatch, second half: wait for every source, take each whole or not at all, and lay out what came.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/context.h"
+#include "cpu/fault.h"
+#include "cpu/wait.h"
+
+namespace eep {
+namespace {
+
+int check(const eep_context& context, const eep_dispatch_recv_args& args) {
+  if (const int error = check_phase(context, args.channel, EEP_PHASE_SENT, "receive")) return error;
+  if (args.topk < 1 || args.topk > context.shape.max_topk)
+    return fail(EEP_ERROR_ARGUMENT, "top-k must be between 1 and %u, got %u", context.shape.max_topk, args.topk);
+  const bool complete = context.shape.layout == EEP_LAYOUT_RANK
+                            ? args.topk_idx && args.topk_weights
+                            : args.packed_rows && args.packed_count && args.src_info && args.layout_range &&
+                                  (args.packed_scales || !eep_is_fp8(args.wire_type));
+  if (!args.count || !complete) return fail(EEP_ERROR_ARGUMENT, "an output of the dispatch is missing");
+  return EEP_OK;
+}
+
+// Whether what a source sent can be used: sizes and types as ours, every expert one that we have.
+bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, const ChannelView& inbox, uint32_t slot,
+              uint32_t count) {
+  const eep_mailbox& mailbox = inbox.mailbox(slot);
+  if (count > context.shape.max_tokens) return false;
+  if (mailbox.envelope != eep_envelope(args.wire_type, args.topk, context.shape.hidden)) return false;
+  for (uint32_t token = 0; token < count; ++token) {
+    const int32_t* idx = inbox.topk_idx(slot, token);
+    for (uint32_t k = 0; k < args.topk; ++k)
+      if (idx[k] < -1 || idx[k] >= static_cast<int32_t>(context.shape.local_experts)) return false;
+  }
+  return true;
+}
+
+// Waits for the sources of the round; returns those that arrived whole and sound.
+void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
+  const ChannelView inbox = context.own(args.channel);
+  const uint64_t sources = snapshot.active & ~load_acquire(context.control->suspects);
+  const uint64_t arrived =
+      wait_for(sources, *context.control, snapshot.epoch, snapshot.deadline_ns, [&](uint32_t rank) {
+        const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank]).dispatch_flag);
+        if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
+        snapshot.count[rank] = eep_flag_count(flag);
+        return true;
+      });
+  for_each_rank(arrived, [&](uint32_t rank) {
+    if (is_sound(context, args, inbox, snapshot.slot[rank], snapshot.count[rank])) {
+      snapshot.received |= rank_bit(rank);
+      return;
+    }
+    snapshot.count[rank] = 0;
+    set_bits(context.control->corrupt, rank_bit(rank));
+    report(*context.control, EEP_STATUS_CORRUPT);
+  });
+}
+
+// rank layout: rows stay where they are; rows that nobody sent are told apart by an expert of -1.
+void copy_routing(const eep_context& context, const eep_dispatch_recv_args& args, const eep_snapshot& snapshot) {
+  const ChannelView inbox = context.own(args.channel);
+  const uint64_t per_slot = uint64_t{context.shape.max_tokens} * args.topk;
+  std::fill_n(args.topk_idx, context.at.slots * per_slot, -1);
+  for_each_rank(snapshot.received, [&](uint32_t rank) {
+    const uint32_t slot = snapshot.slot[rank];
+    for (uint32_t token = 0; token < snapshot.count[rank]; ++token) {
+      const uint64_t at = slot * per_slot + uint64_t{token} * args.topk;
+      std::memcpy(args.topk_idx + at, inbox.topk_idx(slot, token), args.topk * sizeof(int32_t));
+      std::memcpy(args.topk_weights + at, inbox.topk_weights(slot, token), args.topk * sizeof(float));
+    }
+  });
+}
+
+// expert layout: one row per (token, local expert), packed per expert, sources in rank order.
+class Packer {
+ public:
+  Packer(const eep_context& context, const eep_dispatch_recv_args& args, const eep_snapshot& snapshot)
+      : context_(context), args_(args), snapshot_(snapshot), inbox_(context.own(args.channel)) {
+    row_bytes_ = context.shape.hidden * eep_element_bytes(args.wire_type);
+    rows_per_expert_ = uint64_t{context.shape.max_ranks} * context.shape.max_tokens;
+  }
+
+  void pack() {
+    const uint32_t experts = context_.shape.local_experts, ranks = context_.shape.max_ranks;
+    std::fill_n(args_.packed_count, experts, 0);
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      for (uint32_t expert = 0; expert < experts; ++expert)
+        range(expert, rank) = int64_t{args_.packed_count[expert]} << 32;
+      if (snapshot_.received & rank_bit(rank)) pack_source(rank);
+    }
+  }
+
+ private:
+  int64_t& range(uint32_t expert, uint32_t rank) {
+    return args_.layout_range[uint64_t{expert} * context_.shape.max_ranks + rank];
+  }
+
+  void pack_source(uint32_t rank) {
+    const uint32_t slot = snapshot_.slot[rank];
+    for (uint32_t token = 0; token < snapshot_.count[rank]; ++token) {
+      const int32_t* idx = inbox_.topk_idx(slot, token);
+      for (uint32_t k = 0; k < args_.topk; ++k) {
+        // Named twice by one token, an expert still gets it once.
+        if (idx[k] < 0 || std::find(idx, idx + k, idx[k]) != idx + k) continue;
+        const uint32_t expert = static_cast<uint32_t>(idx[k]);
+        const uint32_t position = static_cast<uint32_t>(args_.packed_count[expert]++);
+        ++range(expert, rank);
+        args_.src_info[expert * rows_per_expert_ + position] = static_cast<int32_t>(token);
+        std::memcpy(static_cast<uint8_t*>(args_.packed_rows) + (expert * rows_per_expert_ + position) * row_bytes_,
+                    inbox_.row(slot, token, row_bytes_), row_bytes_);
+        if (eep_is_fp8(args_.wire_type)) pack_scales(expert, position, inbox_.scales(slot, token));
+      }
+    }
+  }
+
+  // Grouped matrix kernels read scales column by column: 4-byte words, `position` fastest. Exponent bytes go
+  // four to a word.
+  void pack_scales(uint32_t expert, uint32_t position, const uint8_t* scales) {
+    const uint64_t groups = context_.shape.hidden / EEP_SCALE_GROUP;
+    const uint64_t words = args_.wire_type == EEP_TYPE_FP8_UE8M0 ? groups / 4 : groups;
+    uint8_t* column =
+        static_cast<uint8_t*>(args_.packed_scales) + (expert * words * rows_per_expert_ + position) * sizeof(uint32_t);
+    for (uint64_t word = 0; word < words; ++word)
+      std::memcpy(column + word * rows_per_expert_ * sizeof(uint32_t), scales + word * sizeof(uint32_t),
+                  sizeof(uint32_t));
+  }
+
+  const eep_context& context_;
+  const eep_dispatch_recv_args& args_;
+  const eep_snapshot& snapshot_;
+  const ChannelView inbox_;
+  uint64_t row_bytes_, rows_per_expert_;
+};
+
+}  // namespace
+}  // namespace eep
+
+int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void*) {
+  using namespace eep;
+  if (const int error = check(*context, *args)) return error;
+  eep_snapshot& snapshot = context->snapshots[args->channel];
+  snapshot.phase = EEP_PHASE_RECEIVED;
+  if (!leave_if_revoked(*context, snapshot)) receive(*context, *args, snapshot);
+  for (uint32_t rank = 0; rank < context->shape.max_ranks; ++rank)
+    args->count[rank] = static_cast<int32_t>(snapshot.count[rank]);
+  if (context->shape.layout == EEP_LAYOUT_RANK)
+    copy_routing(*context, *args, snapshot);
+  else
+    Packer(*context, *args, snapshot).pack();
+  // From here on the experts may write the outbox. A peer that we dropped may still be reading the last round
+  // from it: it finds the stamp gone.
+  store_relaxed(context->own(args->channel).outbox_stamp(), uint64_t{0});
+  std::atomic_thread_fence(std::memory_order_release);
+  fault::pass(fault::kDispatchReceived);
+  return EEP_OK;
+}

@@ -1,0 +1,132 @@
+// Dispatch, first half: put each token once into the inbox of every rank that hosts one of its experts.
+#include <cstring>
+
+#include "cpu/context.h"
+#include "cpu/fault.h"
+#include "cpu/formats.h"
+
+namespace eep {
+namespace {
+
+int check(const eep_context& context, const eep_dispatch_send_args& args) {
+  const eep_shape& shape = context.shape;
+  if (const int error = check_phase(context, args.channel, EEP_PHASE_IDLE, "dispatch")) return error;
+  if (const int error = check_in_view(context, "dispatch")) return error;
+  if (args.tokens > shape.max_tokens)
+    return fail(EEP_ERROR_ARGUMENT, "%u tokens are more than the maximum of %u this buffer was made for", args.tokens,
+                shape.max_tokens);
+  if (args.topk < 1 || args.topk > shape.max_topk)
+    return fail(EEP_ERROR_ARGUMENT, "top-k must be between 1 and %u, got %u", shape.max_topk, args.topk);
+  if (args.tokens && (!args.x || !args.topk_idx)) return fail(EEP_ERROR_ARGUMENT, "x and topk_idx are needed");
+  if (args.x_type > EEP_TYPE_BF16) return fail(EEP_ERROR_ARGUMENT, "x must be f32 or bf16");
+  if (args.wire_type > EEP_TYPE_FP8_UE8M0) return fail(EEP_ERROR_ARGUMENT, "unknown wire type %u", args.wire_type);
+  if (eep_is_fp8(args.wire_type) ? shape.hidden % EEP_SCALE_GROUP != 0 : args.wire_type != args.x_type)
+    return fail(EEP_ERROR_ARGUMENT,
+                "x cannot be sent as this wire type: it takes the type of x, or fp8 with a hidden "
+                "size that is a multiple of %d",
+                EEP_SCALE_GROUP);
+  if (eep_element_bytes(args.wire_type) > eep_element_bytes(shape.wire_type))
+    return fail(EEP_ERROR_ARGUMENT, "this buffer was made for rows of a narrower type than is to be sent");
+  // Rows are used where they lie in the rank layout, so that their type cannot change from call to call.
+  if (shape.layout == EEP_LAYOUT_RANK && args.wire_type != shape.wire_type)
+    return fail(EEP_ERROR_ARGUMENT, "a buffer of the rank layout sends the type it was made for, and no other");
+  return check_experts(context, args.topk_idx, args.tokens, args.topk);
+}
+
+class Sender {
+ public:
+  Sender(eep_context& context, const eep_dispatch_send_args& args, const eep_snapshot& snapshot)
+      : context_(context), args_(args), snapshot_(snapshot), own_slot_(snapshot.slot[context.table.rank]) {
+    // A suspect is not written to again in its epoch: it may still be reading what we sent before.
+    targets_ = snapshot.active & ~load_acquire(context.control->suspects);
+    fp8_ = eep_is_fp8(args.wire_type);
+    row_bytes_ = context.shape.hidden * eep_element_bytes(args.wire_type);
+    x_row_bytes_ = context.shape.hidden * eep_element_bytes(args.x_type);
+  }
+
+  void send_token(uint32_t token) {
+    const int64_t* experts = args_.topk_idx + uint64_t{token} * args_.topk;
+    const uint64_t hosts = write_routing(token, experts);
+    const uint8_t* row = static_cast<const uint8_t*>(args_.x) + token * x_row_bytes_;
+    const uint8_t* scales = nullptr;
+    if (fp8_ && hosts) {
+      uint8_t* scratch = context_.row_scratch[args_.channel].get();
+      quantize_row(row, args_.x_type, context_.shape.hidden, args_.wire_type, scratch, scratch + row_bytes_);
+      row = scratch;
+      scales = scratch + row_bytes_;
+    }
+    for_each_rank(hosts, [&](uint32_t rank) {
+      const ChannelView inbox = context_.of_peer(snapshot_, rank, args_.channel);
+      std::memcpy(inbox.row(own_slot_, token, row_bytes_), row, row_bytes_);
+      if (scales) std::memcpy(inbox.scales(own_slot_, token), scales, scale_bytes());
+    });
+  }
+
+  void send_flags() {
+    const uint64_t flag = eep_flag_make(snapshot_.epoch, snapshot_.round, args_.tokens);
+    uint32_t sent = 0;
+    for_each_rank(targets_, [&](uint32_t rank) {
+      eep_mailbox& mailbox = context_.of_peer(snapshot_, rank, args_.channel).mailbox(own_slot_);
+      store_relaxed(mailbox.envelope, eep_envelope(args_.wire_type, args_.topk, context_.shape.hidden));
+      store_release(mailbox.dispatch_flag, flag);
+      ring(*reinterpret_cast<eep_control_page*>(snapshot_.control[rank]));
+      if (++sent == 1) fault::pass(fault::kDispatchMidFlags);
+    });
+  }
+
+ private:
+  // Tells every target which of its experts the token wants; returns the targets that get the row itself.
+  uint64_t write_routing(uint32_t token, const int64_t* experts) {
+    uint64_t hosts = 0;
+    for (uint32_t k = 0; k < args_.topk; ++k)
+      if (experts[k] >= 0) hosts |= rank_bit(context_.rank_of_expert(experts[k]));
+    if (hosts & ~snapshot_.active) report(*context_.control, EEP_STATUS_MISROUTED);
+    const float* weights = args_.topk_weights ? args_.topk_weights + uint64_t{token} * args_.topk : nullptr;
+    for_each_rank(targets_, [&](uint32_t rank) {
+      const ChannelView inbox = context_.of_peer(snapshot_, rank, args_.channel);
+      int32_t* idx = inbox.topk_idx(own_slot_, token);
+      float* weight = inbox.topk_weights(own_slot_, token);
+      for (uint32_t k = 0; k < args_.topk; ++k) {
+        const bool here = experts[k] >= 0 && context_.rank_of_expert(experts[k]) == rank;
+        idx[k] = here ? static_cast<int32_t>(experts[k] % context_.shape.local_experts) : -1;
+        weight[k] = !here ? 0.0f : weights ? weights[k] : 1.0f;
+      }
+    });
+    return hosts & targets_;
+  }
+
+  uint64_t scale_bytes() const {
+    const uint64_t groups = context_.shape.hidden / EEP_SCALE_GROUP;
+    return args_.wire_type == EEP_TYPE_FP8_UE8M0 ? groups : groups * sizeof(float);
+  }
+
+  eep_context& context_;
+  const eep_dispatch_send_args& args_;
+  const eep_snapshot& snapshot_;
+  const uint32_t own_slot_;
+  uint64_t targets_, row_bytes_, x_row_bytes_;
+  bool fp8_;
+};
+
+}  // namespace
+}  // namespace eep
+
+int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, void*) {
+  using namespace eep;
+  if (const int error = check(*context, *args)) return error;
+  begin_round(*context, args->channel);
+  eep_snapshot& snapshot = context->snapshots[args->channel];
+  snapshot.tokens = args->tokens;
+  snapshot.phase = EEP_PHASE_SENT;
+  if (leave_if_revoked(*context, snapshot)) return EEP_OK;
+  fault::pass(fault::kDispatchBeforeRows);
+  Sender sender(*context, *args, snapshot);
+  for (uint32_t token = 0; token < args->tokens; ++token) {
+    if (token == args->tokens / 2) fault::pass(fault::kDispatchMidRows);
+    sender.send_token(token);
+  }
+  fault::pass(fault::kDispatchAfterRows);
+  sender.send_flags();
+  fault::pass(fault::kDispatchAfterFlags);
+  return EEP_OK;
+}

@@ -1,0 +1,35 @@
+// Named points at which a test lets a process die, stop or dawdle.
+#ifndef EEP_CPU_FAULT_H_
+#define EEP_CPU_FAULT_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace eep::fault {
+
+enum Point : uint32_t {
+  kDispatchBeforeRows,
+  kDispatchMidRows,
+  kDispatchAfterRows,
+  kDispatchMidFlags,
+  kDispatchAfterFlags,
+  kDispatchReceived,
+  kCombineBeforeRows,
+  kCombineAfterRows,
+  kCombineMidFlags,
+  kCombineAfterFlags,
+  kCombineMidPull,
+  kPointCount,
+};
+
+extern std::atomic<uint32_t> armed;  // how many points are armed: one load is all that production pays
+void act(Point point);
+
+inline void pass(Point point) {
+  if (armed.load(std::memory_order_relaxed)) [[unlikely]]
+    act(point);
+}
+
+}  // namespace eep::fault
+
+#endif  // EEP_CPU_FAULT_H_

@@ -1,0 +1,80 @@
+// Number formats on the wire: bf16, and fp8 e4m3 with one scale per 128 values.
+#ifndef EEP_CPU_FORMATS_H_
+#define EEP_CPU_FORMATS_H_
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "eep/protocol.h"
+
+namespace eep {
+
+inline float float_of_bf16(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
+
+inline uint16_t bf16_of_float(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
+  return static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
+}
+
+// Round to nearest even; beyond the largest finite value (448) it saturates.
+inline uint8_t e4m3_of_float(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  // Normal numbers: move the exponent bias from 127 to 7 and let the rounding carry run into it.
+  const uint32_t normal = (magnitude - (120u << 23) + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+  // Subnormals are multiples of 2^-9: adding 2^14 makes the float unit round at just that bit.
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 16384.0f) - std::bit_cast<uint32_t>(16384.0f);
+  uint32_t result = magnitude < (121u << 23) ? subnormal : std::min(normal, 0x7eu);
+  result = magnitude > 0x7f800000 ? 0x7f : result;  // NaN stays NaN
+  return static_cast<uint8_t>(result | (bits >> 24 & 0x80));
+}
+
+struct Scale {
+  float value;    // what the receiver multiplies by
+  float inverse;  // what the sender multiplies by
+  uint8_t exponent;
+};
+
+inline Scale scale_for(float largest, bool power_of_two) {
+  constexpr float kE4m3Max = 448.0f,
+                  kSmallest = 1e-4f;  // the floor keeps a row of zeros from dividing by zero
+  largest = std::max(largest, kSmallest);
+  if (!power_of_two) return {largest / kE4m3Max, kE4m3Max / largest, 0};
+  const uint32_t bits = std::bit_cast<uint32_t>(largest / kE4m3Max);
+  // Rounded up, so that nothing overflows; capped so that infinity still has a scale with an inverse.
+  const uint32_t exponent = std::min((bits >> 23) + ((bits & 0x7fffff) != 0), 253u);
+  return {std::bit_cast<float>(exponent << 23), std::bit_cast<float>((254 - exponent) << 23),
+          static_cast<uint8_t>(exponent)};
+}
+
+// Encodes `hidden` values of `x_type` as fp8: values to `row`, scales (fp32 or exponent bytes) to `scales`.
+inline void quantize_row(const uint8_t* x, uint32_t x_type, uint32_t hidden, uint32_t wire_type, uint8_t* row,
+                         uint8_t* scales) {
+  float group[EEP_SCALE_GROUP];
+  for (uint32_t begin = 0; begin < hidden; begin += EEP_SCALE_GROUP) {
+    if (x_type == EEP_TYPE_F32) {
+      std::memcpy(group, x + begin * sizeof(float), sizeof group);
+    } else {
+      const uint16_t* values = reinterpret_cast<const uint16_t*>(x) + begin;
+      for (uint32_t i = 0; i < EEP_SCALE_GROUP; ++i) group[i] = float_of_bf16(values[i]);
+    }
+    float largest = 0;
+    for (float value : group) largest = std::max(largest, std::fabs(value));
+    const Scale scale = scale_for(largest, wire_type != EEP_TYPE_FP8);
+    for (uint32_t i = 0; i < EEP_SCALE_GROUP; ++i) row[begin + i] = e4m3_of_float(group[i] * scale.inverse);
+    const uint32_t index = begin / EEP_SCALE_GROUP;
+    if (wire_type == EEP_TYPE_FP8_UE8M0)
+      scales[index] = scale.exponent;
+    else
+      std::memcpy(scales + index * sizeof(float), &scale.value, sizeof(float));
+  }
+}
+
+}  // namespace eep
+
+#endif  // EEP_CPU_FORMATS_H_

@@ -1,0 +1,36 @@
+"""What every test gets: a rendezvous of its own, and a look afterwards that nothing was left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import eep
+
+# Tests run several ranks on few cores; a thread pool per rank would only fight over them.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def private_runtime_directory() -> Iterator[None]:
+    """Rendezvous directories go here, apart from those of anything else that runs on the machine."""
+    with tempfile.TemporaryDirectory(prefix="eep-tests-") as directory:
+        os.environ["XDG_RUNTIME_DIR"] = directory
+        yield
+
+
+@pytest.fixture
+def rendezvous() -> Iterator[eep.Rendezvous]:
+    with eep.Rendezvous.temporary() as place:
+        yield place
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(private_runtime_directory: None) -> Iterator[None]:
+    yield
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+    assert [name for name in os.listdir("/dev/shm") if "eep" in name] == []

@@ -1,0 +1,307 @@
+"""Rank processes that a test can order about, stop and kill.
+
+Each is a real process with one :class:`eep.Buffer`. The test sends it the name of one of :class:`RankProgram`'s methods
+and reads the answer; a process that is gone answers :data:`DIED`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+import eep
+import eep.received
+from eep import faults
+from eep.native import Mailbox
+from tests import moe
+
+PATIENCE_S = 90.0
+DIED = "died"
+
+_context = mp.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "eep.buffer", "eep.faults", "tests.moe"])
+
+
+class RankProgram:
+    """What a rank can be told to do. Answers must be plain values or tensors."""
+
+    def __init__(self, rank: int, path: str, config: moe.Config, timeout_ms: float, incarnation: int | None) -> None:
+        torch.set_num_threads(1)
+        self.config = config
+        self.buffer = config.buffer(rank, path, timeout_ms=timeout_ms, incarnation=incarnation)
+
+    def hello(self) -> tuple[int, int]:
+        return self.buffer.rank, self.buffer.incarnation
+
+    def connect(self, ranks: list[int], epoch: int | None = None, timeout: float = PATIENCE_S) -> eep.View:
+        return self.buffer.connect_ranks(ranks, epoch=epoch, timeout=timeout)
+
+    def disconnect(self, ranks: list[int], epoch: int | None = None) -> eep.View:
+        return self.buffer.disconnect_ranks(ranks, epoch=epoch)
+
+    def apply(self, view: eep.View) -> eep.View:
+        return self.buffer.apply_view(view, timeout=PATIENCE_S)
+
+    def join(self) -> eep.View:
+        return self.buffer.join(timeout=PATIENCE_S)
+
+    def barrier(self) -> None:
+        self.buffer.barrier(PATIENCE_S)
+
+    def step(self, seed: int, active: tuple[int, ...], count: int = 1) -> tuple[list[torch.Tensor], eep.Status]:
+        """Up to ``count`` steps, ended by the first that is not to be trusted; the results of the others."""
+        outputs: list[torch.Tensor] = []
+        for i in range(count):
+            output = moe.step(self.buffer, self.config, seed + i, active)
+            if not self.buffer.status().ok:
+                break
+            outputs.append(output)
+        return outputs, self.buffer.status()
+
+    def dispatch_only(self, seed: int, active: tuple[int, ...]) -> tuple[list[int], eep.Status]:
+        batch = moe.make_batch(self.config, self.buffer.rank, seed, active)
+        self.received = self.buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
+        return self.received.rank_counts.tolist(), self.buffer.status()
+
+    def finish_step(self) -> eep.Status:
+        """The combine of the last :meth:`dispatch_only`."""
+        self.buffer.combine(moe.run_experts(self.buffer, self.received), self.received)
+        return self.buffer.status()
+
+    def view(self) -> eep.View:
+        return self.buffer.view
+
+    def status(self) -> eep.Status:
+        return self.buffer.status()
+
+    def revoke(self) -> None:
+        self.buffer.revoke()
+
+    def set_timeout(self, milliseconds: float) -> None:
+        self.buffer.timeout_ms = milliseconds
+
+    def arm(self, point: str, action: str, skip: int = 0, sleep_ms: float = 0) -> None:
+        faults.arm(point, action, skip=skip, sleep_ms=sleep_ms)
+
+    def addresses(self) -> list[int]:
+        """Everything that a captured graph would hold a pointer to."""
+        tensors = self.buffer.tokens_of(
+            eep.received.Sent(torch.zeros(0, self.config.topk, dtype=torch.int64), None, self.config.wire, 0)
+        )
+        return [
+            ctypes.addressof(self.buffer.table),
+            self.buffer.combine_input().data_ptr(),
+            tensors.x.data_ptr(),
+            tensors.rank_counts.data_ptr(),
+        ]
+
+    def scribble_flags(self, seed: int) -> None:
+        """Writes garbage over every flag word of this rank's region, as a lying peer with a mapping could."""
+        random = torch.Generator().manual_seed(seed)
+        for slot in range(2 * self.config.max_ranks):
+            mailbox = Mailbox.from_address(self.buffer._region.address + slot * ctypes.sizeof(Mailbox))
+            words = torch.randint(-(2**62), 2**62, (4,), generator=random).tolist()
+            mailbox.dispatch_flag, mailbox.envelope, mailbox.combine_flag, mailbox.barrier_flag = words
+
+    def scribble_table(self, rank: int, field: str, value: int) -> None:
+        setattr(self.buffer.table.peers[rank], field, value)
+
+    def send_message(self, to: int, count: int, topk_idx: int, envelope: int | None = None) -> None:
+        """A well-formed flag for the next round of ``to``, with contents of our choice."""
+        from eep.native import RegionLayout, Shape
+
+        peers = self.buffer._peers
+        layout: RegionLayout = peers._layout
+        shape: Shape = peers._shape
+        base = self.buffer.table.peers[to].region
+        slot = self.buffer.table.peers[self.buffer.rank].slot
+        first = layout.topk_idx + slot * shape.max_tokens * shape.max_topk * 4
+        ctypes.c_int32.from_address(base + first).value = topk_idx
+        mailbox = Mailbox.from_address(base + slot * ctypes.sizeof(Mailbox))
+        mailbox.envelope = shape.hidden << 32 | shape.max_topk << 8 | shape.wire_type if envelope is None else envelope
+        mailbox.dispatch_flag = self.buffer.view.epoch << 40 | 1 << 16 | count
+
+    def close(self) -> None:
+        self.buffer.close()
+
+    def memories(self) -> tuple[int, int]:
+        """How many descriptors and mappings of ranks' memory this process holds."""
+        descriptors = 0
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                descriptors += "memfd:eep-" in os.readlink(f"/proc/self/fd/{fd}")
+            except FileNotFoundError:
+                pass  # the one that listed the directory
+        with open("/proc/self/maps") as maps:
+            return descriptors, sum("memfd:eep-" in line for line in maps)
+
+
+def _serve(connection: Connection, arguments: tuple[Any, ...]) -> None:
+    try:
+        program = RankProgram(*arguments)
+    except Exception as error:
+        connection.send(error)
+        return
+    connection.send(None)
+    while True:
+        try:
+            name, args, kwargs = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = getattr(program, name)(*args, **kwargs)
+        except Exception as error:
+            answer = error
+        connection.send(answer)
+
+
+class RankProcess:
+    def __init__(
+        self,
+        rank: int,
+        path: str,
+        config: moe.Config,
+        timeout_ms: float = 60_000,
+        incarnation: int | None = None,
+    ) -> None:
+        self.rank = rank
+        self._connection, theirs = _context.Pipe()
+        arguments = (rank, path, config, timeout_ms, incarnation)
+        self._process = _context.Process(target=_serve, args=(theirs, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._raise(self._receive())
+
+    def send(self, method: str, *args: Any, **kwargs: Any) -> None:
+        try:
+            self._connection.send((method, args, kwargs))
+        except BrokenPipeError:
+            pass  # the answer will say so
+
+    def answer(self) -> Any:
+        return self._raise(self._receive())
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        self.send(method, *args, **kwargs)
+        return self.answer()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(PATIENCE_S)
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def wait_until_stopped(self) -> None:
+        """Until it has stopped itself at a fault point."""
+        end = time.monotonic() + PATIENCE_S
+        while (state := _state(self.pid)) != "T":
+            assert time.monotonic() < end, f"rank {self.rank} is in state {state}, not stopped"
+            time.sleep(0.002)
+
+    def wait_until_dead(self) -> None:
+        self._process.join(PATIENCE_S)
+        assert self._process.exitcode is not None
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.exitcode
+
+    def _receive(self) -> Any:
+        try:
+            if not self._connection.poll(PATIENCE_S):
+                raise TimeoutError(f"rank {self.rank} hangs")
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            return DIED
+
+    def _raise(self, answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Ranks:
+    """A group of rank processes with one rendezvous; killed, whatever happens, at the end."""
+
+    def __init__(self, rendezvous: eep.Rendezvous, config: moe.Config, timeout_ms: float = 60_000) -> None:
+        self.path = str(rendezvous.path)
+        self.config = config
+        self.timeout_ms = timeout_ms
+        self.processes: dict[int, RankProcess] = {}
+        self.past: list[RankProcess] = []
+
+    def start(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.launch(rank)
+
+    def launch(self, rank: int, incarnation: int | None = None) -> RankProcess:
+        if rank in self.processes:
+            self.past.append(self.processes[rank])
+        process = RankProcess(rank, self.path, self.config, self.timeout_ms, incarnation)
+        self.processes[rank] = process
+        return process
+
+    def connect(self, ranks: Iterable[int]) -> None:
+        ranks = list(ranks)
+        self.all(ranks, "connect", ranks)
+        self.all(ranks, "barrier")
+
+    def all(self, ranks: Iterable[int], method: str, *args: Any, **kwargs: Any) -> dict[int, Any]:
+        """The same call on several ranks at once."""
+        ranks = list(ranks)
+        for rank in ranks:
+            self.processes[rank].send(method, *args, **kwargs)
+        return {rank: self.processes[rank].answer() for rank in ranks}
+
+    def check_steps(self, ranks: Iterable[int], seed: int, count: int = 1) -> None:
+        """Steps on ``ranks``, every result compared with the reference, every status good."""
+        active = tuple(ranks)
+        for rank, (outputs, status) in self.all(active, "step", seed, active, count).items():
+            assert status.ok, f"rank {rank}: {status}"
+            assert len(outputs) == count
+            self.check_outputs(rank, outputs, seed, active)
+
+    def check_outputs(self, rank: int, outputs: list[torch.Tensor], seed: int, active: tuple[int, ...]) -> None:
+        """What a rank trusted must be what the reference gives, bit for bit."""
+        for i, output in enumerate(outputs):
+            batch = moe.make_batch(self.config, rank, seed + i, active)
+            assert torch.equal(output, moe.reference(self.config, batch)), f"rank {rank}, step {i}"
+
+    def replace(self, rank: int, survivors: Iterable[int], incarnation: int | None = None) -> None:
+        """A new process takes the place of ``rank``: the survivors let it in between two steps, it takes their view."""
+        newcomer = self.launch(rank, incarnation)
+        newcomer.send("join")
+        self.all(survivors, "connect", [rank])
+        newcomer.answer()
+
+    def __getitem__(self, rank: int) -> RankProcess:
+        return self.processes[rank]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self.processes.values(), *self.past]:
+            process.kill()
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
