@@ -121,9 +121,7 @@ class Membership(RuleBasedStateMachine):
             for gone in before - members:
                 self.removed.add(gone)
                 holders = {host for host, *process in self.alive if tuple(process) == gone}
-                assert not holders - self.lapsed or gone in self.left, (
-                    f"{gone} removed alive: {record.reason}"
-                )
+                assert not holders - self.lapsed or gone in self.left, f"{gone} removed alive: {record.reason}"
         assert not members & self.removed
         self.record = record
 

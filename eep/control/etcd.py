@@ -53,9 +53,7 @@ class EtcdStore:
         kvs = answer.get("kvs", [])
         return _entry(kvs[0]) if kvs else None
 
-    async def compare_and_swap(
-        self, key: str, expected: int, value: bytes, lease: int | None = None
-    ) -> Swap[bytes]:
+    async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> Swap[bytes]:
         name = self._key(key)
         put = {"key": name, "value": _b64(value), "lease": str(lease or 0)}
         answer = await self._call(
@@ -89,8 +87,7 @@ class EtcdStore:
                         yield Change(self._name(kv), value, int(kv["mod_revision"]))
 
     async def _hear(self, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
-        """The next word of a watch; None when there was none for so long that we should look for ourselves.
-        """
+        """The next word of a watch; None when there was none for so long that we should look for ourselves."""
         try:
             async with asyncio.timeout(self._listen_for):
                 result: dict[str, Any] = (await anext(answers)).get("result", {})

@@ -125,9 +125,7 @@ class Front:
             return
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid() or len(self._connections) >= MAX_CONNECTIONS:
-            self._desk.reject(
-                "unwelcome", f"a connection of user {uid} was refused, {len(self._connections)} are open"
-            )
+            self._desk.reject("unwelcome", f"a connection of user {uid} was refused, {len(self._connections)} are open")
             sock.close()
             return
         connection = Connection(sock, self._key, FromPeer, received=self._received, closed=self._closed)

@@ -128,9 +128,7 @@ class Member:
         """Why this process is no longer part of the instance; None while it may be."""
         return self._ended
 
-    def boundary(
-        self, repair: Callable[[View], None] | None = None, *, within: float | None = None
-    ) -> View | None:
+    def boundary(self, repair: Callable[[View], None] | None = None, *, within: float | None = None) -> View | None:
         """The view to run the next step under, or None when there is none any more.
 
         Waits for as long as the instance is not running; ``within`` seconds at most, if given, after which

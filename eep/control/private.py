@@ -69,8 +69,7 @@ class PrivateDirectory:
         found = self._key_path.lstat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_size != KEY_BYTES:
             raise PermissionError(
-                f"{self._key_path} must be {KEY_BYTES} bytes that only you can read; remove it to have "
-                "another made"
+                f"{self._key_path} must be {KEY_BYTES} bytes that only you can read; remove it to have another made"
             )
         return self._key_path.read_bytes()
 

@@ -54,9 +54,7 @@ class Processes:
         }
         loop = asyncio.get_running_loop()
         try:
-            process = subprocess.Popen(
-                self._command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            process = subprocess.Popen(self._command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             loop.call_soon(self._exited, rank, incarnation, f"cannot be started: {error}", False)
             return

@@ -46,9 +46,7 @@ class Store(Protocol):
     async def get(self, key: str) -> Entry[bytes] | None:
         """What the key holds now, as agreed by the store's majority."""
 
-    async def compare_and_swap(
-        self, key: str, expected: int, value: bytes, lease: int | None = None
-    ) -> Swap[bytes]:
+    async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> Swap[bytes]:
         """Write if the key's version is ``expected`` (``ABSENT``: if there is no such key).
 
         Raises :class:`LeaseEndedError` if ``lease`` does not stand.
@@ -83,9 +81,7 @@ class EmbeddedStore:
     async def get(self, key: str) -> Entry[bytes] | None:
         return self._contents.get(key)
 
-    async def compare_and_swap(
-        self, key: str, expected: int, value: bytes, lease: int | None = None
-    ) -> Swap[bytes]:
+    async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> Swap[bytes]:
         swap = self._contents.compare_and_swap(key, expected, value, lease)
         self._tell()
         return swap

@@ -105,9 +105,7 @@ class StoreDriver:
     async def _swap(self, proposal: Propose) -> None:
         serial = proposal.instance.serial
         try:
-            swap = await self._store.compare_and_swap(
-                INSTANCE_KEY, proposal.expected, encode(proposal.instance)
-            )
+            swap = await self._store.compare_and_swap(INSTANCE_KEY, proposal.expected, encode(proposal.instance))
         except StoreError as error:
             self._reject("store-silent", str(error))
             await asyncio.sleep(TRY_AGAIN_AFTER)
@@ -211,9 +209,7 @@ class StoreDriver:
                 await self._store.end_lease(lease)
                 return False
             version = held.version if held else ABSENT
-            swap = await self._store.compare_and_swap(
-                self._key, version, encode(self._current_report()), lease
-            )
+            swap = await self._store.compare_and_swap(self._key, version, encode(self._current_report()), lease)
         except (StoreError, LeaseEndedError) as error:
             self._reject("store-silent", str(error))
             return False
@@ -262,10 +258,7 @@ class StoreDriver:
                 await asyncio.sleep(TRY_AGAIN_AFTER)
                 self._publish_now.set()
                 continue
-            if (
-                swap.entry is not None
-                and decode_report(swap.entry.value, _host(self._key)).ident == self._ident
-            ):
+            if swap.entry is not None and decode_report(swap.entry.value, _host(self._key)).ident == self._ident:
                 self._version = swap.entry.version
                 if not swap.done:  # an earlier write of ours, whose answer was lost
                     self._publish_now.set()

@@ -154,8 +154,7 @@ class Supervisor:
             self._keeper.wait()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline.
-        """
+        """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()

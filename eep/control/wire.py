@@ -62,9 +62,7 @@ class Channel(Generic[M]):
     def __init__(self, key: bytes, end: End, accepts: Any, *, nonce: bytes | None = None) -> None:
         """``accepts`` is the union of message types that may come in."""
         if len(key) != KEY_BYTES:
-            raise ValueError(
-                f"the job key must be {KEY_BYTES} bytes, got {len(key)}; make one with new_key()"
-            )
+            raise ValueError(f"the job key must be {KEY_BYTES} bytes, got {len(key)}; make one with new_key()")
         self._key = key
         self._end = end
         self._nonce = nonce if nonce is not None else os.urandom(NONCE_BYTES)
@@ -91,9 +89,7 @@ class Channel(Generic[M]):
             raise WireError("no-session", "the other side has not greeted yet; wait for that before sending")
         payload = self._encoder.encode(message)
         if len(payload) > MAX_PAYLOAD:
-            raise WireError(
-                "too-large", f"a message of {len(payload)} bytes, over the limit of {MAX_PAYLOAD}"
-            )
+            raise WireError("too-large", f"a message of {len(payload)} bytes, over the limit of {MAX_PAYLOAD}")
         header = _HEADER.pack(len(payload), self._sent, epoch)
         self._sent += 1
         return header + _seal(self._session, self._end, header, payload) + payload

@@ -17,9 +17,7 @@ from eep.view import NEVER, View
 Reports = Mapping[str, Report]
 
 
-def decide(
-    instance: Instance, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1
-) -> Instance | None:
+def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1) -> Instance | None:
     """The record that should follow ``instance``, or None when it may stand as it is.
 
     ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
@@ -109,11 +107,7 @@ def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
 def _why_lost(instance: Instance, reports: Reports, rank: int) -> str:
     owner = instance.owners[rank]
     who = f"rank {rank} (incarnation {instance.view.incarnations[rank]})"
-    return (
-        f"{who} is dead"
-        if _lives(owner, reports)
-        else f"the lease of {owner or 'its host'} ended, taking {who}"
-    )
+    return f"{who} is dead" if _lives(owner, reports) else f"the lease of {owner or 'its host'} ended, taking {who}"
 
 
 def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
@@ -142,10 +136,7 @@ def _after_requests(instance: Instance, reports: Reports, first_view: int) -> In
         for rank, told in report.ranks.items():
             if told.life is Life.LEAVING and instance.has(rank, told.incarnation):
                 leaving.append(rank)
-            elif (
-                told.life is Life.READY
-                and told.incarnation == instance.granted[rank] > view.incarnations[rank]
-            ):
+            elif told.life is Life.READY and told.incarnation == instance.granted[rank] > view.incarnations[rank]:
                 joining[rank] = told.incarnation
             pending = pending or told.life in (Life.WANTED, Life.STARTING)
     if not view.active and (pending or len(joining) < first_view):

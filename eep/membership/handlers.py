@@ -67,9 +67,7 @@ def _settled(turn: Turn, event: Settled) -> None:
     if turn.process(event.rank, event.incarnation, "settling") is None:
         return
     if event.epoch != turn.state.epoch or not turn.state.is_in(event.rank):
-        turn.reject(
-            "stale-epoch", f"rank {event.rank} settled in epoch {event.epoch}; it is {turn.state.epoch} now"
-        )
+        turn.reject("stale-epoch", f"rank {event.rank} settled in epoch {event.epoch}; it is {turn.state.epoch} now")
         return
     turn.update_rank(event.rank, settled=event.epoch)
     members = [rank for rank in turn.state.ranks if turn.state.is_in(rank)]
@@ -82,24 +80,18 @@ def _suspected(turn: Turn, event: Suspected) -> None:
         return
     instance, epoch = turn.state.instance, turn.state.epoch
     if instance is None or event.epoch != epoch or not turn.state.is_in(event.rank):
-        turn.reject(
-            "stale-epoch", f"suspicion by rank {event.rank} in epoch {event.epoch}; it is {epoch} now"
-        )
+        turn.reject("stale-epoch", f"suspicion by rank {event.rank} in epoch {event.epoch}; it is {epoch} now")
         return
     known = {s for s in event.suspects if s in instance.view.active and s != event.rank}
     if known != set(event.suspects) or not known:
-        turn.reject(
-            "unknown-rank", f"rank {event.rank} suspects {event.suspects}, in are {instance.view.active}"
-        )
+        turn.reject("unknown-rank", f"rank {event.rank} suspects {event.suspects}, in are {instance.view.active}")
         return
     told = {(a.accuser, a.suspect): a for a in turn.state.accusations if a.epoch == epoch}
     for suspect in sorted(known):
         told.setdefault((event.rank, suspect), Accusation(epoch, event.rank, suspect, event.evidence))
     if tuple(told.values()) != turn.state.accusations:
         turn.update(accusations=tuple(told.values()))
-        turn.log(
-            "SUSPECTED", f"rank {event.rank} suspects {sorted(known)}", event.rank, evidence=event.evidence
-        )
+        turn.log("SUSPECTED", f"rank {event.rank} suspects {sorted(known)}", event.rank, evidence=event.evidence)
     turn.revoke(f"rank {event.rank} waited in vain for {sorted(known)}: {event.evidence}")
 
 
@@ -192,9 +184,7 @@ def _reports_listed(turn: Turn, event: ReportsListed) -> None:
 def _is_sound(turn: Turn, host: str, report: Report) -> bool:
     bad = [rank for rank in report.ranks if not 0 <= rank < turn.state.policy.max_ranks]
     if bad:
-        turn.reject(
-            "unknown-rank", f"{host} reports ranks {bad}; there is room for {turn.state.policy.max_ranks}"
-        )
+        turn.reject("unknown-rank", f"{host} reports ranks {bad}; there is room for {turn.state.policy.max_ranks}")
     return not bad
 
 

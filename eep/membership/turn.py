@@ -135,8 +135,7 @@ class Turn:
             elif instance.owners[rank] and not mine and rank in view.active:
                 self.reject(
                     "rank-claimed",
-                    f"rank {rank} belongs to {instance.owners[rank]}; give this host other ranks, "
-                    "or stop that one",
+                    f"rank {rank} belongs to {instance.owners[rank]}; give this host other ranks, or stop that one",
                 )
         elif not mine or instance.granted[rank] != local.incarnation:
             self.fence(rank, f"rank {rank} now belongs to {instance.owners[rank]}", blameless=True)
@@ -151,9 +150,7 @@ class Turn:
             if local.status is Status.LEAVING:
                 self.set_timer(Timer.LEAVE, local.incarnation, self.state.policy.leave_grace, rank)
             else:
-                self.fence(
-                    rank, f"rank {rank} is not in epoch {view.epoch}: {instance.reason}", blameless=True
-                )
+                self.fence(rank, f"rank {rank} is not in epoch {view.epoch}: {instance.reason}", blameless=True)
 
     def _expect_settling(self, instance: Instance) -> None:
         if not self.state.leased:

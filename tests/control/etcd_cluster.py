@@ -31,9 +31,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class EtcdCluster:
-    def __init__(
-        self, directory: Path, nodes: int = 3, *, tls: tuple[str, ...] = (), health: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, nodes: int = 3, *, tls: tuple[str, ...] = (), health: bool = True) -> None:
         """``tls`` are etcd's own options for it; its clients then use https."""
         ports = free_ports(2 * nodes)
         self._directory = directory

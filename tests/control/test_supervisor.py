@@ -130,9 +130,7 @@ def test_a_rank_that_is_never_ready_is_fenced() -> None:
 
 def test_a_program_that_does_not_exist_is_a_failure_like_any_other(tmp_path: Path) -> None:
     async def body() -> None:
-        supervisor = Supervisor(
-            ["/nonexistent/program"], [0], max_ranks=1, policy=patient_policy(1, relaunch_limit=0)
-        )
+        supervisor = Supervisor(["/nonexistent/program"], [0], max_ranks=1, policy=patient_policy(1, relaunch_limit=0))
         await supervisor.start()
         await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
         assert "cannot be started" in supervisor.directory.events.read_text()

@@ -13,9 +13,7 @@ from eep.control.wire import KEY_BYTES, MAX_PAYLOAD, Channel, End, Received, Wir
 KEY = new_key()
 
 
-def session(
-    client_key: bytes = KEY, server_key: bytes = KEY
-) -> tuple[Channel[FromSupervisor], Channel[FromPeer]]:
+def session(client_key: bytes = KEY, server_key: bytes = KEY) -> tuple[Channel[FromSupervisor], Channel[FromPeer]]:
     client: Channel[FromSupervisor] = Channel(client_key, End.CLIENT, FromSupervisor)
     server: Channel[FromPeer] = Channel(server_key, End.SERVER, FromPeer)
     client.feed(server.greeting())

@@ -200,9 +200,7 @@ class SimHost:
             again = tuple(p for p in blocked if p in process.blocked_before)
             process.blocked_before = blocked
             if again:
-                event = Suspected(
-                    process.rank, process.incarnation, process.view.epoch, again, "step deadline"
-                )
+                event = Suspected(process.rank, process.incarnation, process.view.epoch, again, "step deadline")
                 self.feed(event)
 
     def _hears(self, process: SimRank, peer: int) -> bool:

@@ -61,9 +61,7 @@ class Watchdog:
             self.removed.add(gone)
             process = self.launched[gone]
             excused = process.leaving or process.unkillable or process.host in self.lease_ended
-            assert not process.alive or excused, (
-                f"rank {gone} was removed alive, its lease standing: {instance.reason}"
-            )
+            assert not process.alive or excused, f"rank {gone} was removed alive, its lease standing: {instance.reason}"
 
     def launch(self, process: SimRank) -> None:
         key = (process.rank, process.incarnation)

@@ -93,9 +93,7 @@ class StoreClient:
         self._call(
             "read",
             lambda: self._store.get(INSTANCE_KEY),
-            lambda entry: self._host.feed(
-                InstanceSeen(entry.value, entry.version) if entry else InstanceSeen(None, 0)
-            ),
+            lambda entry: self._host.feed(InstanceSeen(entry.value, entry.version) if entry else InstanceSeen(None, 0)),
             self._read_instance,
         )
 
@@ -137,9 +135,7 @@ class StoreClient:
 
         def seen(change: Change[Any]) -> None:
             self._host.do(
-                lambda: self._host.feed(
-                    ReportSeen(change.key[len(HOST_PREFIX) :], change.value, change.version)
-                )
+                lambda: self._host.feed(ReportSeen(change.key[len(HOST_PREFIX) :], change.value, change.version))
             )
 
         def again() -> None:
@@ -179,9 +175,7 @@ class StoreClient:
                 else:
                     self._let_go()
 
-        self._call(
-            "keep-alive", lambda: self._store.keep_alive(lease, self._world.now), renewed, lambda: None
-        )
+        self._call("keep-alive", lambda: self._store.keep_alive(lease, self._world.now), renewed, lambda: None)
 
     def _let_go(self) -> None:
         self._lease = None
@@ -202,9 +196,7 @@ class StoreClient:
                 failed()  # the name is somebody else's until their lease ends
                 return
             version, report = entry.version if entry else 0, report_of(self._host.state)
-            self._call(
-                "register", lambda: self._put(version, report, lease), lambda s: held(lease, s), failed
-            )
+            self._call("register", lambda: self._put(version, report, lease), lambda s: held(lease, s), failed)
 
         def held(lease: int, swap: Any) -> None:
             self._registering = False
