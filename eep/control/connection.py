@@ -1,4 +1,4 @@
-"""A sealed connection on a socket that never blocks, as the supervisor needs it.
+"""A sealed connection on a socket that never blocks, as a supervisor needs it.
 
 What cannot be sent at once is kept, up to a limit; a peer that does not read is let go rather than waited
 for.
@@ -35,11 +35,14 @@ class Connection:
         *,
         received: Callable[[Connection, Received[Any]], None],
         closed: Callable[[Connection, str, str], None],
+        end: End = End.SERVER,
     ) -> None:
         self._socket = sock
         self._socket.setblocking(False)
-        self._channel: Channel[Any] = Channel(key, End.SERVER, accepts)
+        self._channel: Channel[Any] = Channel(key, end, accepts)
         self._received, self._closed = received, closed
+        self._unsealed: list[tuple[msgspec.Struct, int]] = []
+        """What was to be sent before the other side had greeted."""
         self._unsent = bytearray()
         self._descriptors: list[int] = []
         self._open = True
@@ -47,9 +50,14 @@ class Connection:
         self._loop.add_reader(sock, self._read)
         self._write(self._channel.greeting())
 
-    def send(self, message: msgspec.Struct, epoch: int) -> None:
-        if self._open and self._channel.established:
+    def send(self, message: msgspec.Struct, epoch: int = 0) -> None:
+        """Send now or soon; never waits. On a connection that has closed it does nothing."""
+        if not self._open:
+            return
+        if self._channel.established:
             self._write(self._channel.seal(message, epoch))
+        else:
+            self._unsealed.append((message, epoch))
 
     def take_descriptor(self) -> int | None:
         """The oldest descriptor that came along and was not taken yet; the caller must close it."""
@@ -86,6 +94,10 @@ class Connection:
         except WireError as error:
             self.close(error.kind, str(error))
             return
+        if self._unsealed and self._channel.established:
+            unsealed, self._unsealed = self._unsealed, []
+            for held, epoch in unsealed:
+                self.send(held, epoch)
         for message in messages:
             if self._open:
                 self._received(self, message)
