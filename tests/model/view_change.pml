@@ -1,240 +1,187 @@
 /* The view change, small enough to look at every interleaving: two hosts with two ranks each, two faults (a rank dies,
- * or a host's lease ends), one relaunch. What is modelled is what eep/membership does: one record changed only by
- * compare-and-swap, one report per host, a coordinator that anybody may replace when its lease is gone.
+ * or a host's lease ends), one join. What is modelled is what eep/membership does: one record that is changed only by
+ * compare-and-swap, one report per host, a coordinator whom anybody may replace when its lease is gone.
  *
- * Reading the record, reading the reports and swapping are separate steps, so a host may always act on what is no longer
- * so. Build with -DBROKEN_SWAP or -DREMOVE_UNSEEN to see the checks fail.
+ * Reading the record, deciding on the reports and swapping are separate steps, so a host may always act on what is no
+ * longer so. Build with -DBROKEN_SWAP or -DREMOVE_UNSEEN to see the checks fail.
  */
 
 #define RANKS 4
 #define HOSTS 2
 #define EPOCHS 10
-#define NOBODY 255
-#define host_of(rank) (rank / 2)
+#define NOTHING 255
+#define host_of(rank) ((rank) / 2)
 #define bit(rank) (1 << (rank))
-#define has(mask, rank) ((mask & bit(rank)) != 0)
+#define has(mask, rank) (((mask) & bit(rank)) != 0)
+#define ranks_of(host) (3 << (2 * (host)))
 
-/* The record. */
-byte serial, epoch, members, coordinator;
+/* The record. It starts formed and running. */
+byte serial = 1, epoch = 1, members = 15, coordinator = 0;
 bool running = true;
-byte incarnation[RANKS], granted[RANKS];
+byte incarnation[RANKS] = 1, granted[RANKS] = 1;
 
-/* The reports: what each host has told, for as long as its lease stands. */
+/* The reports: what each host has told, good for as long as its lease stands. */
 bool leased[HOSTS] = true;
-byte told_alive[HOSTS], told_ready[HOSTS], told_settled[HOSTS];
-bool told_broken[HOSTS];
+byte told_alive[HOSTS], told_settled[HOSTS] = 1;
 
-/* The world. */
-bool up[RANKS], ready[RANKS];
-byte life[RANKS];
-byte faults = 2, relaunches = 1;
+/* The world: which processes are up, and as which incarnation. */
+byte up = 15;
+byte life[RANKS] = 1;
+byte faults = 2, joins = 1;
+
+/* The record as each host last read it. */
+typedef Record { byte serial, epoch, members, coordinator; bool running }
+Record seen[HOSTS];
 
 /* What the checks remember. */
-byte view_of[EPOCHS] = NOBODY;
-byte removed_life[RANKS];   /* the highest incarnation that was ever taken out, plus one */
-bool lapsed[HOSTS];
+byte view_of[EPOCHS] = NOTHING;
+byte removed[RANKS];            /* the highest incarnation that was taken out */
+bool lapsed[HOSTS];             /* whether a host's lease has ever ended */
 
-inline check_commit(new_epoch, new_members) {
+#ifdef BROKEN_SWAP
+#define SWAPS(expected) true
+#else
+#define SWAPS(expected) (serial == expected)
+#endif
+
+/* Used within one atomic step only. */
+hidden byte r, alive, settled;
+
+inline commit(new_epoch, new_members, new_running) {
     assert(new_epoch == epoch || new_epoch == epoch + 1);
-    assert(new_epoch < EPOCHS);
-    assert(view_of[new_epoch] == NOBODY || view_of[new_epoch] == new_members);
+    assert(view_of[new_epoch] == NOTHING || view_of[new_epoch] == new_members);
     view_of[new_epoch] = new_members;
-    r = 0;
-    do
-    :: r == RANKS -> break
-    :: else ->
+    for (r : 0 .. RANKS - 1) {
         if
         :: has(members, r) && !has(new_members, r) ->
             /* Taken out: it is dead, or its host had lost its lease. */
-            assert(!up[r] || life[r] != incarnation[r] || lapsed[host_of(r)]);
-            removed_life[r] = incarnation[r] + 1
-        :: else -> skip
-        fi;
-        r++
+            assert(!has(up, r) || life[r] != incarnation[r] || lapsed[host_of(r)]);
+            removed[r] = incarnation[r]
+        :: !has(members, r) && has(new_members, r) ->
+            /* Let in: as something that was never taken out. */
+            assert(granted[r] > removed[r]);
+            incarnation[r] = granted[r]
+        :: else
+        fi
+    }
+    epoch = new_epoch; members = new_members; running = new_running; serial++
+}
+
+/* The duties of a host. They are separate processes, so that fairness means that none of them is put off for ever. */
+
+proctype Follow(byte me) {
+end:
+    do
+    :: atomic { serial != seen[me].serial ->
+        /* Take over the record, and fence whoever is not in it. */
+        seen[me].serial = serial; seen[me].epoch = epoch; seen[me].members = members;
+        seen[me].running = running; seen[me].coordinator = coordinator;
+        for (r : 2 * me .. 2 * me + 1) {
+            if
+            :: has(up, r) && !has(members, r) && incarnation[r] >= life[r] -> up = up & ~bit(r)
+            :: else
+            fi
+        } }
     od
 }
 
-proctype Host(byte me) {
-    byte r, other;
-    byte my_serial, my_epoch, my_members, my_coordinator;   /* the record as last read */
-    bool my_running;
-    byte my_incarnation[RANKS], my_granted[RANKS];
-    byte alive, rdy, settled_all, next_members;             /* the reports as last read */
-    bool broken, change, held;
-    other = 1 - me;
+proctype Report(byte me) {
 end:
     do
-    :: atomic { serial != my_serial || (leased[me] && held) ->
-        /* Look: take over the record, and do as it says. */
-        my_serial = serial; my_epoch = epoch; my_members = members;
-        my_running = running; my_coordinator = coordinator;
-        r = 0;
-        do
-        :: r == RANKS -> break
-        :: else ->
-            my_incarnation[r] = incarnation[r]; my_granted[r] = granted[r];
-            if
-            :: host_of(r) == me && up[r] && !has(members, r) && incarnation[r] >= life[r] -> up[r] = false /* fence */
-            :: else -> skip
-            fi;
-            r++
-        od;
-        held = false }
+    :: atomic { leased[me] && (told_alive[me] != (up & ranks_of(me)) ||
+                (told_settled[me] != seen[me].epoch && (seen[me].members & ranks_of(me) & ~up) == 0)) ->
+        /* Who is alive; and whether all of mine that are in have applied the view. */
+        told_alive[me] = up & ranks_of(me);
+        if :: (seen[me].members & ranks_of(me) & ~up) == 0 -> told_settled[me] = seen[me].epoch :: else fi }
+    :: atomic { !leased[me] ->
+        /* Register again, with a report of what is so. */
+        told_alive[me] = up & ranks_of(me); leased[me] = true }
+    od
+}
 
-    :: atomic { leased[me] ->
-        /* Report what is so, if it is news. */
-        alive = 0; rdy = 0; broken = false;
-        r = 2 * me;
-        do
-        :: r == 2 * me + 2 -> break
-        :: else ->
-            if
-            :: up[r] -> alive = alive | bit(r); if :: ready[r] -> rdy = rdy | bit(r) :: else -> skip fi
-            :: else -> if :: has(my_members, r) -> broken = true :: else -> skip fi
-            fi;
-            r++
-        od;
-        if
-        :: told_alive[me] != alive || told_ready[me] != rdy || (!broken && told_settled[me] != my_epoch) ->
-            told_alive[me] = alive; told_ready[me] = rdy;
-            /* Settled: every rank of mine in this view is alive and has applied it. */
-            if :: !broken -> told_settled[me] = my_epoch :: else -> skip fi
-        :: else -> skip
-        fi }
+proctype Coordinate(byte me) {
+    Record built_on;
+    byte next;
+    bool decided, settle;
+end:
+    do
+    :: atomic { leased[me] && seen[me].coordinator != me && !leased[1 - me] && serial == seen[me].serial ->
+        coordinator = me; serial++ }
 
-    :: !leased[me] -> atomic {
-        /* The lease ended: hold, then register again with a report of what is so. */
-        held = true; leased[me] = true }
-
-    :: atomic { leased[me] && my_coordinator != me && !leased[my_coordinator] && serial == my_serial ->
-        coordinator = me; serial++ }                       /* take over */
-
-    :: atomic { leased[me] && my_coordinator == me ->
-        /* Read the reports. */
-        alive = 0; rdy = 0; settled_all = true;
-        r = 0;
-        do
-        :: r == RANKS -> break
-        :: else ->
-            if
-            :: leased[host_of(r)] ->
-                alive = alive | (told_alive[host_of(r)] & bit(r)); rdy = rdy | (told_ready[host_of(r)] & bit(r));
-                if :: has(my_members, r) && told_settled[host_of(r)] != my_epoch -> settled_all = false :: else -> skip fi
-            :: else -> skip
-            fi;
-            r++
-        od };
-        atomic {
-        /* Decide: the dead go out; else all have settled; else the ready come in. */
-        next_members = my_members & alive;
+    :: atomic { leased[me] && seen[me].coordinator == me && !decided ->
+        /* Decide on the reports as they are now: the dead go out; or all have settled; or the ready come in. */
+        alive = (leased[0] -> told_alive[0] : 0) | (leased[1] -> told_alive[1] : 0);
+        settled = ((seen[me].members & 3) == 0 || told_settled[0] == seen[me].epoch) &&
+                  ((seen[me].members & 12) == 0 || told_settled[1] == seen[me].epoch);
+        next = seen[me].members & alive;
 #ifdef REMOVE_UNSEEN
-        if :: my_members != 0 && faults == 0 -> next_members = my_members & (my_members - 1) :: else -> skip fi;
+        if :: faults == 0 && seen[me].running -> next = seen[me].members & (seen[me].members - 1) :: else fi;
 #endif
-        change = false;
         if
-        :: next_members != my_members -> change = true
-        :: else ->
-            if
-            :: !my_running && settled_all -> skip
-            :: my_running ->
-                r = 0;
-                do
-                :: r == RANKS -> break
-                :: else ->
-                    if
-                    :: has(rdy, r) && !has(my_members, r) && my_granted[r] > my_incarnation[r] ->
-                        next_members = next_members | bit(r); change = true
-                    :: else -> skip
-                    fi;
-                    r++
-                od
-            :: else -> skip
-            fi
-        fi };
-        atomic {
-        /* Swap, if nobody was faster. */
+        :: next != seen[me].members -> decided = true
+        :: next == seen[me].members && !seen[me].running && settled -> decided = true; settle = true
+        :: next == seen[me].members && seen[me].running ->
+            for (r : 0 .. RANKS - 1) {
+                if
+                :: has(alive, r) && granted[r] > incarnation[r] -> next = next | bit(r); decided = true
+                :: else
+                fi
+            }
+        :: else
+        fi;
         if
-#ifndef BROKEN_SWAP
-        :: serial != my_serial -> skip
-#endif
-        :: else ->
-            if
-            :: change ->
-                check_commit(my_epoch + 1, next_members);
-                r = 0;
-                do
-                :: r == RANKS -> break
-                :: else ->
-                    if
-                    :: has(next_members, r) && !has(my_members, r) ->
-                        /* It comes in as it was granted, and never as anything that was taken out. */
-                        assert(my_granted[r] >= removed_life[r]);
-                        incarnation[r] = my_granted[r]
-                    :: else -> skip
-                    fi;
-                    r++
-                od;
-                epoch = my_epoch + 1; members = next_members; serial++;
-                running = (next_members == 0)
-            :: !change && !my_running && settled_all && next_members == my_members ->
-                check_commit(my_epoch, my_members);
-                running = true; serial++
-            :: else -> skip
-            fi
+        :: decided -> built_on.serial = seen[me].serial; built_on.epoch = seen[me].epoch; built_on.members = seen[me].members
+        :: else -> next = 0
         fi }
-    od
-}
 
-/* A rank that is up gets ready; one that runs does so under a view that all its peers have settled in. */
-proctype Rank(byte me) {
-end:
-    do
-    :: atomic { up[me] && !ready[me] -> ready[me] = true }
+    :: atomic { decided ->
+        /* Swap, unless somebody was faster. */
+        if
+        :: SWAPS(built_on.serial) ->
+            if
+            :: settle -> commit(built_on.epoch, built_on.members, true)
+            :: else -> commit((built_on.epoch + 1), next, (next == 0))
+            fi
+        :: else
+        fi;
+        decided = false; settle = false; next = 0;
+        built_on.serial = 0; built_on.epoch = 0; built_on.members = 0 }
     od
 }
 
 proctype Trouble() {
-    byte r;
 end:
     do
-    :: atomic { faults > 0 && epoch > 0 -> faults--;
+    :: atomic { faults > 0 -> faults--;
         if
-        :: up[0] -> up[0] = false
-        :: up[1] -> up[1] = false
-        :: up[2] -> up[2] = false
-        :: up[3] -> up[3] = false
+        :: has(up, 0) -> up = up & ~bit(0)
+        :: has(up, 3) -> up = up & ~bit(3)
         :: leased[0] -> leased[0] = false; lapsed[0] = true
         :: leased[1] -> leased[1] = false; lapsed[1] = true
         fi }
-    :: atomic { relaunches > 0 && epoch > 0 ->
-        /* A supervisor launches only what is dead and out, as an incarnation that was never granted before. */
+    :: atomic { joins > 0 && running && (up | members) != 15 -> joins--;
+        /* A dead rank that is out is launched again, as an incarnation that was never granted before. */
         if
-        :: !up[0] && !has(members, 0) -> r = 0; relaunches--; granted[r]++; life[r] = granted[r]; serial++; ready[r] = false; up[r] = true
-        :: !up[3] && !has(members, 3) -> r = 3; relaunches--; granted[r]++; life[r] = granted[r]; serial++; ready[r] = false; up[r] = true
-        :: else -> skip
-        fi }
-    :: faults == 0 && relaunches == 0 -> break
+        :: !has(up | members, 0) -> granted[0]++; life[0] = granted[0]; up = up | bit(0)
+        :: !has(up | members, 3) -> granted[3]++; life[3] = granted[3]; up = up | bit(3)
+        :: else
+        fi;
+        serial++ }
     od
 }
 
 init {
-    byte r;
     atomic {
-        /* Everybody has been launched as incarnation 1 and nobody is in yet. */
-        r = 0;
-        do
-        :: r == RANKS -> break
-        :: else -> granted[r] = 1; life[r] = 1; up[r] = true; r++
-        od;
-        view_of[0] = 0;
-        run Host(0); run Host(1);
-        run Rank(0); run Rank(1); run Rank(2); run Rank(3);
+        told_alive[0] = 3; told_alive[1] = 12; view_of[1] = 15;
+        for (r : 0 .. HOSTS - 1) {
+            seen[r].serial = 1; seen[r].epoch = 1; seen[r].members = 15; seen[r].running = true;
+            run Follow(r); run Report(r); run Coordinate(r)
+        }
         run Trouble()
     }
 }
 
-#define in_as_it_should(rank) (has(members, rank) == up[rank])
-#define whole (running && in_as_it_should(0) && in_as_it_should(1) && in_as_it_should(2) && in_as_it_should(3))
+#define whole (running && members == up)
 
-/* When the faults are over, the instance runs again with everybody who is up. */
+/* When the faults are over, the instance runs again, with exactly those who are up. */
 ltl recovers { [] (faults == 0 -> <> whole) }
