@@ -75,6 +75,8 @@ def main() -> int:
     except FleetError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     headline = next((result for result in results if (result.ranks, result.tokens) == HEADLINE), None)
     if headline:
         print(f"\n{summary(headline)}")

@@ -8,9 +8,11 @@ was done.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -47,6 +49,7 @@ class Seat:
 
 def run_rank(seat: Seat, pipe: Connection) -> None:
     """The life of a rank process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; the end of its pipe ends us
     try:
         with Rank(seat) as rank:
             pipe.send(("ok", None))
@@ -56,7 +59,8 @@ def run_rank(seat: Seat, pipe: Connection) -> None:
     except EOFError:
         pass  # the parent is done with us, or gone
     except Exception:
-        pipe.send(("error", traceback.format_exc()))
+        with contextlib.suppress(OSError):  # another rank may have failed first, and the parent be gone
+            pipe.send(("error", traceback.format_exc()))
 
 
 class Rank:

@@ -71,12 +71,14 @@ class ControlPage(ctypes.Structure):
     _fields_ = (
         ("revoked_epoch", c_uint64),
         ("suspects", c_uint64),
+        ("reserved0", c_uint64 * 6),
+        ("dropped", c_uint64),
         ("corrupt", c_uint64),
         ("status", c_uint64),
-        ("reserved0", c_uint64 * 4),
+        ("reserved1", c_uint64 * 5),
         ("doorbell", c_uint32),
         ("sleepers", c_uint32),
-        ("reserved1", c_uint64 * 7),
+        ("reserved2", c_uint64 * 7),
     )
 
 

@@ -62,7 +62,7 @@ def read_status(page: ControlPage, epoch: int) -> Status:
         epoch=epoch,
         # Also when no kernel has noticed yet: a step that ended just before the revoke is not to be committed either.
         revoked=bool(bits & _REVOKED) or page.revoked_epoch >= epoch > 0,
-        suspects=ranks_of(page.suspects),
+        suspects=ranks_of(page.suspects | page.dropped),
         corrupt=ranks_of(page.corrupt),
         misrouted=bool(bits & _MISROUTED),
         torn=bool(bits & _TORN),

@@ -84,7 +84,7 @@ def _run_by_rank(buffer: eep.Buffer, tokens: RankTokens) -> torch.Tensor:
     total = weighted_sum(
         dequantize(x, scales), torch.where(idx >= 0, idx + buffer.rank * buffer.local_experts, -1), weights
     )
-    output = buffer.combine_input()
+    output = buffer.combine_input(tokens.sent.channel)
     output[rows] = total.to(output.dtype)
     return output
 

@@ -83,7 +83,7 @@ def test_out_of_turn(buffer: eep.Buffer) -> None:
         buffer.combine_recv(sent)
     with pytest.raises(ValueError, match="x must be of shape"):
         buffer.combine(X, tokens)
-    with pytest.raises(TypeError, match="x must be torch.bfloat16"):
+    with pytest.raises(TypeError, match=r"x must be torch\.bfloat16"):
         buffer.combine(buffer.combine_input().float(), tokens)
     buffer.combine_send(buffer.combine_input(), tokens)
     with pytest.raises(ValueError, match=r"out must be of shape \[3, 128\]"):

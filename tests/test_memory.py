@@ -34,9 +34,9 @@ def test_its_size_cannot_be_changed() -> None:
 
 
 def test_what_a_peer_could_pull_away_is_not_mapped(tmp_path: os.PathLike[str]) -> None:
+    fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
     with pytest.raises(eep.PeerUnreachable, match="not sealed"):
-        fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, 4096)
         SharedMemory.adopt(fd, 4096)
     with pytest.raises(eep.PeerUnreachable, match="4096 bytes where 8192 were due"):
         SharedMemory.adopt(os.dup(SharedMemory.create("short", 4096).fd), 8192)

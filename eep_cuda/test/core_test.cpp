@@ -150,7 +150,7 @@ void test_absent_rank() {
     std::mt19937 random(rank);
     step(instance, rank, random);
     REQUIRE(instance.ranks[rank].control.status & EEP_STATUS_SUSPECT);
-    REQUIRE(instance.ranks[rank].control.suspects >> 3 & 1);
+    REQUIRE(instance.ranks[rank].control.dropped >> 3 & 1);
   });
   for (uint32_t rank = 0; rank < 3; ++rank) instance.apply(rank, 2, 7, 60 * kSecond);
   on_ranks(3, [&](uint32_t rank) {

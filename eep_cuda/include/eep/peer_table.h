@@ -55,17 +55,19 @@ typedef struct {
   uint64_t control[EEP_MAX_RANKS];
 } eep_snapshot;
 
-// Host memory even where the region is device memory: one store by a process without a CUDA context ends a
-// wait.
+// Host memory even where the region is device memory: one store by a process without a CUDA context ends a wait. A word
+// is written either from outside or by the kernels, never by both: a GPU and a CPU have no atomics in common over PCIe.
 typedef struct {
-  uint64_t revoked_epoch;  // this epoch and every earlier one are over; only ever grows
-  uint64_t suspects;       // ranks not to wait for; set by kernels and by the supervisor, cleared with a new view
-  uint64_t corrupt;        // ranks that sent what cannot be
-  uint64_t status;         // eep_status bits: why the step is not to be trusted; 0 while all is well
-  uint64_t reserved0[4];
-  uint32_t doorbell;  // futex: changes whenever something a sleeping kernel may wait for has changed
+  uint64_t revoked_epoch;  // outside: this epoch and every earlier one are over; only ever grows
+  uint64_t suspects;       // outside: ranks not to wait for; cleared with a new view
+  uint64_t reserved0[6];
+  uint64_t dropped;  // kernels: ranks that were given up, at a deadline or as told; cleared with a new view
+  uint64_t corrupt;  // kernels: ranks that sent what cannot be
+  uint64_t status;   // kernels: eep_status bits, why the step is not to be trusted; 0 while all is well
+  uint64_t reserved1[5];
+  uint32_t doorbell;  // CPU only, a futex: changes whenever something a sleeping kernel may wait for has changed
   uint32_t sleepers;  // how many sleep on it, so that nobody rings for nothing
-  uint64_t reserved1[7];
+  uint64_t reserved2[7];
 } eep_control_page;
 
 #endif  // EEP_PEER_TABLE_H_

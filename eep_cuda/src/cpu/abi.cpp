@@ -37,6 +37,7 @@ static const eep_abi_field kFields[] = {
     STRUCT(eep_control_page),
     FIELD(eep_control_page, revoked_epoch),
     FIELD(eep_control_page, suspects),
+    FIELD(eep_control_page, dropped),
     FIELD(eep_control_page, corrupt),
     FIELD(eep_control_page, status),
     FIELD(eep_control_page, doorbell),

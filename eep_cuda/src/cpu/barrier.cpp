@@ -9,8 +9,7 @@ int eep_barrier(eep_context* context, uint64_t deadline_ns, void*) {
   const uint64_t epoch = context->table.epoch;
   if (context->barrier_epoch != epoch) context->barrier_epoch = epoch, context->barrier_round = 0;
   const uint64_t round = ++context->barrier_round;
-  const uint64_t others =
-      here.active & ~eep::rank_bit(context->table.rank) & ~eep::load_acquire(context->control->suspects);
+  const uint64_t others = here.active & ~eep::rank_bit(context->table.rank) & ~eep::given_up(*context->control);
   const uint32_t own_slot = here.slot[context->table.rank];
   eep::for_each_rank(others, [&](uint32_t rank) {
     eep::store_release(context->of_peer(here, rank, 0).mailbox(own_slot).barrier_flag, eep_flag_make(epoch, round, 0));

@@ -55,7 +55,7 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
 void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
   const uint32_t own_slot = snapshot.slot[context.table.rank];
   uint32_t sent = 0;
-  for_each_rank(snapshot.active & ~load_acquire(context.control->suspects), [&](uint32_t rank) {
+  for_each_rank(snapshot.active & ~given_up(*context.control), [&](uint32_t rank) {
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     store_release(context.of_peer(snapshot, rank, channel).mailbox(own_slot).combine_flag,
                   eep_flag_make(snapshot.epoch, snapshot.round, snapshot.count[rank]));
@@ -70,8 +70,8 @@ void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snap
 uint64_t await_outboxes(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
   const ChannelView own = context.own(channel);
   uint64_t usable = 0;
-  wait_for(snapshot.active & ~load_acquire(context.control->suspects), *context.control, snapshot.epoch,
-           snapshot.deadline_ns, [&](uint32_t rank) {
+  wait_for(snapshot.active & ~given_up(*context.control), *context.control, snapshot.epoch, snapshot.deadline_ns,
+           [&](uint32_t rank) {
              const uint64_t flag = load_acquire(own.mailbox(snapshot.slot[rank]).combine_flag);
              if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
              if (eep_flag_count(flag) == snapshot.tokens) {

@@ -110,6 +110,8 @@ int check_phase(const eep_context& context, uint32_t channel, eep_phase expected
 int check_in_view(const eep_context& context, const char* call);
 int check_experts(const eep_context& context, const int64_t* topk_idx, uint32_t tokens, uint32_t topk);
 
+// Ranks that are not waited for again, nor written to, in this epoch.
+uint64_t given_up(const eep_control_page& page);
 void report(eep_control_page& page, eep_status why);
 void ring(eep_control_page& page);
 

@@ -26,6 +26,7 @@ void eep_revoke(eep_context* context, uint64_t epoch) {
 
 void eep_control_reset(eep_control_page* page) {
   eep::store_release(page->suspects, uint64_t{0});
+  eep::store_release(page->dropped, uint64_t{0});
   eep::store_release(page->corrupt, uint64_t{0});
   eep::store_release(page->status, uint64_t{0});
 }

@@ -38,7 +38,7 @@ bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, co
 // Waits for the sources of the round; returns those that arrived whole and sound.
 void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
   const ChannelView inbox = context.own(args.channel);
-  const uint64_t sources = snapshot.active & ~load_acquire(context.control->suspects);
+  const uint64_t sources = snapshot.active & ~given_up(*context.control);
   const uint64_t arrived =
       wait_for(sources, *context.control, snapshot.epoch, snapshot.deadline_ns, [&](uint32_t rank) {
         const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank]).dispatch_flag);

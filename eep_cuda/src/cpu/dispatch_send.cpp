@@ -38,7 +38,7 @@ class Sender {
   Sender(eep_context& context, const eep_dispatch_send_args& args, const eep_snapshot& snapshot)
       : context_(context), args_(args), snapshot_(snapshot), own_slot_(snapshot.slot[context.table.rank]) {
     // A suspect is not written to again in its epoch: it may still be reading what we sent before.
-    targets_ = snapshot.active & ~load_acquire(context.control->suspects);
+    targets_ = snapshot.active & ~given_up(*context.control);
     fp8_ = eep_is_fp8(args.wire_type);
     row_bytes_ = context.shape.hidden * eep_element_bytes(args.wire_type);
     x_row_bytes_ = context.shape.hidden * eep_element_bytes(args.x_type);

@@ -31,6 +31,8 @@ void relax() {
 
 bool is_revoked(const eep_control_page& page, uint64_t epoch) { return load_acquire(page.revoked_epoch) >= epoch; }
 
+uint64_t given_up(const eep_control_page& page) { return load_acquire(page.suspects) | load_acquire(page.dropped); }
+
 void report(eep_control_page& page, eep_status why) { set_bits(page.status, uint64_t{why}); }
 
 // The flag comes first and the doorbell second; a waiter reads them in the other order, so that either it
@@ -54,11 +56,12 @@ uint64_t BoundedWait::pause(uint64_t missing) {
     return 0;
   }
   if (const uint64_t given_up = load_acquire(page_.suspects) & missing) {
+    set_bits(page_.dropped, given_up);
     report(page_, EEP_STATUS_SUSPECT);
     return missing & ~given_up;
   }
   if (last_look_) {
-    set_bits(page_.suspects, missing);
+    set_bits(page_.dropped, missing);
     report(page_, EEP_STATUS_SUSPECT);
     return 0;
   }
