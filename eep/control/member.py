@@ -24,6 +24,7 @@ from typing import Protocol
 
 from eep.control.client import Client, SupervisorGone
 from eep.control.messages import (
+    Message,
     Register,
     SayLeave,
     SayReady,
@@ -43,28 +44,29 @@ FOREVER = 2**62
 
 
 class DataPlane(Protocol):
-    """What a member needs of a rank's data plane; a :class:`eep.Buffer` behind an adapter, or nothing in
-    tests.
-    """
+    """What a member needs of a rank's data plane. :class:`eep.control.buffer_plane.BufferPlane` is one."""
 
     @property
-    def control_fd(self) -> int | None: ...
+    def control_fd(self) -> int | None:
+        """The descriptor of the page through which the supervisor ends this rank's waits."""
 
-    def revoke(self, epoch: int) -> None: ...
+    def revoke(self, epoch: int) -> None:
+        """End every wait of epochs up to ``epoch``. Called from another thread, at any time."""
 
-    def apply(self, view: View) -> None: ...
+    def apply(self, view: View) -> bool:
+        """Let the kernels see ``view``. False, soon, when that cannot be done yet; it is then tried again."""
 
 
 class NoDataPlane:
     """A rank that shares no memory."""
 
-    control_fd = None
+    control_fd: int | None = None
 
     def revoke(self, epoch: int) -> None:
         pass
 
-    def apply(self, view: View) -> None:
-        pass
+    def apply(self, view: View) -> bool:
+        return True
 
 
 class Member:
@@ -76,6 +78,8 @@ class Member:
         self._running = False
         self._revoked = -1
         self._settled = -1
+        self._applied: View | None = None
+        self._spoken = 0
         self._ended: str | None = None
         descriptor = data_plane.control_fd
         client.send(Register(rank, incarnation), descriptors=() if descriptor is None else (descriptor,))
@@ -102,12 +106,19 @@ class Member:
         self._say(SayReady())
 
     def suspect(self, ranks: Iterable[int], evidence: str) -> None:
-        """These kept me waiting past the deadline; my step is not to be trusted."""
-        self._say(SaySuspect(tuple(ranks), evidence[:1024]))
+        """These kept me waiting past the deadline. My step is not to be trusted, nor is any other of this epoch."""
+        suspects = tuple(ranks)
+        view = self._applied
+        if view is None or not suspects or not set(suspects) <= set(view.active) - {self.rank}:
+            raise ValueError(f"rank {self.rank} can suspect other ranks of its view, not {suspects}")
+        self._give_up(view.epoch)
+        self._say(SaySuspect(suspects, evidence[:1024]), view.epoch)
 
     def revoked(self) -> None:
-        """My step ended because its epoch was revoked, or I could not trust it."""
-        self._say(SayRevoked())
+        """My step ended because its epoch was revoked, or cannot be trusted for another reason."""
+        if self._applied is not None:
+            self._give_up(self._applied.epoch)
+            self._say(SayRevoked(), self._applied.epoch)
 
     def leave(self) -> None:
         """Take me out. The boundary gives None once it is done."""
@@ -117,11 +128,6 @@ class Member:
         self._client.close()
 
     # What the rank asks.
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the last view that was heard of."""
-        return self._view.epoch if self._view else 0
 
     @property
     def removed(self) -> str | None:
@@ -155,7 +161,9 @@ class Member:
         return unsettled or (self._running and self._revoked < view.epoch)
 
     def _settle(self, view: View, repair: Callable[[View], None] | None) -> None:
-        self._data_plane.apply(view)
+        if not self._data_plane.apply(view):
+            return  # look for a newer view, then try again
+        self._applied = view
         if repair is not None:
             repair(view)
         with self._news:
@@ -165,16 +173,19 @@ class Member:
         if current is view and self._ended is None:
             self._say(SaySettled(), view.epoch)
 
+    def _give_up(self, epoch: int) -> None:
+        """No further step of this epoch; the boundary waits for the next."""
+        with self._news:
+            self._revoked = max(self._revoked, epoch)
+
     def _is_in(self, view: View) -> bool:
         return self.rank in view.active and view.incarnations[self.rank] == self.incarnation
 
-    def _say(
-        self, message: SayReady | SaySettled | SaySuspect | SayRevoked | SayLeave, epoch: int | None = None
-    ) -> None:
+    def _say(self, message: Message, epoch: int = 0) -> None:
+        """Send, in the epoch that the message is about. Only the rank's own thread speaks, so epochs never fall."""
+        self._spoken = max(self._spoken, epoch)
         try:
-            with self._news:
-                # Under the lock, so that epochs never fall on the wire.
-                self._client.send(message, self.epoch if epoch is None else max(epoch, 0))
+            self._client.send(message, self._spoken)
         except SupervisorGone as error:
             self._end(str(error))
 
