@@ -28,6 +28,7 @@ from eep.membership import (
     Policy,
     Propose,
     Proposed,
+    PulseStopped,
     RankReport,
     Ready,
     Reject,
@@ -187,6 +188,19 @@ def test_a_rank_that_does_not_die_is_out_and_is_not_replaced() -> None:
     assert host.instance.granted[2] == 1
 
 
+def test_a_dying_rank_is_out_before_its_exit_and_replaced_after_it() -> None:
+    host = Host().run()
+    effects = host.feed(PulseStopped(1, 0))
+    assert of_type(effects, Revoke)
+    assert [effect.rank for effect in effects if isinstance(effect, Fence)] == [1], "its other threads must end too"
+    assert host.instance.view.active == (0, 2, 3)
+    host.settle()
+    assert host.instance.granted[1] == 0, "nothing takes its place before its exit is seen"
+    assert not host.feed(PulseStopped(1, 0))
+    host.feed(Exited(1, 0, "SIGKILL"))
+    assert host.instance.granted[1] == 1
+
+
 def test_a_crash_loop_backs_off_and_ends() -> None:
     host = Host(relaunch_limit=3).run()
     delays = []
@@ -271,6 +285,18 @@ def test_bad_input_is_rejected_and_changes_nothing(event: Event, kind: str) -> N
     assert isinstance(rejected, Reject)
     assert rejected.kind == kind
     assert rejected.reason
+
+
+def test_a_change_that_overtakes_its_listing_stands() -> None:
+    host = Host().run()
+    new, old = Report("b#1", settled=5), Report("b#1", settled=4)
+    host.feed(ReportSeen("b", new, 80), ReportSeen("c", None, 81))
+    host.feed(ReportsListed({"b": old, "c": old, "d": old}, EVERY_HOST, 79))
+    assert host.state.reports["b"] == new
+    assert "c" not in host.state.reports
+    assert host.state.reports["d"] == old
+    host.feed(ReportSeen("d", new, 79))
+    assert host.state.reports["d"] == old, "the listing already held that"
 
 
 def test_a_report_of_ranks_that_cannot_exist_is_rejected() -> None:

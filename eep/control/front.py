@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,8 +31,9 @@ from eep.control.messages import (
     TellRefused,
     TellRevoke,
 )
+from eep.control.pulse import PulseWatch
 from eep.control.wire import Received
-from eep.membership import Event, Leave, Ready, RevokeSeen, Settled, Suspected
+from eep.membership import Event, Leave, PulseStopped, Ready, RevokeSeen, Settled, Suspected
 
 MAX_CONNECTIONS = 4096
 
@@ -69,6 +71,7 @@ class Front:
         self._members: dict[int, tuple[int, Connection]] = {}
         self._who: dict[Connection, tuple[int, int]] = {}
         self._pages: dict[int, ControlPage] = {}
+        self._pulses: dict[int, PulseWatch] = {}
         self._listener: socket.socket | None = None
 
     @property
@@ -95,7 +98,7 @@ class Front:
             self._path.unlink(missing_ok=True)
         for connection in list(self._connections):
             connection.close()
-        for rank in list(self._pages):
+        for rank in {*self._pages, *self._pulses}:
             self.forget(rank)
 
     def revoke(self, epoch: int, reason: str) -> None:
@@ -110,9 +113,9 @@ class Front:
 
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""
-        page = self._pages.pop(rank, None)
-        if page is not None:
-            page.close()
+        for held in (self._pages.pop(rank, None), self._pulses.pop(rank, None)):
+            if held is not None:
+                held.close()
         member = self._members.pop(rank, None)
         if member is not None:
             member[1].close()
@@ -156,7 +159,7 @@ class Front:
         if refusal is None and (message.rank in self._members or connection in self._who):
             refusal = f"rank {message.rank} is registered already; a rank connects once"
         if refusal is None:
-            refusal = self._take_page(connection, message.rank)
+            refusal = self._take_descriptors(connection, message)
         epoch, standing = self._desk.standing()
         if refusal is not None:
             self._desk.reject("registration", refusal)
@@ -167,14 +170,20 @@ class Front:
         if standing is not None:
             connection.send(standing, epoch)
 
-    def _take_page(self, connection: Connection, rank: int) -> str | None:
-        descriptor = connection.take_descriptor()
-        if descriptor is None:
-            return None  # a rank without a data plane hears of revokes by word alone
+    def _take_descriptors(self, connection: Connection, message: Register) -> str | None:
+        """A rank without a page hears of revokes by word alone; one without a pulse is seen to die by its pidfd."""
+        descriptors = [connection.take_descriptor() for announced in (message.page, message.pulse) if announced]
+        if None in descriptors:
+            return f"rank {message.rank} announced descriptors that did not come with its registration"
+        loop, stopped = asyncio.get_running_loop(), PulseStopped(message.rank, message.incarnation)
         try:
-            self._pages[rank] = self._open_page(descriptor)
+            if message.page:
+                self._pages[message.rank] = self._open_page(descriptors[0] or 0)
+            if message.pulse:
+                feed = self._desk.feed
+                self._pulses[message.rank] = PulseWatch(descriptors[-1] or 0, lambda: _call_in(loop, feed, stopped))
         except (ValueError, OSError, RuntimeError) as error:
-            return f"the descriptor that rank {rank} sent is no control page: {error}"
+            return f"what rank {message.rank} sent is no control page or no pulse: {error}"
         return None
 
     def _said(self, connection: Connection, received: Received[Any]) -> None:
@@ -197,3 +206,9 @@ class Front:
             case other:
                 raise AssertionError(f"the schema lets {other} in but nobody handles it")
         self._desk.feed(event)
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, feed: Callable[[Event], None], event: Event) -> None:
+    """Feed from another thread; nobody is to be told once the loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(feed, event)

@@ -36,6 +36,7 @@ from eep.control.messages import (
     TellView,
 )
 from eep.control.private import CONTROL_DIRECTORY
+from eep.control.pulse import Pulse, is_supported
 from eep.control.wire import WireError
 from eep.view import View
 
@@ -81,8 +82,12 @@ class Member:
         self._applied: View | None = None
         self._spoken = 0
         self._ended: str | None = None
-        descriptor = data_plane.control_fd
-        client.send(Register(rank, incarnation), descriptors=() if descriptor is None else (descriptor,))
+        self._pulse = Pulse() if is_supported() else None
+        page, pulse = data_plane.control_fd, self._pulse.descriptor if self._pulse else None
+        client.send(
+            Register(rank, incarnation, page=page is not None, pulse=pulse is not None),
+            descriptors=tuple(descriptor for descriptor in (page, pulse) if descriptor is not None),
+        )
         self._listener = threading.Thread(target=self._listen, name="eep-member", daemon=True)
         self._listener.start()
 

@@ -27,10 +27,12 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 class Register(Message, frozen=True):
-    """First word of a rank. The descriptor of its control page may come with it."""
+    """First word of a rank. The descriptors that it announces come with it, in this order."""
 
     rank: Rank
     incarnation: Number
+    page: bool = False
+    pulse: bool = False
 
 
 class SayReady(Message, frozen=True):

@@ -25,6 +25,14 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class PulseStopped:
+    """The process of a local rank has begun to die; its exit will follow, in its own time."""
+
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A local rank has loaded what it needs and can take part."""
 
@@ -164,6 +172,7 @@ class Deadline:
 
 Event = (
     Exited
+    | PulseStopped
     | Ready
     | Settled
     | Suspected

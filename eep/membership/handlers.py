@@ -15,6 +15,7 @@ from eep.membership.events import (
     Leave,
     OperatorAsked,
     Proposed,
+    PulseStopped,
     Ready,
     ReportSeen,
     ReportsListed,
@@ -40,7 +41,7 @@ def _exited(turn: Turn, event: Exited) -> None:
     policy = turn.state.policy
     limit = policy.relaunch_limit
     status = Status.WANTED
-    if turn.state.stopping or not local.keep or (event.clean and local.status is not Status.FENCING):
+    if turn.state.stopping or not local.keep or event.clean:
         status = Status.DOWN
     elif failures > limit:
         status = Status.DOWN
@@ -54,6 +55,17 @@ def _exited(turn: Turn, event: Exited) -> None:
         delay = min(policy.relaunch_backoff * 2 ** min(failures - 2, 32), policy.longest_backoff)
         turn.set_timer(Timer.RELAUNCH, event.incarnation, delay, event.rank)
     turn.update_rank(event.rank, status=status, failures=failures, blameless=False)
+
+
+def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
+    local = turn.process(event.rank, event.incarnation, "last heartbeat")
+    if local is None or local.status is Status.ENDING:
+        return
+    # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
+    turn.fence(event.rank, f"rank {event.rank} is dying")
+    if turn.state.is_in(event.rank):
+        turn.revoke(f"rank {event.rank} is dying")
+    turn.update_rank(event.rank, status=Status.ENDING)
 
 
 def _ready(turn: Turn, event: Ready) -> None:
@@ -177,8 +189,12 @@ def _report_seen(turn: Turn, event: ReportSeen) -> None:
 def _reports_listed(turn: Turn, event: ReportsListed) -> None:
     if event.version < turn.state.listed:
         return
+    # Changes may overtake the listing that they follow; what they said stands.
+    newer = {host: version for host, version in turn.state.seen.items() if version > event.version}
     reports = {host: report for host, report in event.reports.items() if _is_sound(turn, host, report)}
-    turn.update(reports=reports, scope=event.scope, listed=event.version, seen={})
+    reports = {host: report for host, report in reports.items() if host not in newer}
+    reports.update({host: report for host, report in turn.state.reports.items() if host in newer})
+    turn.update(reports=reports, scope=event.scope, listed=event.version, seen=newer)
 
 
 def _is_sound(turn: Turn, host: str, report: Report) -> bool:
@@ -237,6 +253,7 @@ def _rank_late(turn: Turn, timer: Timer, rank: int, local: Local) -> None:
 
 HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     Exited: _exited,
+    PulseStopped: _pulse_stopped,
     Ready: _ready,
     Settled: _settled,
     Suspected: _suspected,

@@ -44,6 +44,8 @@ class Status(Enum):
     RESTING = "resting"
     """Dead, and waiting to be relaunched."""
     DOWN = "down"
+    ENDING = "ending"
+    """It runs no more, but the kernel has not taken it apart yet. It is out; what takes its place waits for the exit."""
     STUCK = "stuck"
     """Killed, but it does not end. It is out, and nothing takes its place until it has ended."""
 
@@ -56,6 +58,7 @@ _LIFE = {
     Status.FENCING: Life.FENCING,
     Status.RESTING: Life.DOWN,
     Status.DOWN: Life.DOWN,
+    Status.ENDING: Life.DOWN,
     Status.STUCK: Life.DOWN,
 }
 
@@ -74,7 +77,12 @@ class Local:
 
     @property
     def has_process(self) -> bool:
-        return self.status in (Status.STARTING, Status.READY, Status.LEAVING, Status.FENCING, Status.STUCK)
+        return self.runs or self.status in (Status.FENCING, Status.ENDING, Status.STUCK)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is alive and nothing has been done to end it."""
+        return self.status in (Status.STARTING, Status.READY, Status.LEAVING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Turn:
 
     def fence(self, rank: int, reason: str, *, blameless: bool = False) -> None:
         local = self.state.ranks[rank]
-        if not local.has_process or local.status in (Status.FENCING, Status.STUCK):
+        if not local.runs:
             return
         if self.state.is_in(rank):
             self.revoke(f"rank {rank} is being fenced: {reason}")
@@ -142,11 +142,11 @@ class Turn:
         elif self.state.is_in(rank):
             if rank in instance.condemned:
                 self.fence(rank, instance.reason)
-            elif not local.has_process or local.status is Status.STUCK:
+            elif not (local.runs or local.status is Status.FENCING):
                 self.revoke(f"rank {rank} is in epoch {view.epoch} but dead")
             elif instance.phase is Phase.RUN:
                 self.set_timer(Timer.STABLE, local.incarnation, self.state.policy.stable_after, rank)
-        elif local.has_process and view.incarnations[rank] >= local.incarnation:
+        elif local.runs and view.incarnations[rank] >= local.incarnation:
             if local.status is Status.LEAVING:
                 self.set_timer(Timer.LEAVE, local.incarnation, self.state.policy.leave_grace, rank)
             else:

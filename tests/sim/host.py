@@ -18,6 +18,7 @@ from eep.membership import (
     Policy,
     Propose,
     Publish,
+    PulseStopped,
     Ready,
     Reject,
     Revoke,
@@ -152,7 +153,13 @@ class SimHost:
         if process is not None and process.alive:
             # The process is gone at once; its supervisor sees it when it can.
             process.alive = False
-            self.do(lambda: self.feed(Exited(rank, process.incarnation, "crashed")))
+            if self.world.random.random() < 0.5:  # some take long to be cleared up after
+                self.do(lambda: self.feed(PulseStopped(rank, process.incarnation)))
+                self.later(
+                    self.world.random.uniform(0, 2), lambda: self.feed(Exited(rank, process.incarnation, "crashed"))
+                )
+            else:
+                self.do(lambda: self.feed(Exited(rank, process.incarnation, "crashed")))
 
     def resume_rank(self, rank: int) -> None:
         process = self.processes.get(rank)

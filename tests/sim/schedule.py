@@ -29,13 +29,15 @@ HEALS_WITHIN = 120.0
 
 
 class Schedule:
-    def __init__(self, seed: int, *, hosts: int | None = None, per_host: int | None = None) -> None:
+    def __init__(
+        self, seed: int, *, hosts: int | None = None, per_host: int | None = None, policy: Policy = POLICY
+    ) -> None:
         self.world = World(seed)
         self.random: random.Random = self.world.random
         self.watchdog = Watchdog(self.world)
         hosts = hosts or self.random.choice((1, 2, 3, 3))
         per_host = per_host or self.random.choice((1, 2, 3))
-        self.policy = POLICY
+        self.policy = policy
         self._lives = 0
         self._undone: list[Callable[[], None]] = []
         for index in range(hosts):
@@ -63,19 +65,19 @@ class Schedule:
         while when < FAULTS_FOR:
             self.world.at(when, self.strike)
             when += self.random.expovariate(1 / 2.0)
-        self.world.run(FAULTS_FOR, self._checked)
+        self.world.run(FAULTS_FOR, self.checked)
         self.heal()
-        recovered = self.world.run(self.world.now + HEALS_WITHIN, self._is_whole)
+        recovered = self.world.run(self.world.now + HEALS_WITHIN, self.is_whole)
         assert recovered, f"faults have stopped, but the instance does not return to RUN: {self.instance}"
 
-    def _checked(self) -> bool:
+    def checked(self) -> bool:
         self.world.expire_leases()
         self.watchdog.check_running()
         return False
 
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Everybody who is wanted is in, everybody knows it, and all of them run."""
-        self._checked()
+        self.checked()
         instance = self.instance
         if instance is None or instance.phase is not Phase.RUN:
             return False

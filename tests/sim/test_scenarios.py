@@ -12,13 +12,13 @@ from tests.sim.world import NODES
 
 def formed(hosts: int = 3, per_host: int = 2, seed: int = 1) -> Schedule:
     schedule = Schedule(seed, hosts=hosts, per_host=per_host)
-    assert until(schedule, schedule._is_whole), "the instance did not form"
+    assert until(schedule, schedule.is_whole), "the instance did not form"
     return schedule
 
 
 def until(schedule: Schedule, condition: Callable[[], bool], within: float = 60.0) -> bool:
     def stop() -> bool:
-        schedule._checked()
+        schedule.checked()
         return condition()
 
     return schedule.world.run(schedule.world.now + within, stop)
@@ -40,7 +40,7 @@ def test_losing_rank_0_is_like_losing_any_other() -> None:
         schedule.world.hosts["h0"].crash(rank)
         assert until(schedule, partial(is_out, schedule, rank))
         assert record(schedule).view.epoch == before.epoch + 1
-        assert until(schedule, schedule._is_whole)
+        assert until(schedule, schedule.is_whole)
         assert record(schedule).view.incarnations[rank] > before.incarnations[rank]
 
 
@@ -59,7 +59,7 @@ def test_a_hung_rank_goes_alone_and_comes_back_as_another() -> None:
     hung.paused = True
     assert until(schedule, lambda: 3 not in record(schedule).view.active)
     assert not hung.alive, "it was removed before it was fenced"
-    assert until(schedule, schedule._is_whole)
+    assert until(schedule, schedule.is_whole)
     assert record(schedule).view.active == (0, 1, 2, 3)
     assert record(schedule).view.incarnations[:3] == (0, 0, 0), "a bystander was removed"
 
@@ -73,7 +73,7 @@ def test_losing_the_coordinator_is_like_losing_any_host() -> None:
     assert until(schedule, lambda: record(schedule).phase is Phase.RUN)
     assert host_of(record(schedule).coordinator) != lost.name
     schedule.start_host(lost.name, tuple(lost.state.ranks))
-    assert until(schedule, schedule._is_whole)
+    assert until(schedule, schedule.is_whole)
     assert len(record(schedule).view.active) == 6
 
 
@@ -87,7 +87,7 @@ def test_a_side_without_the_store_stops_and_rejoins_as_new_incarnations() -> Non
     assert until(schedule, lambda: not set(cut.state.ranks) & set(record(schedule).view.active))
     assert until(schedule, lambda: record(schedule).phase is Phase.RUN), "the majority did not go on"
     schedule.world.blocked.clear()
-    assert until(schedule, schedule._is_whole)
+    assert until(schedule, schedule.is_whole)
     for rank in cut.state.ranks:
         assert record(schedule).view.incarnations[rank] > before.incarnations[rank]
 
@@ -100,7 +100,7 @@ def test_a_store_that_is_away_for_a_while_costs_an_epoch_and_no_rank() -> None:
     assert until(schedule, lambda: all(phase_name(host.state) == "REVOKED" for host in hosts))
     assert not any(process.running for host in hosts for process in host.processes.values())
     schedule.world.nodes_down.clear()
-    assert until(schedule, schedule._is_whole)
+    assert until(schedule, schedule.is_whole)
     assert record(schedule).view.incarnations == before.incarnations, "somebody was relaunched for nothing"
     assert record(schedule).view.epoch > before.epoch
 
@@ -121,4 +121,4 @@ def test_a_second_fault_during_repair_restarts_at_a_higher_epoch() -> None:
     host.crash(2)
     assert until(schedule, lambda: record(schedule).view.epoch >= first + 2)
     assert first + 1 not in schedule.watchdog.runs, "a view with a dead rank in it was run"
-    assert until(schedule, schedule._is_whole)
+    assert until(schedule, schedule.is_whole)
