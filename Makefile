@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build test sanitize lint format bench demo clean
+.PHONY: help setup build system-packages test sanitize soak lint format bench bench-membership demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,7 +30,13 @@ build: setup  ## the native library, built into eep/lib (incremental)
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	$(VENV)/bin/cmake --build build/dev
 
-test: build sanitize  ## every test that this machine can run
+# Debian names. Where they cannot be had, the tests that need them are skipped and say so.
+system-packages:  ## etcd, spin and iproute2, which some tests run
+	{ command -v etcd && command -v spin && command -v ip; } > /dev/null || \
+	    { apt-get update -q && apt-get install -qy --no-install-recommends etcd-server spin iproute2; } || \
+	    echo "could not install etcd-server, spin and iproute2: tests that need them will be skipped"
+
+test: build sanitize system-packages  ## every test that this machine can run
 	$(PY) -m pytest
 
 sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
@@ -40,6 +46,9 @@ sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	    $(VENV)/bin/cmake --build build/$$kind; \
 	    build/$$kind/eep_core_test; \
 	done
+
+soak: setup  ## random membership schedules until stopped (or SOAK_SECONDS=n); seeds that fail are kept as tests
+	$(PY) -m tests.sim.soak $(SOAK_SECONDS)
 
 lint: build  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
@@ -54,6 +63,9 @@ format: setup  ## rewrite the sources in the project's style
 
 bench: build  ## dispatch and combine against memcpy and gloo; table, JSON and plots in bench/results
 	$(PY) bench/dispatch_combine.py
+
+bench-membership: build  ## how long a lost rank is felt, and what a view change costs as instances grow
+	$(PY) bench/membership.py
 
 demo: build  ## four processes exchange tokens, one is killed, a replacement joins
 	$(PY) examples/kill_one.py
