@@ -70,9 +70,7 @@ class EtcdStore:
         return Swap(False, _entry(kvs[0]) if kvs else None)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
-        """Lists again whenever nothing was heard for a while: a node that hangs looks just like a quiet
-        one.
-        """
+        """Lists again whenever nothing was heard for a while: a node that hangs looks just like a quiet one."""
         span = {"key": self._key(prefix), "range_end": _after(self._prefix + prefix)}
         while True:
             answer = await self._call("kv/range", span)

@@ -1,6 +1,4 @@
-"""A small HTTP/1.1 client: one POST per connection, JSON in, a stream of JSON objects out. Just what etcd
-needs.
-"""
+"""A small HTTP/1.1 client: one POST per connection, JSON in, a stream of JSON objects out. Just what etcd needs."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ class HttpError(Exception):
 async def post(
     url: str, body: Any, *, headers: Mapping[str, str], tls: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-    """Send ``body`` as JSON; gives the status and the lines of the answer as they come. Deadlines are the
-    caller's.
-    """
+    """Send ``body`` as JSON; gives the status and the lines of the answer as they come. Deadlines are the caller's."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"an endpoint is http(s)://host:port, got {url!r}")

@@ -29,9 +29,7 @@ class Entry(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[V]):
-    """A key as it is after a change; ``value`` is None when the key went away. ``version`` orders the
-    changes.
-    """
+    """A key as it is after a change; ``value`` is None when the key went away. ``version`` orders the changes."""
 
     key: str
     value: V | None

@@ -16,9 +16,7 @@ _MAX_SOCKET_PATH = 107
 
 
 class PrivateDirectory:
-    """Mode 0700, owned by us. ``control.sock`` is where the supervisor listens, ``key`` holds the job's
-    key.
-    """
+    """Mode 0700, owned by us. ``control.sock`` is where the supervisor listens, ``key`` holds the job's key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,9 +31,7 @@ class PrivateDirectory:
 
     @classmethod
     def create(cls, path: Path | None = None, key: bytes | None = None) -> PrivateDirectory:
-        """A new one with a key in it, at ``path`` or where temporary things go. Hosts of one job share a
-        key.
-        """
+        """A new one with a key in it, at ``path`` or where temporary things go. Hosts of one job share a key."""
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="eep-", dir=os.environ.get("XDG_RUNTIME_DIR")))
         else:

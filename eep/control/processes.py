@@ -20,9 +20,7 @@ Exit = Callable[[int, int, str, bool], None]
 
 
 def command_of(function: FunctionType) -> list[str]:
-    """The command that runs a Python function in a fresh interpreter. It is named, not shipped: nothing is
-    pickled.
-    """
+    """The command that runs a Python function in a fresh interpreter. It is named, not shipped: nothing is pickled."""
     name = f"{function.__module__}:{function.__qualname__}"
     if function.__module__ == "__main__" or "<" in function.__qualname__:
         raise ValueError(f"{name} cannot be found from another process; move it to the top level of a module")

@@ -53,9 +53,7 @@ class Store(Protocol):
         """
 
     def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
-        """A listing, then every change after it, in order, until the caller stops or :class:`StoreError` is
-        raised.
-        """
+        """A listing, then every change after it, in order, until the caller stops or :class:`StoreError` is raised."""
 
     async def grant(self, ttl: float) -> int:
         """A lease that ends ``ttl`` seconds after it was last kept alive; never earlier."""

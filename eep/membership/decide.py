@@ -93,8 +93,7 @@ def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
         if here and report.revoked >= view.epoch:
             broken.append(host)
     lost = [rank for rank in view.active if (rank, view.incarnations[rank]) not in seen]
-    # Where somebody is accused, the verdict comes first: a new epoch with the same ranks would only hang
-    # again.
+    # Where somebody is accused, the verdict comes first: a new epoch with the same ranks would only hang again.
     if not lost and (not broken or judge(view.active, _accusations(instance, reports))):
         return None
     reason = " and ".join(

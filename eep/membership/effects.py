@@ -66,9 +66,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Something was asked or told that cannot be: it changed nothing; count it under ``kind`` and show
-    ``reason``.
-    """
+    """Something was asked or told that cannot be: it changed nothing; count it under ``kind`` and show ``reason``."""
 
     kind: str
     reason: str

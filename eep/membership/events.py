@@ -1,6 +1,4 @@
-"""What can happen to a host. Each event is a fact that somebody saw; none of them changes membership by
-itself.
-"""
+"""What can happen to a host. Each event is a fact that somebody saw; none of them changes membership by itself."""
 
 from __future__ import annotations
 
@@ -123,9 +121,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class ReportSeen:
-    """A host's report changed, or ended with its lease (None). The store's ``version`` orders what is seen
-    of a host.
-    """
+    """A host's report changed, or ended with its lease (None). The store's ``version`` orders what is seen of a host."""
 
     host: str
     report: Report | None

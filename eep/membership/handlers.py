@@ -210,8 +210,7 @@ def _lease_held(turn: Turn, _: LeaseHeld) -> None:
 
 def _lease_lost(turn: Turn, _: LeaseLost) -> None:
     # The others may take us out from now on without our knowing: hold every rank until the store has told
-    # us. They are not killed: if the store was merely away nobody removed them, and they go on in the next
-    # epoch.
+    # us. They are not killed: if the store was merely away nobody removed them, and they go on in the next epoch.
     if any(turn.state.is_in(rank) for rank in turn.state.ranks):
         turn.revoke("the lease of this host is no longer certain")
     turn.update(leased=False, scope="")

@@ -96,9 +96,7 @@ class State:
     version: int = 0
     reports: Mapping[str, Report] = field(default_factory=dict)
     scope: str = ""
-    """Whose reports ``reports`` holds: one host's, or those of ``EVERY_HOST``. Empty: none can be relied
-    on.
-    """
+    """Whose reports ``reports`` holds: one host's, or those of ``EVERY_HOST``. Empty: none can be relied on."""
     listed: int = 0
     seen: Mapping[str, int] = field(default_factory=dict)
     """Store versions of the listing and of each report since, by which late and repeated ones are told."""

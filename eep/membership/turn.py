@@ -204,8 +204,7 @@ class Turn:
             serial = state.instance.serial + 1
             self._propose(replace(state.instance, serial=serial, coordinator=state.ident, reason=reason))
         elif is_coordinator(state) and state.scope == EVERY_HOST:
-            # Our own report is known here before it is in the store, which saves a round trip when our rank
-            # died.
+            # Our own report is known here before it is in the store, which saves a round trip when our rank died.
             reports = {**state.reports, state.host: report_of(state)}
             self._time_the_judge(state.instance)
             nxt = decide(

@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from eep.control.member import Member
+from eep.view import View
 
 
 def steady() -> None:
@@ -84,3 +86,34 @@ def slow_repair() -> None:
 
     while member.boundary(repair) is not None:
         time.sleep(0.002)
+
+
+class Recorder:
+    """A data plane that writes down what it is told."""
+
+    control_fd = None
+
+    def __init__(self) -> None:
+        name = f"told-{os.environ['EEP_RANK']}-{os.environ['EEP_INCARNATION']}"
+        self._path = Path(os.environ["EEP_CONTROL_DIR"]) / name
+
+    def revoke(self, epoch: int) -> None:
+        self.note(f"revoke {epoch}")
+
+    def apply(self, view: View) -> bool:
+        self.note(f"apply {view.epoch}")
+        return True
+
+    def note(self, text: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{text}\n")
+
+
+def records() -> None:
+    """Writes down what its data plane is told, and how it ends."""
+    recorder = Recorder()
+    member = Member.connect(recorder)
+    member.ready()
+    while member.boundary() is not None:
+        time.sleep(0.002)
+    recorder.note(f"ended: {member.removed}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from eep.control.client import Client, SupervisorGone, ask
+from eep.control.key_value import KeyValue
 from eep.control.messages import AskOperation, AskStatus, Register, SaySettled, TellRefused
 from eep.control.private import PrivateDirectory
 from eep.control.processes import command_of
@@ -307,5 +308,21 @@ def test_nothing_is_left_when_the_supervisor_ends(number: signal.Signals) -> Non
         supervisor.stdout.close()
         if number != signal.SIGKILL:
             assert supervisor.returncode == 0
+
+    asyncio.run(body())
+
+
+def test_a_store_that_forgets_is_noticed_and_nothing_changes() -> None:
+    async def body() -> None:
+        store = EmbeddedStore()
+        async with supervised(ranks.steady, 3, store=store) as supervisor:
+            await until(supervisor, runs_with(supervisor, (0, 1, 2)))
+            before = record(supervisor)
+            store._contents = KeyValue()
+            kill(supervisor, 1)
+            await until(supervisor, lambda: supervisor.rejected["store-forgot"] > 0)
+            assert record(supervisor) == before
+            assert "was committed" in supervisor.directory.events.read_text()
+            assert await store.get("instance") is None
 
     asyncio.run(body())

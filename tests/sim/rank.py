@@ -1,6 +1,4 @@
-"""A simulated rank process: it starts, follows views at its step boundaries, and complains about peers it
-waits for.
-"""
+"""A simulated rank process: it starts, follows views at its step boundaries, and complains about peers it waits for."""
 
 from __future__ import annotations
 

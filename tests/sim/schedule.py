@@ -1,6 +1,4 @@
-"""One seeded run: hosts come up, faults strike for a while, then everything heals and the instance must run
-again.
-"""
+"""One seeded run: hosts come up, faults strike for a while, then everything heals and the instance must run again."""
 
 from __future__ import annotations
 

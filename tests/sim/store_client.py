@@ -1,6 +1,4 @@
-"""How a simulated host talks to the store: calls that may go unanswered, watches that break, a lease that
-may end.
-"""
+"""How a simulated host talks to the store: calls that may go unanswered, watches that break, a lease that may end."""
 
 from __future__ import annotations
 

@@ -83,9 +83,7 @@ class World:
     def request(
         self, host: str, node: str, action: Callable[[], Any], answer: Callable[[Any], None], kind: str
     ) -> None:
-        """One round trip. Either leg may be lost, and a request may arrive twice; an answer comes once or
-        never.
-        """
+        """One round trip. Either leg may be lost, and a request may arrive twice; an answer comes once or never."""
         self.counts[kind] += 1
         answered = False
 
@@ -115,9 +113,7 @@ class World:
         deliver: Callable[[Change[Any]], None],
         broken: Callable[[], None],
     ) -> None:
-        """Deliver each later change under ``matches`` to the watcher ``name``, in no certain order, perhaps
-        twice.
-        """
+        """Deliver each later change under ``matches`` to the watcher ``name``, in no certain order, perhaps twice."""
         self._watchers[name] = (f"{node} {matches}", deliver, broken)
 
     def unwatch(self, name: str) -> None:
