@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from eep.membership.effects import Fence
 from eep.membership.events import (
     Action,
     Deadline,
@@ -61,11 +62,13 @@ def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     local = turn.process(event.rank, event.incarnation, "last heartbeat")
     if local is None or local.status is Status.ENDING:
         return
-    # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
-    turn.fence(event.rank, f"rank {event.rank} is dying")
+    cause = f"rank {event.rank} is dying"
     if turn.state.is_in(event.rank):
-        turn.revoke(f"rank {event.rank} is dying")
+        turn.revoke(cause)
+    # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
+    turn.do(Fence(event.rank, event.incarnation, cause))
     turn.update_rank(event.rank, status=Status.ENDING)
+    turn.log("DYING", cause, event.rank)
 
 
 def _ready(turn: Turn, event: Ready) -> None:

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,9 +23,6 @@ from eep.membership import Effect, Fence, Launch, Status
 from eep.observe.events import read_events
 from tests.control import ranks
 from tests.control.harness import (
-    PATIENCE,
-    ROOT,
-    children_of,
     kill,
     patient_policy,
     record,
@@ -269,47 +264,6 @@ def test_events_tell_the_story() -> None:
 def test_callables_that_cannot_be_found_are_refused() -> None:
     with pytest.raises(ValueError, match="top level"):
         command_of(lambda: None)  # type: ignore[arg-type]
-
-
-PROGRAM = """
-import asyncio, sys
-from pathlib import Path
-from eep.control.processes import command_of
-from eep.control.supervisor import Supervisor
-from tests.control import ranks
-async def main():
-    supervisor = Supervisor(command_of(ranks.with_a_child), range(2), max_ranks=2)
-    print(supervisor.directory.path, flush=True)
-    await supervisor.run()
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_the_supervisor_ends(number: signal.Signals) -> None:
-    async def body() -> None:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert supervisor.stdout is not None
-        directory = Path((await asyncio.to_thread(supervisor.stdout.readline)).decode().strip())
-        async with asyncio.timeout(PATIENCE):
-            while len(pids := children_of(str(directory))) < 4:  # two ranks, and a child of each
-                await asyncio.sleep(0.02)
-            supervisor.send_signal(number)
-            await asyncio.to_thread(supervisor.wait)
-            await until_gone(pids)
-            while directory.exists():
-                await asyncio.sleep(0.01)
-        assert not children_of(str(directory))
-        supervisor.stdout.close()
-        if number != signal.SIGKILL:
-            assert supervisor.returncode == 0
-
-    asyncio.run(body())
 
 
 def test_a_store_that_forgets_is_noticed_and_nothing_changes() -> None:
