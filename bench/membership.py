@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 from membership_times import SLOT
@@ -31,11 +31,10 @@ sys.path.insert(0, str(ROOT))
 
 from eep.control.supervisor import Supervisor  # noqa: E402
 from eep.membership import Action, Effect, Notify, OperatorAsked, Phase, Policy, Revoke, Status  # noqa: E402
-from tests.sim.schedule import POLICY, Schedule  # noqa: E402
+from tests.sim.scale import view_change_cost  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "membership.json"
 PATIENCE = 300.0
-RANKS_PER_HOST = 8
 Samples = dict[str, list[float]]
 
 
@@ -132,43 +131,6 @@ async def kill_real_ranks(ranks: int, kills: int) -> Samples:
     return samples
 
 
-def simulate(ranks: int) -> dict[str, float]:
-    """Messages and virtual time of one view change after a rank died. Keeping leases alive is left out."""
-    policy = replace(POLICY, max_ranks=ranks, start_deadline=1e6, settle_deadline=1e6)
-    hosts = max(1, ranks // RANKS_PER_HOST)
-    schedule = Schedule(ranks, hosts=hosts, per_host=ranks // hosts, policy=policy)
-    world = schedule.world
-    for host in world.hosts.values():
-        host.launch_time = (0.1, 0.1)
-
-    def formed() -> bool:
-        instance = schedule.instance
-        if instance is None or instance.phase is not Phase.RUN or len(instance.view.active) < ranks:
-            return False
-        return all(host.state.instance is instance for host in world.hosts.values())
-
-    assert world.run(world.now + PATIENCE, formed), "did not form"
-    victim = world.hosts[f"h{hosts - 1}"]
-    victim.launch_time = (1e9, 1e9)  # the view change that follows is a removal and nothing else
-    before, started = world.counts.copy(), world.now
-    epoch = victim.state.epoch
-    victim.crash(ranks - 1)
-
-    def over() -> bool:
-        states = [host.state for host in world.hosts.values()]
-        return all(s.instance is not None and s.epoch > epoch and s.instance.phase is Phase.RUN for s in states)
-
-    assert world.run(world.now + PATIENCE, over), "did not recover"
-    counts = world.counts - before
-    messages = sum(count for kind, count in counts.items() if kind != "keep-alive")
-    return {
-        "hosts": hosts,
-        "messages": messages,
-        "messages_per_rank": round(messages / ranks, 3),
-        "virtual_ms": round((world.now - started) * 1e3, 1),
-    }
-
-
 def summary(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {
@@ -195,7 +157,8 @@ def main() -> None:
             print(f"  {name:28} p50 {told['p50_ms']:8.2f}   p99 {told['p99_ms']:8.2f}")
     simulated: dict[str, object] = {}
     for ranks in options.sizes:
-        told = simulate(ranks)
+        cost = view_change_cost(ranks)
+        told = {**asdict(cost), "messages_per_rank": round(cost.messages / ranks, 3)}
         simulated[str(ranks)] = told
         print(
             f"simulated {ranks:5} ranks on {told['hosts']:4} hosts: {told['messages']:6} messages, {told['virtual_ms']} ms"

@@ -8,6 +8,7 @@ from eep.membership import Instance, Report, host_of
 
 INSTANCE_KEY = "instance"
 REPORT_PREFIX = "host/"
+"""What all reports are stored under, each with a slash at its end, so that the key of one is no prefix of another."""
 
 _instances = msgspec.json.Decoder(Instance)
 _reports = msgspec.json.Decoder(Report)
@@ -15,6 +16,15 @@ _reports = msgspec.json.Decoder(Report)
 
 class RecordError(Exception):
     """What the store holds is not a record."""
+
+
+def report_key(host: str) -> str:
+    return f"{REPORT_PREFIX}{host}/"
+
+
+def host_in(key: str) -> str:
+    """The host whose report has this key."""
+    return key.removeprefix(REPORT_PREFIX).removesuffix("/")
 
 
 def encode(record: Instance | Report) -> bytes:
@@ -35,7 +45,7 @@ def decode_report(value: bytes, host: str) -> Report:
     try:
         report = _reports.decode(value)
     except msgspec.MsgspecError as error:
-        raise RecordError(f"what is stored as {REPORT_PREFIX + host!r} is no report: {error}") from error
+        raise RecordError(f"what is stored as {report_key(host)!r} is no report: {error}") from error
     if host_of(report.ident) != host:
         raise RecordError(f"the report of {host} was written by {report.ident}")
     return report

@@ -18,6 +18,8 @@ from eep.control.codec import (
     decode_instance,
     decode_report,
     encode,
+    host_in,
+    report_key,
 )
 from eep.control.key_value import ABSENT, Change, Entry, LeaseEndedError
 from eep.control.store import Listing, Store, StoreError
@@ -55,7 +57,7 @@ class StoreDriver:
     ) -> None:
         """``feed`` takes events for the core; ``report`` gives this host's report as it is now."""
         self._store, self._ident, self._ttl = store, ident, lease_ttl
-        self._key = REPORT_PREFIX + host_of(ident)
+        self._key = report_key(host_of(ident))
         self._feed, self._reject, self._current_report = feed, reject, report
         self._lease: int | None = None
         self._lease_doubtful = asyncio.Event()
@@ -155,7 +157,7 @@ class StoreDriver:
         self._reports = self._spawn(self._watch_reports(self._scope))
 
     async def _watch_reports(self, scope: str) -> None:
-        prefix = REPORT_PREFIX + ("" if scope == EVERY_HOST else scope)
+        prefix = REPORT_PREFIX if scope == EVERY_HOST else report_key(scope)
         while True:
             try:
                 async with aclosing(self._store.watch(prefix)) as changes:
@@ -167,8 +169,8 @@ class StoreDriver:
 
     def _reports_event(self, change: Listing | Change[bytes], scope: str) -> Event:
         if isinstance(change, Change):
-            return ReportSeen(_host(change.key), self._report(change.key, change.value), change.version)
-        found = {_host(key): self._report(key, entry.value) for key, entry in change.entries.items()}
+            return ReportSeen(host_in(change.key), self._report(change.key, change.value), change.version)
+        found = {host_in(key): self._report(key, entry.value) for key, entry in change.entries.items()}
         reports = {host: report for host, report in found.items() if report is not None}
         return ReportsListed(reports, scope, change.version)
 
@@ -176,7 +178,7 @@ class StoreDriver:
         if value is None:
             return None
         try:
-            return decode_report(value, _host(key))
+            return decode_report(value, host_in(key))
         except RecordError as error:
             self._reject("bad-record", str(error))
             return None
@@ -204,7 +206,7 @@ class StoreDriver:
             if held is not None and not self._is_ours(held):
                 self._reject(
                     "host-claimed",
-                    f"another supervisor is {_host(self._key)}; stop it, or give this one another name",
+                    f"another supervisor is {host_in(self._key)}; stop it, or give this one another name",
                 )
                 await self._store.end_lease(lease)
                 return False
@@ -258,13 +260,9 @@ class StoreDriver:
                 await asyncio.sleep(TRY_AGAIN_AFTER)
                 self._publish_now.set()
                 continue
-            if swap.entry is not None and decode_report(swap.entry.value, _host(self._key)).ident == self._ident:
+            if swap.entry is not None and decode_report(swap.entry.value, host_in(self._key)).ident == self._ident:
                 self._version = swap.entry.version
                 if not swap.done:  # an earlier write of ours, whose answer was lost
                     self._publish_now.set()
             else:
                 self._lease_doubtful.set()
-
-
-def _host(key: str) -> str:
-    return key[len(REPORT_PREFIX) :]

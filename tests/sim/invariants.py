@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from eep.control.codec import INSTANCE_KEY, host_in
 from eep.control.key_value import Change
 from eep.membership import Instance, Phase
 from eep.view import View
 from tests.sim.rank import SimRank
-from tests.sim.world import HOST_PREFIX, INSTANCE_KEY, World
+from tests.sim.world import World
 
 
 class Watchdog:
@@ -33,7 +34,7 @@ class Watchdog:
             assert change.value is not None, "the record was deleted"
             self.committed(change.value)
         elif change.value is None:
-            self.lease_ended.add(change.key[len(HOST_PREFIX) :])
+            self.lease_ended.add(host_in(change.key))
 
     def committed(self, instance: Instance) -> None:
         view, last = instance.view, self.last

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from eep.control.codec import INSTANCE_KEY
 from eep.membership import Action, Instance, Leave, OperatorAsked, Phase, Policy, Status
 from tests.sim.host import SimHost
 from tests.sim.invariants import Watchdog
-from tests.sim.world import INSTANCE_KEY, NODES, World
+from tests.sim.world import NODES, World
 
 POLICY = Policy(
     max_ranks=12,

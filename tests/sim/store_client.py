@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from eep.control.codec import INSTANCE_KEY, REPORT_PREFIX, host_in, report_key
 from eep.control.key_value import Change, LeaseEndedError
 from eep.membership import (
     EVERY_HOST,
@@ -18,7 +19,7 @@ from eep.membership import (
     ReportsListed,
     report_of,
 )
-from tests.sim.world import HOST_PREFIX, INSTANCE_KEY, NODES
+from tests.sim.world import NODES
 
 if TYPE_CHECKING:
     from tests.sim.host import SimHost
@@ -33,7 +34,7 @@ TRY_AGAIN_AFTER = 0.2
 class StoreClient:
     def __init__(self, host: SimHost) -> None:
         self._host, self._world, self._store = host, host.world, host.world.store
-        self._key = HOST_PREFIX + host.name
+        self._key = report_key(host.name)
         self._node = host.world.random.choice(NODES)
         self._lease: int | None = None
         self._renewed = 0.0
@@ -129,12 +130,10 @@ class StoreClient:
         self._world.unwatch(self._reports_stream)
         self._streams += 1
         name = self._reports_stream = f"{self._host.name}:{self._host.state.ident}:{self._streams}"
-        prefix = HOST_PREFIX + ("" if scope == EVERY_HOST else scope)
+        prefix = REPORT_PREFIX if scope == EVERY_HOST else report_key(scope)
 
         def seen(change: Change[Any]) -> None:
-            self._host.do(
-                lambda: self._host.feed(ReportSeen(change.key[len(HOST_PREFIX) :], change.value, change.version))
-            )
+            self._host.do(lambda: self._host.feed(ReportSeen(host_in(change.key), change.value, change.version)))
 
         def again() -> None:
             self._host.later(TRY_AGAIN_AFTER, list_again)
@@ -144,13 +143,14 @@ class StoreClient:
                 self._list_reports()
 
         def subscribe() -> Any:
-            self._world.watch(name, node, prefix, seen, lambda: self._host.do(again))
+            if name == self._reports_stream:  # otherwise its connection was closed before it got there
+                self._world.watch(name, node, prefix, seen, lambda: self._host.do(again))
             return self._store.scan(prefix), self._store.revision
 
         def listed(result: Any) -> None:
             if name == self._reports_stream:
                 entries, revision = result
-                reports = {key[len(HOST_PREFIX) :]: entry.value for key, entry in entries.items()}
+                reports = {host_in(key): entry.value for key, entry in entries.items()}
                 self._host.feed(ReportsListed(reports, scope, revision))
 
         self._call("watch-reports", subscribe, listed, again)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tests.sim.host import SimHost
 
 NODES = ("n0", "n1", "n2")
-INSTANCE_KEY = "instance"
-HOST_PREFIX = "host/"
 
 
 class World:
