@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ class Client:
         except (OSError, TimeoutError) as error:
             self._socket.close()
             raise SupervisorGone(f"no supervisor answers at {private.socket}: {error}") from error
-        self._socket.settimeout(None)  # receiving ends when the supervisor does; sending has its own deadline
+        self._socket.settimeout(None)  # receiving ends when the supervisor does
+        seconds = struct.pack("ll", int(ANSWERS_WITHIN), 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)  # sending ends in any case
 
     def send(self, message: Message, epoch: int = 0, descriptors: tuple[int, ...] = ()) -> None:
         with self._sending:

@@ -1,5 +1,4 @@
-"""Carries between the pure core and a store: proposals and reports out, records and reports in, a lease
-kept alive.
+"""Carries between the pure core and a store: proposals and reports out, records and reports in, a lease kept alive.
 
 Nothing is decided here. Each duty is a task of its own that tries again until it is cancelled; whatever
 goes wrong is told to the core as an event or counted as a rejection.
@@ -99,8 +98,16 @@ class StoreDriver:
     def _spawn(self, duty: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(duty)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A duty that ends by an error of ours is over for good: hold the ranks rather than run on without it."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._reject("internal", f"this supervisor cannot go on and must be restarted: {error!r}")
+            self._feed(LeaseLost())
 
     # The record.
 

@@ -280,3 +280,17 @@ def test_a_store_that_forgets_is_noticed_and_nothing_changes() -> None:
             assert await store.get("instance") is None
 
     asyncio.run(body())
+
+
+def test_a_supervisor_that_fails_inside_holds_its_ranks_and_says_so() -> None:
+    class Broken(EmbeddedStore):
+        async def keep_alive(self, lease: int) -> bool:
+            raise ZeroDivisionError("a bug")
+
+    async def body() -> None:
+        async with supervised(ranks.steady, 2, store=Broken(), lease_ttl=20.0) as supervisor:
+            await until(supervisor, lambda: supervisor.rejected["internal"] > 0)
+            assert not supervisor.state.leased
+            assert "must be restarted" in supervisor.last_rejection
+
+    asyncio.run(body())
