@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build system-packages test sanitize soak lint format bench bench-membership demo clean
+.PHONY: help setup build system-packages test test-gpu sanitize soak lint format bench bench-membership demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,12 @@ system-packages:  ## etcd, spin and iproute2, which some tests run
 
 test: build sanitize system-packages  ## every test that this machine can run
 	$(PY) -m pytest
+
+test-gpu:  ## the GPU tests, with MPS and without; needs only the Python, torch, pytest and nvcc that are there
+	cmake -G Ninja -S eep_cuda -B build/gpu -DCMAKE_BUILD_TYPE=Release -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log
+	cmake --build build/gpu
+	bash tests/gpu/with_mps.sh $(PYTHON) -m pytest tests/gpu
+	$(PYTHON) -m pytest tests/gpu -k "two_and_eight or thousand"
 
 sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	for kind in address thread; do \

@@ -48,8 +48,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--experts", type=int, default=64, help="in all; a multiple of every --ranks (default: 64)")
     parser.add_argument("--topk", type=int, default=8, help="experts per token (default: 8)")
     parser.add_argument("--wire", choices=WIRES, default="bf16", help="format of dispatched rows (default: bf16)")
-    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where the tensors live")
-    parser.add_argument("--seconds", type=float, default=2.5, help="to spend on each case, about (default: 2.5)")
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="where the tensors live; cuda has cases of its own, and wants an MPS daemon (tests/gpu/with_mps.sh)",
+    )
+    parser.add_argument("--replays", type=int, default=20, help="of each graph, with --device cuda (default: 20)")
+    parser.add_argument("--results", default=str(RESULTS), help="folder for the files (default: bench/results)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="to spend on each case, about (default: 2)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
     parser.add_argument("--no-files", action="store_true", help="only print the table")
     arguments = parser.parse_args()
@@ -63,6 +70,10 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
+    if arguments.device == "cuda":
+        from cuda_report import run
+
+        return run(arguments)
     shape = Shape(arguments.hidden, arguments.topk, arguments.experts, arguments.wire)
     subject = f"hidden {shape.hidden}, top-{shape.topk} of {shape.experts} experts, {shape.wire}"
     head = provenance()

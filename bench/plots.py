@@ -69,7 +69,7 @@ def _draw(axes: Axes, cases: list[Result], way: str, x_of: Callable[[Result], in
 
 def _finish(figure: plt.Figure, grid: list[list[Axes]], title: str, path: pathlib.Path) -> None:
     for line in grid:
-        line[0].set_ylabel("µs per exchange, first rank in to last rank out")
+        line[0].set_ylabel("µs, first rank in to last rank out")
     grid[0][0].legend()
     figure.suptitle(title)
     figure.tight_layout()

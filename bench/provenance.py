@@ -36,7 +36,12 @@ def command_line() -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out; "-dirty" when what is measured may differ from it."""
+    """The commit that is checked out; "-dirty" when what is measured may differ from it.
+
+    Where the sources are a copy without history, the variable EEP_COMMIT may say which it was.
+    """
+    if said := os.environ.get("EEP_COMMIT"):
+        return said
     head = _git("rev-parse", "--short=12", "HEAD")
     if head is None:
         return "unknown"

@@ -7,6 +7,7 @@ the next view was applied. Views are applied between steps, on every rank the sa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -17,6 +18,7 @@ import torch
 
 from eep import native
 from eep.errors import EepError
+from eep.memory import memory_of
 from eep.memory.exchange import CONTROL_BYTES
 from eep.memory.shm import SharedMemory
 from eep.native import LAYOUTS, TYPES
@@ -60,7 +62,8 @@ class Buffer:
         """
         _choose("layout", layout, LAYOUTS)
         _choose("wire", wire, TYPES)
-        self._library = native.load(torch.device(device).type)
+        self.device = torch.device(device)
+        self._library = native.load(self.device.type)
         self.layout, self.wire, self.max_ranks, self.max_tokens = layout, wire, max_ranks, max_tokens
         self.hidden, self.topk, self.local_experts, self.channels = hidden, topk, local_experts, channels
         combine_type = "f32" if wire == "f32" else "bf16"
@@ -77,21 +80,30 @@ class Buffer:
         if not isinstance(rendezvous, Rendezvous):
             rendezvous = Rendezvous(rendezvous)
 
-        self._claim = rendezvous.claim(rank, incarnation)
-        self._region = SharedMemory.create(f"eep-region-{rank}", at.total_bytes)
-        self._control = SharedMemory.create(f"eep-control-{rank}", CONTROL_BYTES)
-        self._context = ctypes.c_void_p()
-        native.check(
-            self._library,
-            self._library.eep_create(shape, rank, self._region.address, self._control.address, self._context),
-        )
-        self._peers = Peers(
-            self._library, self._context, rendezvous, self._claim, shape, at, self._region, self._control
-        )
-        self._tensors = [ChannelTensors(shape, at, self._region, channel) for channel in range(channels)]
-        self.timeout_ms = timeout_ms
-        self.id = next(_ids)
-        _buffers[self.id] = self
+        with contextlib.ExitStack() as undo:
+            self._claim = rendezvous.claim(rank, incarnation)
+            undo.callback(self._claim.close)
+            self._region = memory_of(self.device.type).create(f"eep-region-{rank}", at.total_bytes)
+            undo.callback(self._region.close)
+            self._control = SharedMemory.create(f"eep-control-{rank}", CONTROL_BYTES)
+            undo.callback(self._control.close)
+            self._context = ctypes.c_void_p()
+            self._call(
+                self._library.eep_create(shape, rank, self._region.address, self._control.address, self._context)
+            )
+            undo.callback(self._library.eep_destroy, self._context)
+            self._peers = Peers(
+                self._library, self._context, rendezvous, self._claim, shape, self._region, self._control
+            )
+            undo.callback(self._peers.close)
+            self._tensors = [
+                ChannelTensors(shape, at, self._region, channel, self.device) for channel in range(channels)
+            ]
+            undo.callback(self._tensors.clear)
+            self.timeout_ms = timeout_ms
+            self.id = next(_ids)
+            _buffers[self.id] = self
+            self._undo: contextlib.ExitStack | None = undo.pop_all()
 
     # ---- who is in ----
 
@@ -165,7 +177,7 @@ class Buffer:
     def timeout_ms(self, value: float) -> None:
         if not 0 < value < 1e9:
             raise ValueError(f"timeout_ms must be positive, got {value}")
-        self.table.deadline_ns = int(value * 1e6)
+        self._peers.set_deadline(int(value * 1e6))
 
     def revoke(self) -> None:
         """Ends the current epoch for everybody: all who wait leave at once, and their step is not to be trusted."""
@@ -180,7 +192,9 @@ class Buffer:
     def barrier(self, timeout: float = 30.0) -> None:
         """Waits for every active rank. Raises :class:`eep.StepFailed` if one does not come."""
         self._check_open()
-        self._call(self._library.eep_barrier(self._context, int(timeout * 1e9), None))
+        self._call(self._library.eep_barrier(self._context, int(timeout * 1e9), self._stream()))
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
         self.status().raise_if_bad()
 
     def dispatch(
@@ -197,7 +211,10 @@ class Buffer:
         ``x`` is ``[tokens, hidden]`` f32 or bf16, ``topk_idx`` int64 ``[tokens, k]`` with -1 for "none". Never raises
         because of a peer: ask :meth:`status`.
         """
-        return self.dispatch_recv(self.dispatch_send(x, topk_idx, topk_weights, channel=channel, wire=wire))
+        sent, send = self._dispatch_send_args(x, topk_idx, topk_weights, channel, wire)
+        tokens, receive = self._dispatch_recv_args(sent)
+        self._call(self._library.eep_dispatch(self._context, send, receive, self._stream()))
+        return tokens
 
     def combine(
         self, x: torch.Tensor, tokens: RankTokens | ExpertTokens, *, out: torch.Tensor | None = None
@@ -207,8 +224,10 @@ class Buffer:
         ``x`` has one row per row received: in the ``rank`` layout already weighted and summed over the local experts of
         the token, in the ``expert`` layout as the expert left it. Writing into :meth:`combine_input` saves a copy.
         """
-        self.combine_send(x, tokens)
-        return self.combine_recv(tokens.sent, out=out)
+        send = self._combine_send_args(x, tokens)
+        out, receive = self._combine_recv_args(tokens.sent, out)
+        self._call(self._library.eep_combine(self._context, send, receive, self._stream()))
+        return out
 
     def dispatch_send(
         self,
@@ -220,6 +239,18 @@ class Buffer:
         wire: str | None = None,
     ) -> Sent:
         """The first half of :meth:`dispatch`; compute may go between the two."""
+        sent, send = self._dispatch_send_args(x, topk_idx, topk_weights, channel, wire)
+        self._call(self._library.eep_dispatch_send(self._context, send, self._stream()))
+        return sent
+
+    def _dispatch_send_args(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        channel: int,
+        wire: str | None,
+    ) -> tuple[Sent, native.DispatchSendArgs]:
         self._check_open()
         wire = wire or self.wire
         _choose("wire", wire, TYPES)
@@ -227,6 +258,12 @@ class Buffer:
         self._check_tensor("topk_idx", topk_idx, (x.shape[0], None), (torch.int64,))
         if topk_weights is not None:
             self._check_tensor("topk_weights", topk_weights, tuple(topk_idx.shape), (torch.float32,))
+        if not 1 <= topk_idx.shape[1] <= self.topk:
+            raise ValueError(f"top-k must be between 1 and {self.topk}, got {topk_idx.shape[1]}")
+        if not 0 <= channel < self.channels:
+            raise ValueError(f"channel {channel} does not exist, the buffer has {self.channels}")
+        if self.layout == "rank" and wire != self.wire:
+            raise ValueError(f"a buffer of the rank layout sends the type it was made for: {self.wire}, not {wire}")
         if not wire.startswith("fp8") and _INPUT_TYPES[x.dtype] != wire:
             raise TypeError(f"x is {x.dtype}, but this dispatch sends {wire}; convert x or choose another wire")
         if wire == "fp8_ue8m0" and self.layout == "expert" and self.hidden % 512:
@@ -241,11 +278,15 @@ class Buffer:
             TYPES[wire],
             channel,
         )
-        self._call(self._library.eep_dispatch_send(self._context, args, None))
-        return Sent(topk_idx, topk_weights, wire, channel)
+        return Sent(topk_idx, topk_weights, wire, channel), args
 
     def dispatch_recv(self, sent: Sent) -> RankTokens | ExpertTokens:
         """The second half of :meth:`dispatch`."""
+        tokens, receive = self._dispatch_recv_args(sent)
+        self._call(self._library.eep_dispatch_recv(self._context, receive, self._stream()))
+        return tokens
+
+    def _dispatch_recv_args(self, sent: Sent) -> tuple[RankTokens | ExpertTokens, native.DispatchRecvArgs]:
         tokens = self.tokens_of(sent)
         args = native.DispatchRecvArgs(
             count=tokens.rank_counts.data_ptr(),
@@ -260,8 +301,7 @@ class Buffer:
             args.packed_scales = None if tokens.scales is None else tokens.scales.data_ptr()
             args.packed_count, args.src_info = tokens.expert_counts.data_ptr(), tokens.src_info.data_ptr()
             args.layout_range = tokens.layout_range.data_ptr()
-        self._call(self._library.eep_dispatch_recv(self._context, args, None))
-        return tokens
+        return tokens, args
 
     def tokens_of(self, sent: Sent) -> RankTokens | ExpertTokens:
         """Where what the others dispatched lies: always the same tensors for a channel."""
@@ -276,38 +316,41 @@ class Buffer:
 
     def combine_send(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> None:
         """The first half of :meth:`combine`."""
+        send = self._combine_send_args(x, tokens)
+        self._call(self._library.eep_combine_send(self._context, send, self._stream()))
+
+    def _combine_send_args(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> native.CombineSendArgs:
         self._check_open()
         self._check_tensor("x", x, tuple(tokens.x.shape), (self.combine_dtype,))
         args = native.CombineSendArgs(x.data_ptr(), topk=tokens.sent.topk_idx.shape[1], channel=tokens.sent.channel)
         if isinstance(tokens, ExpertTokens):
             args.src_info, args.layout_range = tokens.src_info.data_ptr(), tokens.layout_range.data_ptr()
-        self._call(self._library.eep_combine_send(self._context, args, None))
+        return args
 
     def combine_recv(self, sent: Sent, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """The second half of :meth:`combine`."""
+        out, receive = self._combine_recv_args(sent, out)
+        self._call(self._library.eep_combine_recv(self._context, receive, self._stream()))
+        return out
+
+    def _combine_recv_args(self, sent: Sent, out: torch.Tensor | None) -> tuple[torch.Tensor, native.CombineRecvArgs]:
         self._check_open()
         tokens, topk = sent.topk_idx.shape
         if out is None:
-            out = torch.empty(tokens, self.hidden, dtype=self.combine_dtype)
+            out = torch.empty(tokens, self.hidden, dtype=self.combine_dtype, device=self.device)
         self._check_tensor("out", out, (tokens, self.hidden), (self.combine_dtype,))
         weights = None if sent.topk_weights is None else sent.topk_weights.data_ptr()
         args = native.CombineRecvArgs(out.data_ptr(), sent.topk_idx.data_ptr(), weights, tokens, topk, sent.channel)
-        self._call(self._library.eep_combine_recv(self._context, args, None))
-        return out
+        return out, args
 
     # ---- the end ----
 
     def close(self) -> None:
         """Gives up the rank and its memory. Peers that still map it are not disturbed."""
-        if self._context:
+        if self._undo is not None:
             _buffers.pop(self.id, None)
-            self._peers.close()
-            self._library.eep_destroy(self._context)
-            self._context = ctypes.c_void_p()
-            self._tensors.clear()
-            self._region.close()
-            self._control.close()
-            self._claim.close()
+            self._undo.close()
+            self._undo = None
 
     def __enter__(self) -> Buffer:
         return self
@@ -315,11 +358,14 @@ class Buffer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _stream(self) -> int | None:
+        return torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else None
+
     def _call(self, code: int) -> None:
         native.check(self._library, code)
 
     def _check_open(self) -> None:
-        if not self._context:
+        if self._undo is None:
             raise EepError("this buffer was closed")
 
     def _check_tensor(
@@ -333,8 +379,8 @@ class Buffer:
             raise ValueError(f"{name} must be of shape [{wanted}], got {list(tensor.shape)}")
         if tensor.dtype not in dtypes:
             raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on {tensor.device}, this buffer is on cpu")
+        if tensor.device.type != self.device.type:
+            raise ValueError(f"{name} is on {tensor.device}, this buffer is on {self.device}")
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous; call .contiguous() on it")
 

@@ -140,16 +140,20 @@ _PROTOTYPES = {
     "eep_region_layout_compute": (c_int, (POINTER(Shape), POINTER(RegionLayout))),
     "eep_create": (c_int, (POINTER(Shape), c_uint32, c_void_p, c_void_p, POINTER(c_void_p))),
     "eep_destroy": (None, (c_void_p,)),
+    "eep_tune": (c_int, (c_void_p, c_uint32, c_uint32)),
     "eep_table": (POINTER(PeerTable), (c_void_p,)),
+    "eep_publish_table": (c_int, (c_void_p,)),
+    "eep_publish_deadline": (c_int, (c_void_p,)),
     "eep_snapshot_of": (POINTER(Snapshot), (c_void_p, c_uint32)),
     "eep_dispatch_send": (c_int, (c_void_p, POINTER(DispatchSendArgs), c_void_p)),
     "eep_dispatch_recv": (c_int, (c_void_p, POINTER(DispatchRecvArgs), c_void_p)),
     "eep_combine_send": (c_int, (c_void_p, POINTER(CombineSendArgs), c_void_p)),
     "eep_combine_recv": (c_int, (c_void_p, POINTER(CombineRecvArgs), c_void_p)),
+    "eep_dispatch": (c_int, (c_void_p, POINTER(DispatchSendArgs), POINTER(DispatchRecvArgs), c_void_p)),
+    "eep_combine": (c_int, (c_void_p, POINTER(CombineSendArgs), POINTER(CombineRecvArgs), c_void_p)),
     "eep_barrier": (c_int, (c_void_p, c_uint64, c_void_p)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),
-    "eep_control_reset": (None, (POINTER(ControlPage),)),
     "eep_revoke": (None, (c_void_p, c_uint64)),
     "eep_fault_count": (c_uint32, ()),
     "eep_fault_name": (c_char_p, (c_uint32,)),
@@ -177,8 +181,8 @@ def _find(name: str) -> pathlib.Path:
 @functools.cache
 def load(backend: str = "cpu") -> ctypes.CDLL:
     """The library of a backend, with every function declared."""
-    if backend != "cpu":
-        raise ValueError(f"there is no data plane for device {backend!r}: use 'cpu'")
+    if backend not in ("cpu", "cuda"):
+        raise ValueError(f"there is no data plane for device {backend!r}: use 'cpu' or 'cuda'")
     path = _find(f"libeep_{backend}.so")
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _PROTOTYPES.items():

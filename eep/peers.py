@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
+from eep import native
 from eep.errors import EepError, PeerUnreachable, RankRemoved
+from eep.memory import Memory
 from eep.memory.exchange import Listener, Offer, fetch, fetch_when_there
-from eep.memory.shm import SharedMemory
-from eep.native import RegionLayout, Shape
+from eep.native import Shape
 from eep.peer_table import (
     EPOCH_LIMIT,
     TRANSPORT_LOCAL,
@@ -39,16 +40,14 @@ class Peers:
         rendezvous: Rendezvous,
         claim: Claim,
         shape: Shape,
-        layout: RegionLayout,
-        region: SharedMemory,
-        control: SharedMemory,
+        region: Memory,
+        control: Memory,
     ) -> None:
         self._library = library
         self._context = context
         self._rendezvous = rendezvous
         self._claim = claim
         self._shape = shape
-        self._layout = layout
         self._region = region
         self._control = control
         self.table: PeerTable = library.eep_table(context).contents
@@ -122,7 +121,7 @@ class Peers:
             for rank, incarnation in self._rendezvous.claimed_ranks().items():
                 if rank != me[0]:
                     try:
-                        offer = fetch(self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes)
+                        offer = fetch(self._rendezvous, rank, incarnation, self._shape, self._region)
                     except PeerUnreachable:
                         continue  # a rank that is just coming or going has no say
                     views[rank] = offer.view
@@ -143,6 +142,11 @@ class Peers:
         with self._mappings:
             self._library.eep_revoke(self._context, epoch)
 
+    def set_deadline(self, nanoseconds: int) -> None:
+        """How long kernels wait for a source. Also between steps, but no new view: nothing is forgotten."""
+        self.table.deadline_ns = nanoseconds
+        native.check(self._library, self._library.eep_publish_deadline(self._context))
+
     def close(self) -> None:
         self._listener.close()
         with self._mappings:
@@ -157,7 +161,7 @@ class Peers:
         return self._listener.refused
 
     def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer:
-        return fetch_when_there(self._rendezvous, rank, incarnation, self._shape, self._layout.total_bytes, deadline)
+        return fetch_when_there(self._rendezvous, rank, incarnation, self._shape, self._region, deadline)
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._shape.max_ranks:
@@ -174,7 +178,7 @@ class Peers:
             left = [self._offers.pop(rank) for rank in list(self._offers) if rank not in view.active or rank in mapped]
             self._offers.update(mapped)
             self._patch(view, self._offers)
-            self._library.eep_control_reset(self.page)
+            native.check(self._library, self._library.eep_publish_table(self._context))
             self.view = view
         for offer in left:
             offer.close()

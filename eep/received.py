@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eep.memory.shm import SharedMemory
+from eep.memory import Memory
 from eep.native import LAYOUTS, SCALE_GROUP, TYPES, RegionLayout, Shape
 
 ROW_DTYPES = {
@@ -75,28 +75,28 @@ class ExpertTokens:
 class ChannelTensors:
     """The tensors of one channel and every view of them that a dispatch gives, made once."""
 
-    def __init__(self, shape: Shape, at: RegionLayout, region: SharedMemory, channel: int) -> None:
+    def __init__(self, shape: Shape, at: RegionLayout, region: Memory, channel: int, device: torch.device) -> None:
         self._shape = shape
         self._at = at
-        self._map = region.map
+        self._region = region
         self._start = channel * at.channel_bytes
-        self._rank_counts = torch.zeros(shape.max_ranks, dtype=torch.int32)
+        self._rank_counts = torch.zeros(shape.max_ranks, dtype=torch.int32, device=device)
         combine_dtype = ROW_DTYPES[WIRE_NAMES[shape.combine_type]]
         self._views: dict[tuple[str, int], tuple[torch.Tensor | None, ...]] = {}
         if shape.layout == LAYOUTS["rank"]:
             rows = at.slots * shape.max_tokens
-            self._topk_idx = torch.full((rows * shape.max_topk,), -1, dtype=torch.int32)
-            self._topk_weights = torch.zeros(rows * shape.max_topk)
+            self._topk_idx = torch.full((rows * shape.max_topk,), -1, dtype=torch.int32, device=device)
+            self._topk_weights = torch.zeros(rows * shape.max_topk, device=device)
             self.outbox = self._in_region(at.outbox, rows * at.outbox_row_bytes).view(combine_dtype).view(rows, -1)
         else:
             experts, rows = shape.local_experts, shape.max_ranks * shape.max_tokens
             # Never written before a dispatch says which rows count; the memory is not even there until then.
-            self._packed = torch.empty(experts * rows * at.row_bytes, dtype=torch.uint8)
-            self._packed_scales = torch.empty(experts * rows * at.scale_bytes, dtype=torch.uint8)
-            self._expert_counts = torch.zeros(experts, dtype=torch.int32)
-            self._src_info = torch.zeros(experts, rows, dtype=torch.int32)
-            self._layout_range = torch.zeros(experts, shape.max_ranks, dtype=torch.int64)
-            self.outbox = torch.empty(experts, rows, shape.hidden, dtype=combine_dtype)
+            self._packed = torch.empty(experts * rows * at.row_bytes, dtype=torch.uint8, device=device)
+            self._packed_scales = torch.empty(experts * rows * at.scale_bytes, dtype=torch.uint8, device=device)
+            self._expert_counts = torch.zeros(experts, dtype=torch.int32, device=device)
+            self._src_info = torch.zeros(experts, rows, dtype=torch.int32, device=device)
+            self._layout_range = torch.zeros(experts, shape.max_ranks, dtype=torch.int64, device=device)
+            self.outbox = torch.empty(experts, rows, shape.hidden, dtype=combine_dtype, device=device)
         for topk in range(1, shape.max_topk + 1):
             self._view(WIRE_NAMES[shape.wire_type], topk)
 
@@ -136,5 +136,4 @@ class ChannelTensors:
         return x, scales, self._expert_counts, self._src_info, self._layout_range, self._rank_counts
 
     def _in_region(self, offset: int, size: int) -> torch.Tensor:
-        # A storage of its own, though the memory is one: operators may not return tensors that share a storage.
-        return torch.frombuffer(self._map, dtype=torch.uint8, offset=self._start + offset, count=size)
+        return self._region.bytes_at(self._start + offset, size)

@@ -7,6 +7,7 @@ order without any exchange, so that results are compared bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ class Config:
     local_experts: int = 4
     layout: str = "rank"
     wire: str = "bf16"
+    device: str = "cpu"
 
     def buffer(self, rank: int, rendezvous: eep.Rendezvous | str, **more: object) -> eep.Buffer:
         return eep.Buffer(
@@ -37,6 +39,7 @@ class Config:
             local_experts=self.local_experts,
             layout=self.layout,
             wire=self.wire,
+            device=self.device,
             **more,  # type: ignore[arg-type]
         )
 
@@ -46,6 +49,9 @@ class Batch:
     x: torch.Tensor
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
+
+    def to(self, device: str) -> Batch:
+        return Batch(*(getattr(self, field.name).to(device) for field in dataclasses.fields(self)))
 
 
 def make_batch(config: Config, rank: int, seed: int, active: tuple[int, ...], tokens: int | None = None) -> Batch:
@@ -90,11 +96,11 @@ def _run_by_rank(buffer: eep.Buffer, tokens: RankTokens) -> torch.Tensor:
 
 
 def _run_by_expert(buffer: eep.Buffer, tokens: ExpertTokens) -> torch.Tensor:
-    output = torch.full(tokens.x.shape, float("nan"), dtype=buffer.combine_dtype)
+    output = torch.full(tokens.x.shape, float("nan"), dtype=buffer.combine_dtype, device=tokens.x.device)
     for local, count in enumerate(tokens.expert_counts.tolist()):
         scales = None if tokens.scales is None else unpack_scales(tokens.scales[local, :count])
         x = dequantize(tokens.x[local, :count], scales)
-        output[local, :count] = expert(x, torch.full((count,), buffer.rank * buffer.local_experts + local)).to(
+        output[local, :count] = expert(x, x.new_full((count,), buffer.rank * buffer.local_experts + local)).to(
             output.dtype
         )
     return output
@@ -111,12 +117,12 @@ def dequantize(x: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     if scales is None:
         return x.float()
     if scales.dtype == torch.uint8:
-        scales = torch.exp2(scales.float() - 127)
+        scales = (scales.to(torch.int32) << 23).view(torch.float32)  # exact on every device, which exp2 is not
     return (x.float().unflatten(-1, (-1, 128)) * scales.unsqueeze(-1)).flatten(-2)
 
 
 def weighted_sum(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros(x.shape)
+    total = torch.zeros(x.shape, device=x.device)
     for k in range(ids.shape[1]):
         term = weights[:, k, None] * expert(x, ids[:, k])
         total = total + torch.where(ids[:, k, None] >= 0, term, 0.0)
@@ -165,6 +171,9 @@ def step(
     buffer: eep.Buffer, config: Config, seed: int, active: tuple[int, ...], tokens: int | None = None
 ) -> torch.Tensor:
     """One dispatch and combine of a rank's batch."""
-    batch = make_batch(config, buffer.rank, seed, active, tokens)
+    batch = make_batch(config, buffer.rank, seed, active, tokens).to(config.device)
     received = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
-    return buffer.combine(run_experts(buffer, received), received)
+    output = buffer.combine(run_experts(buffer, received), received)
+    if config.device == "cuda":
+        torch.cuda.current_stream().synchronize()  # as a server does before it samples; then the status can be read
+    return output.cpu()

@@ -19,7 +19,7 @@ import torch
 
 import eep
 import eep.received
-from eep import faults
+from eep import faults, native
 from eep.native import Mailbox
 from tests import moe
 
@@ -53,6 +53,11 @@ class RankProgram:
     def join(self) -> eep.View:
         return self.buffer.join(timeout=PATIENCE_S)
 
+    def warm_up(self) -> None:
+        """A step alone, before anybody waits for this rank: on a GPU the first one loads the kernels."""
+        self.buffer.connect_ranks([])
+        moe.step(self.buffer, self.config, 0, (self.buffer.rank,))
+
     def barrier(self) -> None:
         self.buffer.barrier(PATIENCE_S)
 
@@ -67,7 +72,7 @@ class RankProgram:
         return outputs, self.buffer.status()
 
     def dispatch_only(self, seed: int, active: tuple[int, ...]) -> tuple[list[int], eep.Status]:
-        batch = moe.make_batch(self.config, self.buffer.rank, seed, active)
+        batch = moe.make_batch(self.config, self.buffer.rank, seed, active).to(self.config.device)
         self.received = self.buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
         return self.received.rank_counts.tolist(), self.buffer.status()
 
@@ -113,14 +118,13 @@ class RankProgram:
 
     def scribble_table(self, rank: int, field: str, value: int) -> None:
         setattr(self.buffer.table.peers[rank], field, value)
+        native.check(self.buffer._library, self.buffer._library.eep_publish_table(self.buffer._context))
 
     def send_message(self, to: int, count: int, topk_idx: int, envelope: int | None = None) -> None:
         """A well-formed flag for the next round of ``to``, with contents of our choice."""
-        from eep.native import RegionLayout, Shape
-
-        peers = self.buffer._peers
-        layout: RegionLayout = peers._layout
-        shape: Shape = peers._shape
+        shape = self.buffer._peers._shape
+        layout = native.RegionLayout()
+        native.check(native.load(), native.load().eep_region_layout_compute(shape, layout))
         base = self.buffer.table.peers[to].region
         slot = self.buffer.table.peers[self.buffer.rank].slot
         first = layout.topk_idx + slot * shape.max_tokens * shape.max_topk * 4
@@ -144,9 +148,9 @@ class RankProgram:
             return descriptors, sum("memfd:eep-" in line for line in maps)
 
 
-def _serve(connection: Connection, arguments: tuple[Any, ...]) -> None:
+def _serve(connection: Connection, kind: type[RankProgram], arguments: tuple[Any, ...]) -> None:
     try:
-        program = RankProgram(*arguments)
+        program = kind(*arguments)
     except Exception as error:
         connection.send(error)
         return
@@ -171,11 +175,12 @@ class RankProcess:
         config: moe.Config,
         timeout_ms: float = 60_000,
         incarnation: int | None = None,
+        program: type[RankProgram] = RankProgram,
     ) -> None:
         self.rank = rank
         self._connection, theirs = _context.Pipe()
         arguments = (rank, path, config, timeout_ms, incarnation)
-        self._process = _context.Process(target=_serve, args=(theirs, arguments), daemon=True)
+        self._process = _context.Process(target=_serve, args=(theirs, program, arguments), daemon=True)
         self._process.start()
         theirs.close()
         self._raise(self._receive())
@@ -240,7 +245,14 @@ class RankProcess:
 class Ranks:
     """A group of rank processes with one rendezvous; killed, whatever happens, at the end."""
 
-    def __init__(self, rendezvous: eep.Rendezvous, config: moe.Config, timeout_ms: float = 60_000) -> None:
+    def __init__(
+        self,
+        rendezvous: eep.Rendezvous,
+        config: moe.Config,
+        timeout_ms: float = 60_000,
+        program: type[RankProgram] = RankProgram,
+    ) -> None:
+        self.program = program
         self.path = str(rendezvous.path)
         self.config = config
         self.timeout_ms = timeout_ms
@@ -254,7 +266,7 @@ class Ranks:
     def launch(self, rank: int, incarnation: int | None = None) -> RankProcess:
         if rank in self.processes:
             self.past.append(self.processes[rank])
-        process = RankProcess(rank, self.path, self.config, self.timeout_ms, incarnation)
+        process = RankProcess(rank, self.path, self.config, self.timeout_ms, incarnation, self.program)
         self.processes[rank] = process
         return process
 
@@ -287,6 +299,7 @@ class Ranks:
     def replace(self, rank: int, survivors: Iterable[int], incarnation: int | None = None) -> None:
         """A new process takes the place of ``rank``: the survivors let it in between two steps, it takes their view."""
         newcomer = self.launch(rank, incarnation)
+        newcomer.call("warm_up")
         newcomer.send("join")
         self.all(survivors, "connect", [rank])
         newcomer.answer()

@@ -100,7 +100,7 @@ def test_who_does_not_speak_the_protocol_gets_nothing(rendezvous: eep.Rendezvous
                     continue
                 assert (answer, fds) == (b"", [])
         # It still answers those who do.
-        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region.size).close()
+        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
         assert buffer.refused_requests == 3
 
 

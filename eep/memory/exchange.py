@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eep.errors import EepError, PeerUnreachable
+from eep.memory import Memory
 from eep.memory.shm import SharedMemory
 from eep.native import Shape
 from eep.peer_table import MAX_RANKS, ControlPage, ranks_of
@@ -36,8 +37,8 @@ class Offer:
 
     rank: int
     incarnation: int
-    region: SharedMemory
-    control: SharedMemory
+    region: Memory
+    control: Memory
     view: View
 
     def close(self) -> None:
@@ -52,8 +53,8 @@ class Listener:
         self,
         claim: Claim,
         shape: Shape,
-        region: SharedMemory,
-        control: SharedMemory,
+        region: Memory,
+        control: Memory,
         view: Callable[[], View],
     ) -> None:
         self.refused = 0
@@ -105,8 +106,11 @@ class Listener:
         socket.send_fds(connection, [answer], self._memory)
 
 
-def fetch(rendezvous: Rendezvous, rank: int, incarnation: int, shape: Shape, region_bytes: int) -> Offer:
-    """Maps the memory of one incarnation of ``rank``. Raises :class:`PeerUnreachable` if it cannot be had now."""
+def fetch(rendezvous: Rendezvous, rank: int, incarnation: int, shape: Shape, region: Memory) -> Offer:
+    """Maps the memory of one incarnation of ``rank``, of the kind and size of ours, ``region``.
+
+    Raises :class:`PeerUnreachable` if it cannot be had now.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(_PATIENCE_S)
         try:
@@ -119,7 +123,7 @@ def fetch(rendezvous: Rendezvous, rank: int, incarnation: int, shape: Shape, reg
         try:
             if len(answer) < _ANSWER.size:
                 answer += _receive_exactly(connection, _ANSWER.size - len(answer))
-            return _accept(answer, fds, rank, incarnation, shape, region_bytes)
+            return _accept(answer, fds, rank, incarnation, shape, region)
         except OSError as error:
             raise PeerUnreachable(f"rank {rank} (incarnation {incarnation}) broke off: {error}") from error
         finally:
@@ -132,7 +136,7 @@ def fetch_when_there(
     rank: int,
     incarnation: int | None,
     shape: Shape,
-    region_bytes: int,
+    region: Memory,
     deadline: float,
 ) -> Offer:
     """As :func:`fetch`, waiting until ``deadline`` (of ``time.monotonic``) for the rank to appear."""
@@ -141,7 +145,7 @@ def fetch_when_there(
         problem = f"rank {rank} is not there"
         if wanted is not None:
             try:
-                return fetch(rendezvous, rank, wanted, shape, region_bytes)
+                return fetch(rendezvous, rank, wanted, shape, region)
             except PeerUnreachable as error:
                 problem = str(error)
         if time.monotonic() >= deadline:
@@ -149,7 +153,7 @@ def fetch_when_there(
         time.sleep(0.002)
 
 
-def _accept(answer: bytes, fds: list[int], rank: int, incarnation: int, shape: Shape, region_bytes: int) -> Offer:
+def _accept(answer: bytes, fds: list[int], rank: int, incarnation: int, shape: Shape, own: Memory) -> Offer:
     """Checks an answer before any of it is used. Takes over the descriptors it maps."""
     hello, their_rank, their_incarnation, epoch, active, their_shape, *incarnations = _ANSWER.unpack(answer)
     if hello != _HELLO or len(fds) != 2 or (their_rank, their_incarnation) != (rank, incarnation):
@@ -166,7 +170,7 @@ def _accept(answer: bytes, fds: list[int], rank: int, incarnation: int, shape: S
         view = View(epoch, ranks_of(active), tuple(incarnations[: shape.max_ranks]))
     except ValueError as error:
         raise PeerUnreachable(f"rank {rank} told of a view that cannot be: {error}") from error
-    region = SharedMemory.adopt(fds.pop(0), region_bytes)
+    region = type(own).adopt(fds.pop(0), own.size)
     try:
         return Offer(rank, incarnation, region, SharedMemory.adopt(fds.pop(0), CONTROL_BYTES), view)
     except BaseException:

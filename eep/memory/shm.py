@@ -11,8 +11,12 @@ import ctypes
 import fcntl
 import mmap
 import os
+from typing import TYPE_CHECKING
 
 from eep.errors import PeerUnreachable
+
+if TYPE_CHECKING:
+    import torch
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -56,6 +60,12 @@ class SharedMemory:
         except BaseException:
             os.close(fd)
             raise
+
+    def bytes_at(self, offset: int, size: int) -> torch.Tensor:
+        """A tensor over part of the memory, with a storage of its own; it keeps the mapping alive."""
+        import torch
+
+        return torch.frombuffer(self.map, dtype=torch.uint8, offset=offset, count=size)
 
     def close(self) -> None:
         """Lets go of the descriptor now, and of the mapping as soon as no tensor looks into it any more."""

@@ -58,8 +58,8 @@ struct Instance {
       entry.slot = eep_slot_of(peer, entry.incarnation, kRanks);
     }
     table->deadline_ns = deadline_ns;
-    eep_control_reset(&ranks[rank].control);
     table->epoch = epoch;
+    REQUIRE(eep_publish_table(ranks[rank].context) == EEP_OK);
   }
 };
 

@@ -21,6 +21,7 @@ typedef enum {
   EEP_ERROR_ARGUMENT = -1,  // a shape, size or index that cannot be
   EEP_ERROR_PHASE = -2,     // dispatch and combine called out of turn
   EEP_ERROR_VIEW = -3,      // the view changed between a dispatch and its combine: start the step again
+  EEP_ERROR_DEVICE = -4,    // the device or its driver refused
 } eep_error;
 
 typedef struct eep_context eep_context;  // one per buffer; owned by the library
@@ -35,8 +36,15 @@ EEP_API int eep_region_layout_compute(const eep_shape* shape, eep_region_layout*
 EEP_API int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_page* control,
                        eep_context** out);
 EEP_API void eep_destroy(eep_context* context);
-EEP_API eep_peer_table* eep_table(eep_context* context);  // patched by the host, between steps only
+EEP_API eep_peer_table* eep_table(eep_context* context);  // the host's copy, patched between steps only
+// Shows the kernels the table as it was patched, and forgets what they had found wrong in the last view.
+EEP_API int eep_publish_table(eep_context* context);
+EEP_API int eep_publish_deadline(eep_context* context);  // the same for a change of the deadline alone
 EEP_API const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t channel);
+
+// CUDA: how many thread blocks a kernel takes (ranks that share a GPU must fit on it together), and, for benchmarks,
+// membership as launch parameters instead of memory. A CPU has neither and answers EEP_OK.
+EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership);
 
 // ---- the two kernels, each in a send and a receive phase ----
 
@@ -93,6 +101,12 @@ EEP_API int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args
 EEP_API int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void* stream);
 EEP_API int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void* stream);
 
+// Both halves at once: one launch where the backend can.
+EEP_API int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const eep_dispatch_recv_args* recv,
+                         void* stream);
+EEP_API int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* recv,
+                        void* stream);
+
 // Waits for every active rank, up to the deadline given here rather than the table's.
 EEP_API int eep_barrier(eep_context* context, uint64_t deadline_ns, void* stream);
 
@@ -104,8 +118,6 @@ EEP_API void eep_control_revoke(eep_control_page* page, uint64_t epoch);
 EEP_API void eep_control_suspect(eep_control_page* page, uint64_t ranks);
 // Revokes for this rank and for every peer in its table.
 EEP_API void eep_revoke(eep_context* context, uint64_t epoch);
-// Forgets suspects and status; part of applying a new view.
-EEP_API void eep_control_reset(eep_control_page* page);
 
 // ---- fault injection: what happens when a kernel passes a named point ----
 

@@ -3,7 +3,7 @@
 #include "cpu/wait.h"
 
 int eep_barrier(eep_context* context, uint64_t deadline_ns, void*) {
-  if (const int error = eep::check_in_view(*context, "barrier")) return error;
+  if (const int error = eep::check_in_view(context->table, "barrier")) return error;
   eep_snapshot here;
   eep::take_snapshot(*context, here);
   const uint64_t epoch = context->table.epoch;

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/fault.h"
 #include "cpu/context.h"
-#include "cpu/fault.h"
 #include "cpu/formats.h"
 #include "cpu/wait.h"
 
@@ -85,27 +85,41 @@ uint64_t await_outboxes(eep_context& context, uint32_t channel, const eep_snapsh
   return usable;
 }
 
-float load(const uint8_t* row, uint32_t i, uint32_t type) {
-  return type == EEP_TYPE_F32 ? reinterpret_cast<const float*>(row)[i]
-                              : float_of_bf16(reinterpret_cast<const uint16_t*>(row)[i]);
+inline void widen(float value, float& to) { to = value; }
+inline void widen(uint16_t bf16, float& to) { to = float_of_bf16(bf16); }
+inline void narrow(float value, float& to) { to = value; }
+inline void narrow(float value, uint16_t& to) { to = bf16_of_float(value); }
+
+// sum = or += weight * values. On its own, with pointers that do not overlap: inlined into the loop over rows, gcc jams
+// two rows together and takes their values one by one.
+template <bool first, bool weighted, typename T>
+[[gnu::noinline]] void add_row(float* __restrict sum, const T* __restrict values, float weight, size_t size) {
+  for (size_t i = 0; i < size; ++i) {
+    float value;
+    widen(values[i], value);
+    if constexpr (weighted) value *= weight;
+    sum[i] = first ? value : sum[i] + value;
+  }
 }
 
-// Adds up to `max_topk` rows in the order given. In blocks, so that the partial sums stay in registers or L1.
-template <uint32_t type>
+template <typename T>
+[[gnu::noinline]] void store_sum(const float* __restrict sum, T* __restrict out, size_t size) {
+  for (size_t i = 0; i < size; ++i) narrow(sum[i], out[i]);
+}
+
+// Adds rows in the order given. In blocks, so that the partial sums stay in L1.
+template <bool weighted, typename T>
 void add_rows(const uint8_t* const* rows, const float* weights, uint32_t count, uint32_t hidden, uint8_t* out) {
-  constexpr uint32_t kBlock = 256;
+  constexpr size_t kBlock = 1024;
   float sum[kBlock];
-  for (uint32_t begin = 0; begin < hidden; begin += kBlock) {
-    const uint32_t size = std::min(kBlock, hidden - begin);
-    std::fill_n(sum, size, 0.0f);
-    for (uint32_t row = 0; row < count; ++row)
-      for (uint32_t i = 0; i < size; ++i) sum[i] += weights[row] * load(rows[row], begin + i, type);
-    for (uint32_t i = 0; i < size; ++i) {
-      if constexpr (type == EEP_TYPE_F32)
-        reinterpret_cast<float*>(out)[begin + i] = sum[i];
-      else
-        reinterpret_cast<uint16_t*>(out)[begin + i] = bf16_of_float(sum[i]);
+  for (size_t begin = 0; begin < hidden; begin += kBlock) {
+    const size_t size = std::min(kBlock, hidden - begin);
+    if (!count) std::fill_n(sum, size, 0.0f);
+    for (uint32_t row = 0; row < count; ++row) {
+      const T* values = reinterpret_cast<const T*>(rows[row]) + begin;
+      (row ? add_row<false, weighted, T> : add_row<true, weighted, T>)(sum, values, weights[row], size);
     }
+    store_sum(sum, reinterpret_cast<T*>(out) + begin, size);
   }
 }
 
@@ -113,7 +127,10 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
           uint64_t usable) {
   const uint32_t me = context.table.rank, own_slot = snapshot.slot[me];
   const bool by_rank = context.shape.layout == EEP_LAYOUT_RANK;
-  const auto add = context.shape.combine_type == EEP_TYPE_F32 ? add_rows<EEP_TYPE_F32> : add_rows<EEP_TYPE_BF16>;
+  const bool f32 = context.shape.combine_type == EEP_TYPE_F32;
+  // In the rank layout the experts have weighted and summed already.
+  const auto add = by_rank ? (f32 ? add_rows<false, float> : add_rows<false, uint16_t>)
+                           : (f32 ? add_rows<true, float> : add_rows<true, uint16_t>);
   for (uint32_t token = 0; token < args.tokens; ++token) {
     if (token == args.tokens / 2) fault::pass(fault::kCombineMidPull);
     const int64_t* experts = args.topk_idx + uint64_t{token} * args.topk;
@@ -126,7 +143,7 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
         if (experts[k] >= 0) hosts |= rank_bit(context.rank_of_expert(experts[k]));
       for_each_rank(hosts & usable, [&](uint32_t rank) {
         rows[count] = context.of_peer(snapshot, rank, args.channel).outbox_by_slot(own_slot, token);
-        weights[count++] = 1.0f;  // the experts have weighted and summed already
+        weights[count++] = 1.0f;
       });
     } else {
       for (uint32_t k = 0; k < args.topk; ++k) {
@@ -156,11 +173,10 @@ void check_stamps(eep_context& context, uint32_t channel, const eep_snapshot& sn
 
 int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void*) {
   using namespace eep;
-  if (const int error = check_phase(*context, args->channel, EEP_PHASE_RECEIVED, "combine")) return error;
+  const Turn turn = context->turn(args->channel);
+  if (const int error = check_turn(context->shape, args->channel, turn, EEP_PHASE_RECEIVED, "combine")) return error;
+  if (const int error = check_combine_send(context->shape, *args)) return error;
   const bool by_rank = context->shape.layout == EEP_LAYOUT_RANK;
-  if (!args->x || args->topk < 1 || args->topk > context->shape.max_topk ||
-      (!by_rank && (!args->src_info || !args->layout_range)))
-    return fail(EEP_ERROR_ARGUMENT, "an input of the combine is missing or its top-k is not that of the dispatch");
   eep_snapshot& snapshot = context->snapshots[args->channel];
   snapshot.phase = EEP_PHASE_PUBLISHED;
   if (leave_if_revoked(*context, snapshot)) return EEP_OK;
@@ -175,14 +191,11 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
 
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void*) {
   using namespace eep;
-  if (const int error = check_phase(*context, args->channel, EEP_PHASE_PUBLISHED, "combine's receive")) return error;
+  const Turn turn = context->turn(args->channel);
+  if (const int error = check_turn(context->shape, args->channel, turn, EEP_PHASE_PUBLISHED, "combine's receive"))
+    return error;
   eep_snapshot& snapshot = context->snapshots[args->channel];
-  if (args->tokens != snapshot.tokens)
-    return fail(EEP_ERROR_ARGUMENT, "combine of %u tokens after a dispatch of %u", args->tokens, snapshot.tokens);
-  if (args->topk < 1 || args->topk > context->shape.max_topk)
-    return fail(EEP_ERROR_ARGUMENT, "top-k must be between 1 and %u, got %u", context->shape.max_topk, args->topk);
-  if (args->tokens && (!args->out || !args->topk_idx))
-    return fail(EEP_ERROR_ARGUMENT, "an output tensor and topk_idx are needed");
+  if (const int error = check_combine_recv(context->shape, *args, snapshot.tokens)) return error;
   if (const int error = check_experts(*context, args->topk_idx, args->tokens, args->topk)) return error;
   uint64_t usable = 0;
   if (!leave_if_revoked(*context, snapshot)) usable = await_outboxes(*context, args->channel, snapshot);
@@ -190,4 +203,10 @@ int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, vo
   check_stamps(*context, args->channel, snapshot, usable);
   snapshot.phase = EEP_PHASE_IDLE;
   return EEP_OK;
+}
+
+int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* recv,
+                void* stream) {
+  if (const int error = eep_combine_send(context, send, stream)) return error;
+  return eep_combine_recv(context, recv, stream);
 }

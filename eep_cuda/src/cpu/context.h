@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "common/checks.h"
+#include "common/control.h"
 #include "eep/eep.h"
 
 namespace eep {
@@ -90,13 +92,14 @@ struct eep_context {
   eep::ChannelView of_peer(const eep_snapshot& snapshot, uint32_t rank, uint32_t channel) const {
     return {shape, at, reinterpret_cast<void*>(snapshot.region[rank]), channel};
   }
+  eep::Turn turn(uint32_t channel) const {
+    const eep_snapshot& snapshot = snapshots[channel < EEP_MAX_CHANNELS ? channel : 0];
+    return {snapshot.phase, snapshot.epoch, table.epoch};
+  }
   uint32_t rank_of_expert(int64_t expert) const { return static_cast<uint32_t>(expert / shape.local_experts); }
 };
 
 namespace eep {
-
-// Records a sentence for eep_last_error() and returns `code`.
-[[gnu::format(printf, 2, 3)]] int fail(eep_error code, const char* format, ...);
 
 // The one-step prologue: copies the table to the channel's snapshot and counts the round.
 void begin_round(eep_context& context, uint32_t channel);
@@ -104,16 +107,12 @@ void begin_round(eep_context& context, uint32_t channel);
 void take_snapshot(eep_context& context, eep_snapshot& snapshot);
 // Whether the epoch of this round is over; if so the round takes no further part in anything.
 bool leave_if_revoked(eep_context& context, eep_snapshot& snapshot);
-// Checks that `expected` is the phase of the channel and that the view has not changed since its dispatch.
-int check_phase(const eep_context& context, uint32_t channel, eep_phase expected, const char* call);
-// Checks that this rank is part of its own view.
-int check_in_view(const eep_context& context, const char* call);
+// Checks that every expert is one that there is.
 int check_experts(const eep_context& context, const int64_t* topk_idx, uint32_t tokens, uint32_t topk);
 
 // Ranks that are not waited for again, nor written to, in this epoch.
 uint64_t given_up(const eep_control_page& page);
 void report(eep_control_page& page, eep_status why);
-void ring(eep_control_page& page);
 
 }  // namespace eep
 

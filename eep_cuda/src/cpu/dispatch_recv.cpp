@@ -2,24 +2,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/fault.h"
 #include "cpu/context.h"
-#include "cpu/fault.h"
 #include "cpu/wait.h"
 
 namespace eep {
 namespace {
-
-int check(const eep_context& context, const eep_dispatch_recv_args& args) {
-  if (const int error = check_phase(context, args.channel, EEP_PHASE_SENT, "receive")) return error;
-  if (args.topk < 1 || args.topk > context.shape.max_topk)
-    return fail(EEP_ERROR_ARGUMENT, "top-k must be between 1 and %u, got %u", context.shape.max_topk, args.topk);
-  const bool complete = context.shape.layout == EEP_LAYOUT_RANK
-                            ? args.topk_idx && args.topk_weights
-                            : args.packed_rows && args.packed_count && args.src_info && args.layout_range &&
-                                  (args.packed_scales || !eep_is_fp8(args.wire_type));
-  if (!args.count || !complete) return fail(EEP_ERROR_ARGUMENT, "an output of the dispatch is missing");
-  return EEP_OK;
-}
 
 // Whether what a source sent can be used: sizes and types as ours, every expert one that we have.
 bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, const ChannelView& inbox, uint32_t slot,
@@ -35,7 +23,7 @@ bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, co
   return true;
 }
 
-// Waits for the sources of the round; returns those that arrived whole and sound.
+// Waits for the sources of the round and notes those that arrived whole and sound.
 void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
   const ChannelView inbox = context.own(args.channel);
   const uint64_t sources = snapshot.active & ~given_up(*context.control);
@@ -138,7 +126,10 @@ class Packer {
 
 int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void*) {
   using namespace eep;
-  if (const int error = check(*context, *args)) return error;
+  if (const int error =
+          check_turn(context->shape, args->channel, context->turn(args->channel), EEP_PHASE_SENT, "receive"))
+    return error;
+  if (const int error = check_dispatch_recv(context->shape, *args)) return error;
   eep_snapshot& snapshot = context->snapshots[args->channel];
   snapshot.phase = EEP_PHASE_RECEIVED;
   if (!leave_if_revoked(*context, snapshot)) receive(*context, *args, snapshot);
@@ -154,4 +145,10 @@ int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, 
   std::atomic_thread_fence(std::memory_order_release);
   fault::pass(fault::kDispatchReceived);
   return EEP_OK;
+}
+
+int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const eep_dispatch_recv_args* recv,
+                 void* stream) {
+  if (const int error = eep_dispatch_send(context, send, stream)) return error;
+  return eep_dispatch_recv(context, recv, stream);
 }

@@ -1,37 +1,12 @@
 // Dispatch, first half: put each token once into the inbox of every rank that hosts one of its experts.
 #include <cstring>
 
+#include "common/fault.h"
 #include "cpu/context.h"
-#include "cpu/fault.h"
 #include "cpu/formats.h"
 
 namespace eep {
 namespace {
-
-int check(const eep_context& context, const eep_dispatch_send_args& args) {
-  const eep_shape& shape = context.shape;
-  if (const int error = check_phase(context, args.channel, EEP_PHASE_IDLE, "dispatch")) return error;
-  if (const int error = check_in_view(context, "dispatch")) return error;
-  if (args.tokens > shape.max_tokens)
-    return fail(EEP_ERROR_ARGUMENT, "%u tokens are more than the maximum of %u this buffer was made for", args.tokens,
-                shape.max_tokens);
-  if (args.topk < 1 || args.topk > shape.max_topk)
-    return fail(EEP_ERROR_ARGUMENT, "top-k must be between 1 and %u, got %u", shape.max_topk, args.topk);
-  if (args.tokens && (!args.x || !args.topk_idx)) return fail(EEP_ERROR_ARGUMENT, "x and topk_idx are needed");
-  if (args.x_type > EEP_TYPE_BF16) return fail(EEP_ERROR_ARGUMENT, "x must be f32 or bf16");
-  if (args.wire_type > EEP_TYPE_FP8_UE8M0) return fail(EEP_ERROR_ARGUMENT, "unknown wire type %u", args.wire_type);
-  if (eep_is_fp8(args.wire_type) ? shape.hidden % EEP_SCALE_GROUP != 0 : args.wire_type != args.x_type)
-    return fail(EEP_ERROR_ARGUMENT,
-                "x cannot be sent as this wire type: it takes the type of x, or fp8 with a hidden "
-                "size that is a multiple of %d",
-                EEP_SCALE_GROUP);
-  if (eep_element_bytes(args.wire_type) > eep_element_bytes(shape.wire_type))
-    return fail(EEP_ERROR_ARGUMENT, "this buffer was made for rows of a narrower type than is to be sent");
-  // Rows are used where they lie in the rank layout, so that their type cannot change from call to call.
-  if (shape.layout == EEP_LAYOUT_RANK && args.wire_type != shape.wire_type)
-    return fail(EEP_ERROR_ARGUMENT, "a buffer of the rank layout sends the type it was made for, and no other");
-  return check_experts(context, args.topk_idx, args.tokens, args.topk);
-}
 
 class Sender {
  public:
@@ -113,7 +88,12 @@ class Sender {
 
 int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, void*) {
   using namespace eep;
-  if (const int error = check(*context, *args)) return error;
+  if (const int error =
+          check_turn(context->shape, args->channel, context->turn(args->channel), EEP_PHASE_IDLE, "dispatch"))
+    return error;
+  if (const int error = check_in_view(context->table, "dispatch")) return error;
+  if (const int error = check_dispatch_send(context->shape, *args)) return error;
+  if (const int error = check_experts(*context, args->topk_idx, args->tokens, args->topk)) return error;
   begin_round(*context, args->channel);
   eep_snapshot& snapshot = context->snapshots[args->channel];
   snapshot.tokens = args->tokens;

@@ -5,8 +5,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <climits>
-
 namespace eep {
 namespace {
 
@@ -34,14 +32,6 @@ bool is_revoked(const eep_control_page& page, uint64_t epoch) { return load_acqu
 uint64_t given_up(const eep_control_page& page) { return load_acquire(page.suspects) | load_acquire(page.dropped); }
 
 void report(eep_control_page& page, eep_status why) { set_bits(page.status, uint64_t{why}); }
-
-// The flag comes first and the doorbell second; a waiter reads them in the other order, so that either it
-// sees the flag or its sleep is refused because the doorbell has moved.
-void ring(eep_control_page& page) {
-  std::atomic_ref<uint32_t>(page.doorbell).fetch_add(1, std::memory_order_seq_cst);
-  if (std::atomic_ref<uint32_t>(page.sleepers).load(std::memory_order_seq_cst))
-    syscall(SYS_futex, &page.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
 
 BoundedWait::BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns)
     : page_(page), epoch_(epoch), deadline_ns_(deadline_ns) {}

@@ -1,6 +1,6 @@
 // Named points at which a test lets a process die, stop or dawdle.
-#ifndef EEP_CPU_FAULT_H_
-#define EEP_CPU_FAULT_H_
+#ifndef EEP_COMMON_FAULT_H_
+#define EEP_COMMON_FAULT_H_
 
 #include <atomic>
 #include <cstdint>
@@ -32,4 +32,4 @@ inline void pass(Point point) {
 
 }  // namespace eep::fault
 
-#endif  // EEP_CPU_FAULT_H_
+#endif  // EEP_COMMON_FAULT_H_

@@ -1,9 +1,9 @@
-#include "cpu/fault.h"
+#include "common/fault.h"
 
 #include <signal.h>
 #include <unistd.h>
 
-#include "cpu/context.h"
+#include "common/checks.h"
 
 namespace eep::fault {
 namespace {

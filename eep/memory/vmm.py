@@ -1,0 +1,171 @@
+"""Memory on a GPU shared between processes by descriptor: the driver's virtual memory management.
+
+The allocation is reference-counted by the driver across processes, so that a survivor's mapping outlives the process
+that made it (legacy CUDA IPC promises nothing of the kind). Calls the driver library directly; needs no CUDA toolkit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import weakref
+from ctypes import c_int, c_size_t, c_ubyte, c_ulonglong, c_ushort, c_void_p
+from typing import TYPE_CHECKING, Any
+
+from eep.errors import EepError, PeerUnreachable
+
+if TYPE_CHECKING:
+    import torch
+
+_PINNED, _ON_DEVICE, _POSIX_FD, _READ_WRITE = 1, 1, 1, 3
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class _AllocationFlags(ctypes.Structure):
+    _fields_ = (
+        ("compression", c_ubyte),
+        ("rdma_capable", c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 4),
+    )
+
+
+class _AllocationProperties(ctypes.Structure):
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", _Location),
+        ("win32", c_void_p),
+        ("flags", _AllocationFlags),
+    )
+
+
+class _Access(ctypes.Structure):
+    _fields_ = (("location", _Location), ("flags", c_int))
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise EepError("there is no CUDA driver on this machine (libcuda.so.1 was not found)") from error
+
+
+def _call(name: str, *args: Any) -> None:
+    code = getattr(_driver(), name)(*args)
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise EepError(f"{name} failed: {text.value.decode() if text.value else code}")
+
+
+def _properties(device: int) -> _AllocationProperties:
+    return _AllocationProperties(_PINNED, _POSIX_FD, _Location(_ON_DEVICE, device))
+
+
+def _granularity(device: int) -> int:
+    size = c_size_t()
+    _call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(_properties(device)), 0)
+    return size.value
+
+
+def _current_device() -> int:
+    import torch
+
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    device: int = torch.cuda.current_device()
+    torch.cuda.synchronize(device)  # makes the device's context current in this thread
+    return device
+
+
+class _Mapping:
+    """An allocation mapped at an address of its own; unmapped when the last tensor that shows it is gone."""
+
+    def __init__(self, handle: int, size: int, device: int) -> None:
+        self.size = size
+        address = c_ulonglong()
+        _call("cuMemAddressReserve", ctypes.byref(address), c_size_t(size), c_size_t(0), c_ulonglong(0), c_ulonglong(0))
+        try:
+            _call("cuMemMap", address, c_size_t(size), c_size_t(0), c_ulonglong(handle), c_ulonglong(0))
+            access = _Access(_Location(_ON_DEVICE, device), _READ_WRITE)
+            _call("cuMemSetAccess", address, c_size_t(size), ctypes.byref(access), c_size_t(1))
+        except EepError:
+            _driver().cuMemAddressFree(address, c_size_t(size))
+            raise
+        finally:
+            _driver().cuMemRelease(c_ulonglong(handle))  # the mapping keeps the memory
+        self.address = address.value
+        weakref.finalize(self, _unmap, self.address, size)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+
+def _unmap(address: int, size: int) -> None:
+    _driver().cuMemUnmap(c_ulonglong(address), c_size_t(size))
+    _driver().cuMemAddressFree(c_ulonglong(address), c_size_t(size))
+
+
+class DeviceMemory:
+    """At least ``size`` bytes at ``address`` on the current GPU, the same bytes in every process that holds ``fd``."""
+
+    def __init__(self, fd: int, size: int, handle: int, device: int) -> None:
+        """Takes over ``fd``. Use :meth:`create` or :meth:`adopt`."""
+        self.fd = fd
+        self.size = size
+        self._mapping: _Mapping | None = _Mapping(handle, _rounded(size, device), device)
+        self.address = self._mapping.address
+
+    @classmethod
+    def create(cls, label: str, size: int) -> DeviceMemory:
+        """New memory, zeroed."""
+        device = _current_device()
+        handle, fd = c_ulonglong(), c_int()
+        rounded = c_size_t(_rounded(size, device))
+        _call("cuMemCreate", ctypes.byref(handle), rounded, ctypes.byref(_properties(device)), c_ulonglong(0))
+        try:
+            _call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, _POSIX_FD, c_ulonglong(0))
+        except EepError:
+            _driver().cuMemRelease(handle)
+            raise
+        memory = cls(fd.value, size, handle.value, device)
+        memory.bytes_at(0, size).zero_()
+        _current_device()  # zeroed before anybody is told of it
+        return memory
+
+    @classmethod
+    def adopt(cls, fd: int, size: int) -> DeviceMemory:
+        """Memory whose descriptor a peer sent us. Takes over ``fd``."""
+        try:
+            device = _current_device()
+            handle = c_ulonglong()
+            _call("cuMemImportFromShareableHandle", ctypes.byref(handle), c_void_p(fd), _POSIX_FD)
+            return cls(fd, size, handle.value, device)
+        except EepError as error:
+            os.close(fd)
+            raise PeerUnreachable(f"a peer sent memory that this GPU cannot map: {error}") from error
+
+    def bytes_at(self, offset: int, size: int) -> torch.Tensor:
+        """A tensor over part of the memory; it keeps the mapping alive."""
+        import torch
+
+        whole = torch.as_tensor(self._mapping, device="cuda")
+        return whole[offset : offset + size]
+
+    def close(self) -> None:
+        """Lets go of the descriptor now, and of the mapping as soon as no tensor looks into it any more."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._mapping = None
+
+
+def _rounded(size: int, device: int) -> int:
+    granularity = _granularity(device)
+    return (size + granularity - 1) // granularity * granularity

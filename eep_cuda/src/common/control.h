@@ -1,0 +1,13 @@
+// What the host does to a control page: waking kernels that sleep on its doorbell, and a clean slate.
+#ifndef EEP_COMMON_CONTROL_H_
+#define EEP_COMMON_CONTROL_H_
+
+#include "eep/peer_table.h"
+
+namespace eep {
+void ring(eep_control_page& page);
+// Forgets suspects and status; part of showing a new view.
+void forget_trouble(eep_control_page& page);
+}  // namespace eep
+
+#endif  // EEP_COMMON_CONTROL_H_

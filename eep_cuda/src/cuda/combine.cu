@@ -1,0 +1,247 @@
+// Combine: say that the outbox is ready, wait for those of the others, pull and add up what they made of our tokens.
+//
+// Sums are taken in a fixed order, in fp32, with separate multiplications and additions: the same bits on every run,
+// and those of the CPU backend.
+#include <cuda_bf16.h>
+
+#include "cuda/members.cuh"
+
+namespace eep {
+namespace {
+
+constexpr uint32_t kThreads = 1024, kWarps = kThreads / 32;
+constexpr uint32_t kTokensAtOnce = 64;  // whose sources a block keeps in shared memory
+enum Phases : uint32_t { kSend = 1, kReceive = 2 };
+
+// Where the parts of a token's sum lie, in the order in which they are added.
+struct Parts {
+  const uint8_t* row[EEP_MAX_TOPK];
+  float weight[EEP_MAX_TOPK];
+  uint32_t count;
+};
+
+// By one warp.
+__device__ void send_flags(const Home& home, uint32_t channel, const Members& members) {
+  const eep_snapshot& snapshot = home.state->channels[channel].snapshot;
+  const uint64_t corrupt = home.state->trouble.corrupt;
+  const uint64_t stamp = eep_flag_make(members.epoch, members.round, 0);
+  if (threadIdx.x == 0)
+    store_relaxed_sys(ChannelView(home, reinterpret_cast<uint64_t>(home.region), channel).outbox_stamp(), stamp);
+  __syncwarp();
+  fence_sys();  // one fence releases what the experts wrote, and the stamp, to all ranks
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
+    if (!(members.reachable >> rank & 1)) continue;
+    // The count tells the source whether we took its tokens: if not, it must not believe the sum.
+    const uint64_t count = corrupt >> rank & 1 ? 0 : snapshot.count[rank];
+    store_relaxed_sys(&ChannelView(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
+                      stamp | count);
+  }
+}
+
+// By one warp: the ranks whose outbox holds what they made of our tokens.
+__device__ uint64_t await_outboxes(const Home& home, uint32_t channel, const Members& members, uint32_t tokens) {
+  const ChannelView own(home, reinterpret_cast<uint64_t>(home.region), channel);
+  const WaitFor wait{home.page, &home.state->trouble, members.epoch, members.deadline_ns};
+  bool took_all[2] = {false, false};
+  const uint64_t arrived = wait_for(wait, members.reachable, [&](uint32_t rank) {
+    const uint64_t flag = load_acquire_sys(&own.mailbox(members.slot[rank])->combine_flag);
+    if (!eep_flag_is(flag, members.epoch, members.round)) return false;
+    took_all[rank / 32] = eep_flag_count(flag) == tokens;
+    return true;
+  });
+  const uint64_t usable = arrived & vote(took_all[0], took_all[1]);
+  if (threadIdx.x == 0 && usable != members.active) {
+    if (usable != arrived) note(&home.state->trouble, EEP_STATUS_CORRUPT, 0, arrived & ~usable);
+    show_trouble(&home.state->trouble, home.page);
+  }
+  return usable;
+}
+
+// By one warp; lanes beyond top-k are idle.
+__device__ void find_parts(const Home& home, const eep_combine_recv_args& args, const Members& members, uint32_t token,
+                           Parts& parts) {
+  const uint32_t lane = threadIdx.x % 32;
+  const int64_t* experts = args.topk_idx + static_cast<uint64_t>(token) * args.topk;
+  if (home.shape.layout == EEP_LAYOUT_RANK) {
+    const uint64_t hosts = hosts_of(home, experts, args.topk) & members.reachable;
+    for (uint32_t rank = lane; rank < home.shape.max_ranks; rank += 32)
+      if (hosts >> rank & 1) {
+        const uint32_t place = __popcll(hosts & (rank_bit(rank) - 1));
+        parts.row[place] =
+            ChannelView(home, members.region[rank], args.channel).outbox_by_slot(members.slot[home.rank], token);
+        parts.weight[place] = 1.0f;  // the experts have weighted and summed already
+      }
+    if (lane == 0) parts.count = __popcll(hosts);
+    return;
+  }
+  const int64_t expert = lane < args.topk ? experts[lane] : -1;
+  const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * home.shape.local_experts;
+  const uint32_t rank = expert >= 0 && expert < limit ? static_cast<uint32_t>(expert) / home.shape.local_experts : 0;
+  const bool counts = expert >= 0 && expert < limit && (members.reachable >> rank & 1);
+  const uint32_t chosen = __ballot_sync(~0u, counts);
+  if (counts) {
+    const uint32_t place = __popc(chosen & ((1u << lane) - 1));
+    parts.row[place] = ChannelView(home, members.region[rank], args.channel).outbox_by_choice(home.rank, token, lane);
+    parts.weight[place] = args.topk_weights ? args.topk_weights[static_cast<uint64_t>(token) * args.topk + lane] : 1.0f;
+  }
+  if (lane == 0) parts.count = __popc(chosen);
+}
+
+template <bool kBf16>
+struct Sum {
+  static constexpr uint32_t kValues = kBf16 ? 8 : 4;  // in 16 bytes
+  float value[kValues] = {};
+
+  __device__ void add(const uint4& data, float weight) {
+    const uint32_t words[4] = {data.x, data.y, data.z, data.w};
+#pragma unroll
+    for (uint32_t i = 0; i < kValues; ++i) {
+      const float part =
+          kBf16 ? __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16) : __uint_as_float(words[i]);
+      value[i] = __fadd_rn(value[i], __fmul_rn(weight, part));
+    }
+  }
+  __device__ uint4 result() const {
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      if constexpr (kBf16) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(value[2 * i], value[2 * i + 1]);
+        words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+      } else {
+        words[i] = __float_as_uint(value[i]);
+      }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+// A thread adds up 16 bytes of a token, the loads of up to eight parts in flight at once: rarely are there more.
+template <bool kBf16>
+__device__ void add_parts(const Home& home, const eep_combine_recv_args& args, const Parts* parts, uint32_t first_token,
+                          uint32_t stride, uint32_t tokens) {
+  constexpr uint32_t kAtOnce = 8;
+  const uint32_t lane = threadIdx.x % 32, vectors = home.at.outbox_row_bytes / sizeof(uint4);
+  const uint32_t chunks = (vectors + 31) / 32;
+  for (uint32_t item = threadIdx.x / 32; item < tokens * chunks; item += kWarps) {
+    const Parts& of_token = parts[item / chunks];
+    const uint32_t vector = item % chunks * 32 + lane;
+    if (vector >= vectors) continue;
+    Sum<kBf16> sum;
+    for (uint32_t first = 0; first < of_token.count; first += kAtOnce) {
+      uint4 data[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (first + i < of_token.count)
+          data[i] = load_shared_row(reinterpret_cast<const uint4*>(of_token.row[first + i]) + vector);
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (first + i < of_token.count) sum.add(data[i], of_token.weight[first + i]);
+    }
+    const uint64_t token = first_token + static_cast<uint64_t>(item / chunks) * stride;
+    uint8_t* out = static_cast<uint8_t*>(args.out) + token * home.at.outbox_row_bytes;
+    store_row(reinterpret_cast<uint4*>(out) + vector, sum.result());
+  }
+}
+
+template <uint32_t kPhases>
+__global__ void __launch_bounds__(kThreads, 1)
+    combine_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args) {
+  __shared__ Members members;
+  __shared__ Parts parts[kTokensAtOnce];
+  __shared__ uint64_t usable;
+  read_snapshot(home, args.channel, members);
+  if constexpr (kPhases & kSend)
+    if (blockIdx.x == 0 && threadIdx.x < 32) send_flags(home, args.channel, members);
+  if constexpr (kPhases & kReceive) {
+    // A block owns tokens blockIdx.x, + gridDim.x, ...; where their parts lie is found while the others get ready.
+    const uint32_t owned = args.tokens > blockIdx.x ? (args.tokens - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    bool waited = false;
+    for (uint32_t done = 0; done < owned || !waited; done += kTokensAtOnce) {
+      const uint32_t batch = done < owned ? min(owned - done, kTokensAtOnce) : 0;
+      for (uint32_t i = threadIdx.x / 32; i < batch; i += kWarps)
+        find_parts(home, args, members, blockIdx.x + (done + i) * gridDim.x, parts[i]);
+      if (!waited && threadIdx.x < 32) {
+        const uint64_t ready = await_outboxes(home, args.channel, members, args.tokens);
+        if (threadIdx.x == 0) usable = ready;
+      }
+      waited = true;
+      __syncthreads();
+      const uint32_t first = blockIdx.x + done * gridDim.x;
+      // What a rank that did not answer left in its outbox is added all the same: the status says not to use the sum.
+      if (home.shape.combine_type == EEP_TYPE_BF16)
+        add_parts<true>(home, args, parts, first, gridDim.x, batch);
+      else
+        add_parts<false>(home, args, parts, first, gridDim.x, batch);
+      __syncthreads();
+    }
+    // A rank that dropped us does not wait for us to finish reading. Its stamp tells.
+    if (threadIdx.x < 32) {
+      fence_sys();
+      bool torn = false;
+      for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+        if (usable >> rank & 1)
+          torn |= load_acquire_sys(ChannelView(home, members.region[rank], args.channel).outbox_stamp()) !=
+                  eep_flag_make(members.epoch, members.round, 0);
+      if (__any_sync(~0u, torn) && threadIdx.x == 0) {
+        note(&home.state->trouble, EEP_STATUS_TORN);
+        show_trouble(&home.state->trouble, home.page);
+      }
+    }
+  }
+}
+
+template <uint32_t kPhases>
+int launch(eep_context* context, const eep_combine_recv_args& args, void* stream) {
+  const uint32_t blocks = kPhases & kReceive ? context->blocks : 1;
+  combine_kernel<kPhases><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(context->home, args);
+  return check_cuda(cudaGetLastError(), "combine");
+}
+
+int begin_send(eep_context* context, const eep_combine_send_args& args) {
+  const Turn turn = context->turn(args.channel);
+  if (const int error = check_turn(context->home.shape, args.channel, turn, EEP_PHASE_RECEIVED, "combine"))
+    return error;
+  if (const int error = check_combine_send(context->home.shape, args)) return error;
+  context->turns[args.channel].phase = EEP_PHASE_PUBLISHED;
+  return EEP_OK;
+}
+
+int begin_receive(eep_context* context, const eep_combine_recv_args& args) {
+  const Turn turn = context->turn(args.channel);
+  if (const int error = check_turn(context->home.shape, args.channel, turn, EEP_PHASE_PUBLISHED, "combine's receive"))
+    return error;
+  if (const int error = check_combine_recv(context->home.shape, args, context->turns[args.channel].tokens))
+    return error;
+  context->turns[args.channel].phase = EEP_PHASE_IDLE;
+  return EEP_OK;
+}
+
+}  // namespace
+
+cudaError_t load_combine() {
+  return load_kernels(combine_kernel<kSend>, combine_kernel<kReceive>, combine_kernel<kSend | kReceive>);
+}
+
+}  // namespace eep
+
+int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void* stream) {
+  if (const int error = eep::begin_send(context, *args)) return error;
+  if (const int error = eep::publish(context, *args, stream)) return error;
+  eep_combine_recv_args flags_only{};
+  flags_only.channel = args->channel;
+  return eep::launch<eep::kSend>(context, flags_only, stream);
+}
+
+int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void* stream) {
+  if (const int error = eep::begin_receive(context, *args)) return error;
+  return eep::launch<eep::kReceive>(context, *args, stream);
+}
+
+int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* receive,
+                void* stream) {
+  if (const int error = eep::begin_send(context, *send)) return error;
+  if (const int error = eep::publish(context, *send, stream)) return error;
+  if (const int error = eep::begin_receive(context, *receive)) return error;
+  return eep::launch<eep::kSend | eep::kReceive>(context, *receive, stream);
+}

@@ -1,0 +1,109 @@
+// Creation, and showing the kernels a new table. Host code; what runs per step is in the kernels' own files.
+#include <algorithm>
+#include <initializer_list>
+#include <memory>
+
+#include "common/control.h"
+#include "cuda/state.cuh"
+
+namespace eep {
+
+int check_cuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return EEP_OK;
+  return fail(EEP_ERROR_DEVICE, "%s: CUDA says %s", what, cudaGetErrorString(error));
+}
+
+namespace {
+
+// Ranks that share a GPU wait for each other inside their kernels, so all of their blocks must be resident at once.
+uint32_t default_blocks(uint32_t max_ranks) {
+  int device = 0, multiprocessors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  return std::max(1u, std::min(32u, static_cast<uint32_t>(multiprocessors) / max_ranks));
+}
+
+}  // namespace
+}  // namespace eep
+
+int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_page* control, eep_context** out) {
+  using eep::check_cuda;
+  if (const int error = eep::check_create(*shape, rank, region, control)) return error;
+  if (shape->hidden % 8)
+    return eep::fail(EEP_ERROR_ARGUMENT, "on a GPU hidden must be a multiple of 8, got %u", shape->hidden);
+  auto context = std::make_unique<eep_context>();
+  *context = {};
+  context->control = control;
+  context->table.rank = rank;
+  context->table.max_ranks = shape->max_ranks;
+  context->home.region = static_cast<uint8_t*>(region);
+  context->home.shape = *shape;
+  context->home.at = eep_region_layout_of(shape);
+  context->home.rank = rank;
+  context->blocks = eep::default_blocks(shape->max_ranks);
+  if (const int error = check_cuda(cudaHostRegister(control, sizeof *control, cudaHostRegisterMapped),
+                                   "the control page cannot be shown to the GPU"))
+    return error;
+  void* page = nullptr;
+  if (const int error = check_cuda(cudaHostGetDevicePointer(&page, control, 0), "the control page has no GPU address"))
+    return error;
+  context->home.page = static_cast<eep_control_page*>(page);
+  if (const int error = check_cuda(cudaMalloc(&context->home.state, sizeof(eep::DeviceState)), "no device memory"))
+    return error;
+  cudaMemset(context->home.state, 0, sizeof(eep::DeviceState));
+  if (shape->layout == EEP_LAYOUT_EXPERT) {
+    const uint64_t rows = uint64_t{shape->local_experts} * shape->max_ranks * shape->max_tokens;
+    if (const int error = check_cuda(cudaMalloc(&context->packed_source, rows * sizeof(int32_t)), "no device memory"))
+      return error;
+  }
+  for (const auto load : {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier})
+    if (const int error = check_cuda(load(), "loading the kernels")) return error;
+  if (const int error = check_cuda(cudaDeviceSynchronize(), "creating a buffer")) return error;
+  *out = context.release();
+  return EEP_OK;
+}
+
+void eep_destroy(eep_context* context) {
+  cudaDeviceSynchronize();  // a kernel may still look at what is freed here
+  cudaFree(context->home.state);
+  cudaFree(context->packed_source);
+  cudaHostUnregister(context->control);
+  delete context;
+}
+
+eep_peer_table* eep_table(eep_context* context) { return &context->table; }
+
+int eep_publish_table(eep_context* context) {
+  // Between steps: whatever still runs belongs to a step that is over, and must not see two views.
+  if (const int error = eep::check_cuda(cudaDeviceSynchronize(), "before a new view")) return error;
+  eep::forget_trouble(*context->control);
+  eep::DeviceState* state = context->home.state;
+  cudaMemset(&state->trouble, 0, sizeof state->trouble);
+  for (auto& channel : state->channels) {
+    // Offsets only: `state` is device memory.
+    cudaMemset(&channel.senders_done, 0, sizeof channel.senders_done);
+  }
+  return eep::check_cuda(cudaMemcpy(&state->table, &context->table, sizeof context->table, cudaMemcpyHostToDevice),
+                         "publishing a peer table");
+}
+
+int eep_publish_deadline(eep_context* context) {
+  return eep::check_cuda(cudaMemcpy(&context->home.state->table.deadline_ns, &context->table.deadline_ns,
+                                    sizeof context->table.deadline_ns, cudaMemcpyHostToDevice),
+                         "publishing a deadline");
+}
+
+int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership) {
+  if (blocks < 1 || blocks > 1024)
+    return eep::fail(EEP_ERROR_ARGUMENT, "blocks must be between 1 and 1024, got %u", blocks);
+  context->blocks = blocks;
+  context->fixed_membership = fixed_membership;
+  return EEP_OK;
+}
+
+const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t channel) {
+  static thread_local eep_snapshot copy;
+  if (channel >= context->home.shape.channels) return nullptr;
+  cudaMemcpy(&copy, &context->home.state->channels[channel].snapshot, sizeof copy, cudaMemcpyDeviceToHost);
+  return &copy;
+}

@@ -1,0 +1,111 @@
+// Who takes part in a round, as a block sees it in shared memory.
+#ifndef EEP_CUDA_MEMBERS_CUH_
+#define EEP_CUDA_MEMBERS_CUH_
+
+#include "cuda/device.cuh"
+
+namespace eep {
+
+struct Members {
+  uint64_t epoch;
+  uint64_t round;
+  uint64_t deadline_ns;
+  uint64_t active;
+  uint64_t reachable;  // active, and not given up in this epoch: whom we write to and wait for
+  uint32_t slot[EEP_MAX_RANKS];
+  uint64_t region[EEP_MAX_RANKS];
+};
+
+// The membership as a kernel parameter: what a build without elasticity would have. Only the benchmark uses it.
+struct FixedMembers {
+  uint64_t epoch;
+  uint64_t active;
+  uint64_t deadline_ns;
+  uint32_t slot[EEP_MAX_RANKS];
+  uint64_t region[EEP_MAX_RANKS];
+};
+
+// The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs
+// less than a launch of its own; one of them leaves the snapshot for the combine. Called by all threads.
+__device__ inline void read_members(const Home& home, uint32_t channel, Members& members) {
+  const eep_peer_table& table = home.state->table;
+  const ChannelState& last = home.state->channels[channel];
+  if (threadIdx.x == 0) {
+    members.epoch = table.epoch;
+    members.round = (last.snapshot.epoch == table.epoch ? last.snapshot.round : 0) + 1;
+    members.deadline_ns = table.deadline_ns;
+  }
+  if (threadIdx.x < 32) {
+    bool is_active[2];
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t rank = threadIdx.x + 32 * half;
+      const eep_peer& peer = table.peers[rank];
+      is_active[half] = rank < home.shape.max_ranks && peer.active;
+      if (!is_active[half]) continue;
+      // A table that was scribbled over must cost us a peer, not the process.
+      if (!peer.region || peer.slot != eep_slot_of(rank, peer.incarnation, home.shape.max_ranks)) {
+        note(&home.state->trouble, EEP_STATUS_BAD_TABLE);
+        show_trouble(&home.state->trouble, home.page);
+        is_active[half] = false;
+        continue;
+      }
+      members.slot[rank] = peer.slot;
+      members.region[rank] = peer.region;
+    }
+    const uint64_t active = vote(is_active[0], is_active[1]);
+    if (threadIdx.x == 0) {
+      members.active = active;
+      members.reachable = active & ~home.state->trouble.dropped;
+    }
+  }
+  __syncthreads();
+}
+
+__device__ inline void read_members(const FixedMembers& fixed, const ChannelState& last, Members& members) {
+  if (threadIdx.x < EEP_MAX_RANKS) {
+    members.slot[threadIdx.x] = fixed.slot[threadIdx.x];
+    members.region[threadIdx.x] = fixed.region[threadIdx.x];
+  }
+  if (threadIdx.x == 0) {
+    members.epoch = fixed.epoch;
+    members.round = last.snapshot.round + 1;
+    members.deadline_ns = fixed.deadline_ns;
+    members.active = members.reachable = fixed.active;
+  }
+  __syncthreads();
+}
+
+// The membership of the dispatch that this combine belongs to. Called by all threads.
+__device__ inline void read_snapshot(const Home& home, uint32_t channel, Members& members) {
+  const eep_snapshot& snapshot = home.state->channels[channel].snapshot;
+  if (threadIdx.x < EEP_MAX_RANKS) {
+    members.slot[threadIdx.x] = snapshot.slot[threadIdx.x];
+    members.region[threadIdx.x] = snapshot.region[threadIdx.x];
+  }
+  if (threadIdx.x == 0) {
+    members.epoch = snapshot.epoch;
+    members.round = snapshot.round;
+    members.deadline_ns = snapshot.deadline_ns;
+    members.active = snapshot.active;
+    members.reachable = snapshot.active & ~home.state->trouble.dropped;
+  }
+  __syncthreads();
+}
+
+// The ranks that host an expert of a token, as one full warp; `experts` are its top-k.
+__device__ inline uint64_t hosts_of(const Home& home, const int64_t* experts, uint32_t topk) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint64_t mine = 0;
+  if (lane < topk) {
+    const int64_t expert = experts[lane];
+    const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * home.shape.local_experts;
+    if (expert >= 0 && expert < limit) mine = rank_bit(static_cast<uint32_t>(expert) / home.shape.local_experts);
+  }
+  const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(mine));
+  const uint32_t high = __reduce_or_sync(~0u, static_cast<uint32_t>(mine >> 32));
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+}  // namespace eep
+
+#endif  // EEP_CUDA_MEMBERS_CUH_

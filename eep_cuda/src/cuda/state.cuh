@@ -1,0 +1,130 @@
+// What a buffer is on a GPU: state in device memory at fixed addresses, and the handle the host keeps.
+#ifndef EEP_CUDA_STATE_CUH_
+#define EEP_CUDA_STATE_CUH_
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/checks.h"
+#include "eep/eep.h"
+
+namespace eep {
+
+// What went wrong in this view; kept here because kernels have no atomics on host memory.
+struct Trouble {
+  uint64_t dropped;
+  uint64_t corrupt;
+  uint64_t status;
+};
+
+struct ChannelState {
+  eep_snapshot snapshot;  // membership of the round, written once per dispatch and read by its combine
+  uint64_t verdict;       // the flag of the round whose sources are settled in the snapshot
+  uint32_t senders_done;  // blocks of the dispatch that have put all their rows
+};
+
+struct DeviceState {
+  eep_peer_table table;
+  Trouble trouble;
+  uint64_t barrier_epoch;
+  uint64_t barrier_round;
+  ChannelState channels[EEP_MAX_CHANNELS];
+};
+
+// Everything a kernel is told. Nothing of it changes while the buffer lives, so that graphs may hold it.
+struct Home {
+  DeviceState* state;
+  eep_control_page* page;  // mapped host memory
+  uint8_t* region;
+  eep_shape shape;
+  eep_region_layout at;
+  uint32_t rank;
+};
+
+// One channel of a region, ours or a peer's.
+struct ChannelView {
+  uint8_t* base;
+  const eep_shape& shape;
+  const eep_region_layout& at;
+
+  __device__ ChannelView(const Home& home, uint64_t region, uint32_t channel)
+      : base(reinterpret_cast<uint8_t*>(region) + channel * home.at.channel_bytes), shape(home.shape), at(home.at) {}
+
+  __device__ eep_mailbox* mailbox(uint32_t slot) const {
+    return reinterpret_cast<eep_mailbox*>(base + at.mailboxes) + slot;
+  }
+  __device__ uint64_t* outbox_stamp() const { return reinterpret_cast<uint64_t*>(base + at.outbox_stamp); }
+  __device__ uint64_t row_index(uint32_t slot, uint32_t token) const {
+    return static_cast<uint64_t>(slot) * shape.max_tokens + token;
+  }
+  __device__ int32_t* topk_idx(uint32_t slot, uint32_t token) const {
+    return reinterpret_cast<int32_t*>(base + at.topk_idx) + row_index(slot, token) * shape.max_topk;
+  }
+  __device__ float* topk_weights(uint32_t slot, uint32_t token) const {
+    return reinterpret_cast<float*>(base + at.topk_weights) + row_index(slot, token) * shape.max_topk;
+  }
+  // A narrower type than the widest one leaves a gap behind each slot, never between rows.
+  __device__ uint8_t* row(uint32_t slot, uint32_t token, uint64_t bytes) const {
+    return base + at.rows + row_index(slot, 0) * at.row_bytes + token * bytes;
+  }
+  __device__ uint8_t* scales(uint32_t slot, uint32_t token) const {
+    return base + at.scales + row_index(slot, token) * at.scale_bytes;
+  }
+  __device__ uint8_t* outbox_row(uint64_t index) const { return base + at.outbox + index * at.outbox_row_bytes; }
+  __device__ uint8_t* outbox_by_slot(uint32_t slot, uint32_t token) const { return outbox_row(row_index(slot, token)); }
+  __device__ uint8_t* outbox_by_choice(uint32_t rank, uint32_t token, uint32_t k) const {
+    return outbox_row(row_index(rank, token) * shape.max_topk + k);
+  }
+};
+
+// Turns the outcome of a launch or another runtime call into an eep_error.
+int check_cuda(cudaError_t error, const char* what);
+
+}  // namespace eep
+
+struct eep_context {
+  eep::Home home;
+  eep_peer_table table;  // the host's copy
+  eep_control_page* control;
+  uint32_t blocks;         // per kernel: what may spin at once must fit on the GPU at once
+  bool fixed_membership;   // benchmarks only: the table as launch parameters instead of memory
+  int32_t* packed_source;  // expert layout: the inbox row behind each packed row
+  struct {
+    uint32_t phase;
+    uint32_t tokens;
+    uint64_t epoch;
+  } turns[EEP_MAX_CHANNELS];
+
+  eep::Turn turn(uint32_t channel) const {
+    const auto& last = turns[channel < EEP_MAX_CHANNELS ? channel : 0];
+    return {last.phase, last.epoch, table.epoch};
+  }
+};
+
+namespace eep {
+
+// expert layout: the kernels that follow a dispatch and precede a combine
+int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream);
+// either layout: nothing to do where the experts wrote the outbox themselves
+int publish(eep_context* context, const eep_combine_send_args& args, void* stream);
+
+// Loads kernels into the context now rather than at their first launch: loading waits for the GPU to be idle, and by
+// then a kernel of ours may be waiting for a rank that waits for us.
+template <typename... Kernels>
+cudaError_t load_kernels(Kernels*... kernels) {
+  cudaFuncAttributes unused;
+  cudaError_t error = cudaSuccess;
+  ((error = error == cudaSuccess ? cudaFuncGetAttributes(&unused, kernels) : error), ...);
+  return error;
+}
+cudaError_t load_dispatch();
+cudaError_t load_combine();
+cudaError_t load_pack();
+cudaError_t load_publish();
+cudaError_t load_barrier();
+
+}  // namespace eep
+
+#endif  // EEP_CUDA_STATE_CUH_

@@ -1,0 +1,19 @@
+"""Tests that need a GPU; elsewhere they are skipped, and say so. ``make test-gpu`` runs them, with MPS and without."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+
+HERE = pathlib.Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = None if torch.cuda.is_available() else "needs a CUDA device: run 'make test-gpu' where there is one"
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
