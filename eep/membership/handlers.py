@@ -66,7 +66,8 @@ def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     if turn.state.is_in(event.rank):
         turn.revoke(cause)
     # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
-    turn.do(Fence(event.rank, event.incarnation, cause))
+    if local.runs:
+        turn.do(Fence(event.rank, event.incarnation, cause))
     turn.update_rank(event.rank, status=Status.ENDING)
     turn.log("DYING", cause, event.rank)
 
