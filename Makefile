@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup system-packages build test test-gpu sanitize lint format bench demo clean
+.PHONY: help setup build system-packages test test-gpu sanitize soak lint format bench bench-membership demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -26,8 +26,11 @@ $(VENV)/.ready: pyproject.toml Makefile
 	$(PY) -m pip install -q --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
 	touch $@
 
-system-packages:  ## what tests need of Debian and pip cannot bring
-	dpkg -s libibverbs1 >/dev/null 2>&1 || { apt-get update -q && apt-get install -qy libibverbs1; }
+# Debian names. Where they cannot be had, the tests that need them are skipped and say so.
+system-packages:  ## etcd, spin, iproute2 and libibverbs1, which some tests need
+	{ command -v etcd && command -v spin && command -v ip && dpkg -s libibverbs1; } > /dev/null 2>&1 || \
+	    { apt-get update -q && apt-get install -qy --no-install-recommends etcd-server spin iproute2 libibverbs1; } || \
+	    echo "could not install etcd-server, spin, iproute2 and libibverbs1: tests that need them will be skipped"
 
 build: setup  ## the native library, built into eep/lib (incremental)
 	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
@@ -51,6 +54,9 @@ sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	    build/$$kind/eep_core_test; \
 	done
 
+soak: setup  ## random membership schedules until stopped (or SOAK_SECONDS=n); seeds that fail are kept as tests
+	$(PY) -m tests.sim.soak $(SOAK_SECONDS)
+
 lint: build  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -65,6 +71,9 @@ format: setup  ## rewrite the sources in the project's style
 bench: system-packages build  ## dispatch, combine and expert repair; tables, JSON and plots in bench/results
 	$(PY) bench/dispatch_combine.py
 	$(PY) bench/repair.py
+
+bench-membership: build  ## how long a lost rank is felt, and what a view change costs as instances grow
+	$(PY) bench/membership.py
 
 demo: build  ## four processes exchange tokens, one is killed, a replacement joins
 	$(PY) examples/kill_one.py

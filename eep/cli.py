@@ -1,0 +1,101 @@
+"""``eep``: what an operator types.
+
+    eep events --dir DIR [--follow] [--json]     the story so far, one line per transition
+    eep status --dir DIR                         how this host stands, as JSON
+    eep rank remove|launch|kill RANK --dir DIR   ask for a change; safe to repeat with the same --operation
+    eep backup serve ...                         keep experts in this host's memory, for repair
+
+``DIR`` is the supervisor's private directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from eep.experts.cli import register as register_backup
+from eep.observe.events import parse_line
+
+LOOKS_EVERY = 0.2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:
+        return 0  # whoever read us has seen enough
+    except (OSError, ValueError) as error:
+        print(f"eep: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="eep", description="Elastic expert parallelism, for operators.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    events = commands.add_parser("events", help="print the event log of a supervisor")
+    events.add_argument("--follow", action="store_true", help="go on printing until the log is removed")
+    events.add_argument("--json", action="store_true", help="print the lines as they are")
+    events.set_defaults(run=_events)
+    status = commands.add_parser("status", help="print how a supervisor's host stands, as JSON")
+    status.set_defaults(run=_status)
+    rank = commands.add_parser("rank", help="take a rank out, bring it back, or kill it")
+    rank.add_argument("action", choices=("remove", "launch", "kill"))
+    rank.add_argument("rank", type=int)
+    rank.add_argument("--operation", default="", help="name of the request; asking again with it does nothing twice")
+    rank.set_defaults(run=_rank)
+    for command in (events, status, rank):
+        command.add_argument(
+            "--dir",
+            type=Path,
+            default=os.environ.get("EEP_CONTROL_DIR"),
+            required="EEP_CONTROL_DIR" not in os.environ,
+            help="the supervisor's private directory (default: $EEP_CONTROL_DIR)",
+        )
+    register_backup(commands)
+    return parser
+
+
+def _events(options: argparse.Namespace) -> int:
+    path = Path(options.dir) / "events.jsonl"
+    with path.open() as file:
+        held = ""
+        while True:
+            held += file.readline()
+            if held.endswith("\n"):
+                print(held.rstrip() if options.json else parse_line(held), flush=True)
+                held = ""
+            elif not options.follow or not path.exists():
+                return 0
+            else:
+                time.sleep(LOOKS_EVERY)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from eep.control.client import ask
+    from eep.control.messages import AskStatus
+
+    print(json.dumps(json.loads(ask(Path(options.dir), AskStatus()).body), indent=2))
+    return 0
+
+
+def _rank(options: argparse.Namespace) -> int:
+    from eep.control.client import ask
+    from eep.control.messages import AskOperation
+
+    operation = options.operation or uuid.uuid4().hex
+    answer = ask(Path(options.dir), AskOperation(operation, options.action, options.rank))
+    if not answer.ok:
+        raise ValueError(answer.body)
+    print(f"asked to {options.action} rank {options.rank}; operation {operation}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

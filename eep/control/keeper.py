@@ -1,0 +1,54 @@
+"""Outlives its supervisor by a moment, to end what it started and remove its directory.
+
+A supervisor that is killed cannot clean up. This process waits on a pipe whose other end only the
+supervisor holds; when it closes, every process that carries the supervisor's directory in its environment
+is killed (ranks, and whatever they started), and the directory goes, if the supervisor had made it. Run as
+``python -S keeper.py DIRECTORY [remove]``: it imports nothing of EEP, so that it is small and starts fast.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+
+GIVES_UP_AFTER = 30.0
+
+
+def belongs(pid: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False  # gone, or somebody else's
+
+
+def end_all(mark: bytes) -> None:
+    """Kill until nothing is left to kill: a process may have been forking when it was first looked for."""
+    deadline = time.monotonic() + GIVES_UP_AFTER
+    while time.monotonic() < deadline:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        left = [pid for pid in pids if pid != os.getpid() and belongs(pid, mark)]
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def main(directory: str, remove: bool) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends when the pipe does, never before
+    while os.read(0, 1):
+        pass
+    end_all(b"EEP_CONTROL_DIR=" + os.fsencode(directory))
+    if remove:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "remove" in sys.argv[2:])

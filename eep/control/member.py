@@ -1,0 +1,233 @@
+"""The member: a rank's side of the control plane.
+
+A rank connects, says when it is ready, and then asks at every step boundary what to do::
+
+    member = Member.connect(data_plane)
+    member.ready()
+    while (view := member.boundary(repair)) is not None:
+        run one step under ``view``; if it failed, member.suspect(...) and do not commit it
+
+:meth:`Member.boundary` returns at once while nothing has changed. When a new view was committed it applies
+it, calls ``repair``, says that this rank has settled, and waits until all have. So every rank enters an
+epoch at the same place: its first step under the new view. When this rank was removed, or its supervisor is
+gone, the data plane is revoked for good at that moment, by the thread that heard of it, and the next
+boundary gives None.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from eep.control.client import Client, SupervisorGone
+from eep.control.messages import (
+    Message,
+    Register,
+    SayLeave,
+    SayReady,
+    SayRevoked,
+    SaySettled,
+    SaySuspect,
+    TellRefused,
+    TellRevoke,
+    TellView,
+)
+from eep.control.private import CONTROL_DIRECTORY
+from eep.control.pulse import Pulse, is_supported
+from eep.control.wire import WireError
+from eep.view import View
+
+FOREVER = 2**62
+"""Revoking this epoch revokes every epoch there will ever be."""
+
+
+class DataPlane(Protocol):
+    """What a member needs of a rank's data plane. :class:`eep.control.buffer_plane.BufferPlane` is one."""
+
+    @property
+    def control_fd(self) -> int | None:
+        """The descriptor of the page through which the supervisor ends this rank's waits."""
+
+    def revoke(self, epoch: int) -> None:
+        """End every wait of epochs up to ``epoch``. Called from another thread, at any time."""
+
+    def apply(self, view: View) -> bool:
+        """Let the kernels see ``view``. False, soon, when that cannot be done yet; it is then tried again."""
+
+
+class NoDataPlane:
+    """A rank that shares no memory."""
+
+    control_fd: int | None = None
+
+    def revoke(self, epoch: int) -> None:
+        pass
+
+    def apply(self, view: View) -> bool:
+        return True
+
+
+class Member:
+    def __init__(self, client: Client, rank: int, incarnation: int, data_plane: DataPlane) -> None:
+        self.rank, self.incarnation = rank, incarnation
+        self._client, self._data_plane = client, data_plane
+        self._news = threading.Condition()
+        self._view: View | None = None
+        self._running = False
+        self._revoked = -1
+        self._settled = -1
+        self._applied: View | None = None
+        self._spoken = 0
+        self._ended: str | None = None
+        self._pulse = Pulse() if is_supported() else None
+        page, pulse = data_plane.control_fd, self._pulse.descriptor if self._pulse else None
+        client.send(
+            Register(rank, incarnation, page=page is not None, pulse=pulse is not None),
+            descriptors=tuple(descriptor for descriptor in (page, pulse) if descriptor is not None),
+        )
+        self._listener = threading.Thread(target=self._listen, name="eep-member", daemon=True)
+        self._listener.start()
+
+    @classmethod
+    def connect(cls, data_plane: DataPlane | None = None) -> Member:
+        """Register with the supervisor that started this process."""
+        try:
+            directory = Path(os.environ[CONTROL_DIRECTORY])
+            rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
+        except (KeyError, ValueError) as error:
+            raise RuntimeError(
+                f"this process was not started by a supervisor ({error}); a rank finds it through "
+                f"{CONTROL_DIRECTORY}, EEP_RANK and EEP_INCARNATION"
+            ) from error
+        return cls(Client(directory), rank, incarnation, data_plane or NoDataPlane())
+
+    # What the rank says.
+
+    def ready(self) -> None:
+        """Everything is loaded; let me in."""
+        self._say(SayReady())
+
+    def suspect(self, ranks: Iterable[int], evidence: str) -> None:
+        """These kept me waiting past the deadline. My step is not to be trusted, nor is any other of this epoch."""
+        suspects = tuple(ranks)
+        view = self._applied
+        if view is None or not suspects or not set(suspects) <= set(view.active) - {self.rank}:
+            raise ValueError(f"rank {self.rank} can suspect other ranks of its view, not {suspects}")
+        self._give_up(view.epoch)
+        self._say(SaySuspect(suspects, evidence[:1024]), view.epoch)
+
+    def revoked(self) -> None:
+        """My step ended because its epoch was revoked, or cannot be trusted for another reason."""
+        if self._applied is not None:
+            self._give_up(self._applied.epoch)
+            self._say(SayRevoked(), self._applied.epoch)
+
+    def leave(self) -> None:
+        """Take me out. The boundary gives None once it is done."""
+        self._say(SayLeave())
+
+    def close(self) -> None:
+        self._client.close()
+
+    # What the rank asks.
+
+    @property
+    def removed(self) -> str | None:
+        """Why this process is no longer part of the instance; None while it may be."""
+        return self._ended
+
+    def boundary(self, repair: Callable[[View], None] | None = None, *, within: float | None = None) -> View | None:
+        """The view to run the next step under, or None when there is none any more.
+
+        Waits for as long as the instance is not running; ``within`` seconds at most, if given, after which
+        TimeoutError is raised.
+        """
+        while True:
+            with self._news:
+                if not self._news.wait_for(self._has_something_to_do, within):
+                    raise TimeoutError(f"the instance did not run within {within} s")
+                view = self._view
+                if self._ended is not None or view is None:
+                    return None
+                if self._settled == view.epoch:
+                    return view
+            self._settle(view, repair)
+
+    def _has_something_to_do(self) -> bool:
+        view = self._view
+        if self._ended is not None:
+            return True
+        if view is None or not self._is_in(view):
+            return False
+        unsettled = self._settled < view.epoch
+        return unsettled or (self._running and self._revoked < view.epoch)
+
+    def _settle(self, view: View, repair: Callable[[View], None] | None) -> None:
+        if not self._data_plane.apply(view):
+            return  # look for a newer view, then try again
+        self._applied = view
+        if repair is not None:
+            repair(view)
+        with self._news:
+            self._settled = view.epoch
+            current = self._view
+        # A newer view may have come while we repaired; then this one is settled by nobody.
+        if current is view and self._ended is None:
+            self._say(SaySettled(), view.epoch)
+
+    def _give_up(self, epoch: int) -> None:
+        """No further step of this epoch; the boundary waits for the next."""
+        with self._news:
+            self._revoked = max(self._revoked, epoch)
+
+    def _is_in(self, view: View) -> bool:
+        return self.rank in view.active and view.incarnations[self.rank] == self.incarnation
+
+    def _say(self, message: Message, epoch: int = 0) -> None:
+        """Send, in the epoch that the message is about. Only the rank's own thread speaks, so epochs never fall."""
+        self._spoken = max(self._spoken, epoch)
+        try:
+            self._client.send(message, self._spoken)
+        except SupervisorGone as error:
+            self._end(str(error))
+
+    # What the supervisor says.
+
+    def _listen(self) -> None:
+        try:
+            while self._ended is None:
+                received = self._client.receive()
+                match received.message:
+                    case TellView(active=active, incarnations=incarnations, phase=phase):
+                        self._heard(View(received.epoch, active, incarnations), phase == "run")
+                    case TellRevoke():
+                        self._heard_revoke(received.epoch)
+                    case TellRefused(reason=reason):
+                        self._end(reason)
+        except (SupervisorGone, WireError, ValueError) as error:
+            self._end(str(error))
+
+    def _heard(self, view: View, running: bool) -> None:
+        if not self._is_in(view) and view.incarnations[self.rank] >= self.incarnation:
+            self._end(f"rank {self.rank} (incarnation {self.incarnation}) is not in epoch {view.epoch}")
+            return
+        with self._news:
+            same = self._view is not None and self._view == view
+            self._view = self._view if same else view
+            self._running = running
+            self._news.notify_all()
+
+    def _heard_revoke(self, epoch: int) -> None:
+        self._data_plane.revoke(epoch)
+        with self._news:
+            self._revoked = max(self._revoked, epoch)
+
+    def _end(self, reason: str) -> None:
+        """Out, for good: nothing of this process may touch shared memory from here on."""
+        self._data_plane.revoke(FOREVER)
+        with self._news:
+            self._ended = self._ended or reason
+            self._news.notify_all()

@@ -1,0 +1,107 @@
+"""Every message of the control plane, with a fixed schema and bounds. The epoch travels in the sealed header.
+
+A message names ranks and numbers, never an address or a path: whatever it refers to is something the receiver
+already has.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+MAX_RANKS = 65536
+
+Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+Number = Annotated[int, Meta(ge=-1, lt=2**62)]
+Text = Annotated[str, Meta(max_length=1024)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """What every message is: immutable, tagged with its name, and without fields that nobody knows."""
+
+
+# From a rank to its supervisor.
+
+
+class Register(Message, frozen=True):
+    """First word of a rank. The descriptors that it announces come with it, in this order."""
+
+    rank: Rank
+    incarnation: Number
+    page: bool = False
+    pulse: bool = False
+
+
+class SayReady(Message, frozen=True):
+    """The rank has loaded what it needs and can take part."""
+
+
+class SaySettled(Message, frozen=True):
+    """The rank has applied the view of this message's epoch, and repaired what it had to."""
+
+
+class SaySuspect(Message, frozen=True):
+    """The rank waited for these past its deadline, in this message's epoch."""
+
+    suspects: Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MAX_RANKS)]
+    evidence: Text = ""
+
+
+class SayRevoked(Message, frozen=True):
+    """The rank found this message's epoch revoked."""
+
+
+class SayLeave(Message, frozen=True):
+    """The rank asks to be taken out."""
+
+
+# From a supervisor to its rank.
+
+
+class TellView(Message, frozen=True):
+    """How the instance stands; ``phase`` is "agreed" (settle, then wait) or "run"."""
+
+    active: Annotated[tuple[Rank, ...], Meta(max_length=MAX_RANKS)]
+    incarnations: Annotated[tuple[Number, ...], Meta(max_length=MAX_RANKS)]
+    phase: Annotated[str, Meta(pattern="^(agreed|run)$")]
+
+
+class TellRevoke(Message, frozen=True):
+    """Epochs up to this message's are revoked."""
+
+    reason: Text
+
+
+class TellRefused(Message, frozen=True):
+    """What the rank said was not accepted, and why. Nothing was changed."""
+
+    reason: Text
+
+
+# From an operator to a supervisor, and back.
+
+
+class AskStatus(Message, frozen=True):
+    pass
+
+
+class AskOperation(Message, frozen=True):
+    """``operation`` names the request: asking again after a lost answer does nothing twice."""
+
+    operation: Name
+    action: Annotated[str, Meta(pattern="^(remove|launch|kill)$")]
+    rank: Rank
+
+
+class Answer(Message, frozen=True):
+    """``body`` is JSON, for people to read."""
+
+    ok: bool
+    body: Annotated[str, Meta(max_length=512 * 1024)]
+
+
+FromPeer = Register | SayReady | SaySettled | SaySuspect | SayRevoked | SayLeave | AskStatus | AskOperation
+FromSupervisor = TellView | TellRevoke | TellRefused | Answer

@@ -1,0 +1,295 @@
+"""The supervisor: one per host. It starts its ranks, sees them end, and does what
+:func:`eep.membership.step` says.
+
+It decides nothing. Evidence comes in (a pidfd, a rank's word, the store, a timer, an operator), becomes an
+event, and the core answers with effects, which are carried out here in order; the first of them, when a
+rank dies, is the store to each survivor's control page that ends its waits. Nothing here ever waits for a
+rank.
+
+Run it in the main thread of a process of its own (or of the server's launcher). If that process is killed,
+its keeper ends the ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from eep.control import keeper
+from eep.control.front import ControlPage, Front
+from eep.control.messages import AskOperation, Message, TellView
+from eep.control.private import CONTROL_DIRECTORY, PrivateDirectory
+from eep.control.processes import Processes
+from eep.control.store import EmbeddedStore, Store
+from eep.control.store_driver import StoreDriver
+from eep.membership import (
+    Action,
+    Effect,
+    Event,
+    Exited,
+    Fence,
+    Instance,
+    Launch,
+    Notify,
+    OperatorAsked,
+    Policy,
+    Propose,
+    Publish,
+    Reject,
+    Revoke,
+    SetTimer,
+    StopAsked,
+    Transition,
+    initial_state,
+    phase_name,
+    report_of,
+    step,
+    wanted_scope,
+)
+from eep.observe.events import EventLog
+
+LEASE_TTL = 10.0
+STOPS_WITHIN = 30.0
+
+
+def open_shared_page(descriptor: int) -> ControlPage:
+    """The data plane's control page behind a descriptor. Loaded when the first rank brings one."""
+    from eep.control_page import SharedControlPage
+
+    return SharedControlPage(descriptor)
+
+
+class Supervisor:
+    """``command`` is what every rank runs; it finds its rank and its supervisor in the environment."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        ranks: Sequence[int],
+        *,
+        max_ranks: int,
+        host: str = "localhost",
+        policy: Policy | None = None,
+        store: Store | None = None,
+        directory: Path | None = None,
+        key: bytes | None = None,
+        environment: Mapping[str, str] | None = None,
+        lease_ttl: float = LEASE_TTL,
+        open_page: Callable[[int], ControlPage] = open_shared_page,
+    ) -> None:
+        policy = policy or Policy(max_ranks=max_ranks)
+        self.ident = f"{host}#{secrets.token_hex(4)}"
+        self.state = initial_state(self.ident, tuple(ranks), policy)
+        self.rejected: Counter[str] = Counter()
+        self.last_rejection = ""
+        self._store = store or EmbeddedStore()
+        self._made_directory = directory is None
+        self.directory = PrivateDirectory.create(directory, key)
+        self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
+        self._events = EventLog(self.directory.events, host)
+        self._front = Front(self.directory.socket, self.directory.key(), self, open_page)
+        marks = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
+        self._processes = Processes(command, marks, self._exited)
+        self._driver = StoreDriver(
+            self._store,
+            self.ident,
+            lease_ttl,
+            feed=self.feed,
+            reject=self.reject,
+            report=lambda: report_of(self.state),
+        )
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._changed = asyncio.Event()
+        self._stopped = False
+        self._watchers: list[Callable[[Effect], None]] = []
+
+    # Life.
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then end with all ranks."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await self.start()
+        try:
+            await stop.wait()
+        finally:
+            await self.stop()
+
+    async def start(self) -> None:
+        self._start_keeper()
+        self._front.listen()
+        self._driver.start()
+
+    async def stop(self) -> None:
+        """End every rank, tell the others, remove what was made. Doing it again does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.feed(StopAsked())
+        try:
+            await asyncio.wait_for(self.wait_until(lambda: not self._processes.pids), STOPS_WITHIN)
+        except TimeoutError:
+            self.reject("stuck", f"processes {self._processes.pids} do not end even when killed")
+        await self._driver.stop()
+        await self._store.close()
+        for timer in self._timers:
+            timer.cancel()
+        self._front.close()
+        self._events.close()
+        if self._made_directory:
+            self.directory.remove()
+        if self._keeper is not None and self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+            self._keeper.wait()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def watch_effects(self, watcher: Callable[[Effect], None]) -> None:
+        """Call ``watcher`` with every effect, after it was carried out."""
+        self._watchers.append(watcher)
+
+    def _start_keeper(self) -> None:
+        arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path)]
+        arguments += ["remove"] if self._made_directory else []
+        # A session of its own, so that what kills the supervisor's group leaves the keeper to do its work.
+        self._keeper = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
+
+    # The core, and what it asks for.
+
+    @property
+    def instance(self) -> Instance | None:
+        """The committed record, as far as this host has seen it."""
+        return self.state.instance
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return self._processes.pids
+
+    def feed(self, event: Event) -> None:
+        self.state, effects = step(self.state, event)
+        for effect in effects:
+            self._carry_out(effect)
+            for watcher in self._watchers:
+                watcher(effect)
+        self._driver.watch_scope(wanted_scope(self.state))
+        self._changed.set()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Revoke():
+                self._front.revoke(effect.epoch, effect.reason)
+            case Propose():
+                self._driver.propose(effect)
+            case Publish():
+                self._driver.publish(effect.report)
+            case Fence():
+                self._processes.fence(effect.rank, effect.incarnation)
+            case Launch():
+                self._processes.launch(effect.rank, effect.incarnation)
+            case Notify():
+                epoch, message = self.standing()
+                if message is not None:
+                    self._front.tell(message, epoch)
+            case SetTimer():
+                self._set_timer(effect)
+            case Reject():
+                self.reject(effect.kind, effect.reason)
+            case Transition():
+                self._events.write(
+                    effect.phase,
+                    effect.epoch,
+                    effect.cause,
+                    rank=effect.rank,
+                    incarnation=effect.incarnation,
+                    evidence=effect.evidence,
+                    operation=effect.operation,
+                )
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        def fire() -> None:
+            self._timers.discard(handle)
+            self.feed(effect.deadline)
+
+        handle = asyncio.get_running_loop().call_later(effect.delay, fire)
+        self._timers.add(handle)
+
+    def _exited(self, rank: int, incarnation: int, evidence: str, clean: bool) -> None:
+        self.feed(Exited(rank, incarnation, evidence, clean))
+        self._front.forget(rank)
+
+    # What the front asks.
+
+    def reject(self, kind: str, reason: str) -> None:
+        self.rejected[kind] += 1
+        if reason != self.last_rejection:  # a store that stays away would fill the log with one sentence
+            self._events.write("REJECTED", self.state.epoch, reason, operation=kind)
+        self.last_rejection = reason
+
+    def why_not_registered(self, rank: int, incarnation: int) -> str | None:
+        local = self.state.ranks.get(rank)
+        if local is None:
+            return f"rank {rank} is not of this host, which has {sorted(self.state.ranks)}"
+        if local.incarnation != incarnation or not local.has_process:
+            return (
+                f"incarnation {incarnation} of rank {rank} is not the one that runs "
+                f"({local.incarnation}, {local.status.value}); a process that was replaced must end"
+            )
+        return None
+
+    def standing(self) -> tuple[int, Message | None]:
+        if self.state.instance is None:
+            return 0, None
+        view = self.state.instance.view
+        return view.epoch, TellView(view.active, view.incarnations, self.state.instance.phase.value)
+
+    def operate(self, request: AskOperation) -> str | None:
+        if request.rank not in self.state.ranks:
+            refusal = f"rank {request.rank} is not of this host, which has {sorted(self.state.ranks)}"
+            self.reject("unknown-rank", refusal)
+            return refusal
+        self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
+        return None
+
+    def status(self) -> str:
+        """The state of this host as JSON, for an operator."""
+        state, instance = self.state, self.state.instance
+        ranks = {
+            rank: {
+                "status": local.status.value,
+                "incarnation": local.incarnation,
+                "in": state.is_in(rank),
+                "pid": self._processes.pids.get(rank),
+                "failures": local.failures,
+            }
+            for rank, local in state.ranks.items()
+        }
+        return msgspec.json.encode(
+            {
+                "supervisor": self.ident,
+                "pid": os.getpid(),
+                "phase": phase_name(state),
+                "epoch": state.epoch,
+                "active": instance.view.active if instance else (),
+                "coordinator": instance.coordinator if instance else None,
+                "reason": instance.reason if instance else None,
+                "leased": state.leased,
+                "ranks": ranks,
+                "rejected": dict(self.rejected),
+                "last_rejection": self.last_rejection,
+            }
+        ).decode()

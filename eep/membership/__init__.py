@@ -1,0 +1,117 @@
+"""Who is in: the pure core of membership. No clock, no I/O, no randomness.
+
+The contract:
+
+* There is one record of the instance, :class:`Instance`, and it changes only by compare-and-swap in a
+  store. Whoever cannot reach the store's majority cannot change it. Each change that alters who is in has a
+  new, higher epoch.
+* Each host publishes one :class:`Report` of what it *sees*. Reports are evidence; only the record is
+  membership.
+* One host at a time, the *coordinator*, turns reports into the next record with :func:`decide`. Any host
+  takes over when the coordinator's report ends; two that try meet in the compare-and-swap, and one wins.
+* Each host runs :func:`step` over what happens to it and does what the effects say: revoke, propose,
+  publish, fence, launch, notify, set a timer.
+
+Both functions look at *levels* (what is so) rather than edges (what happened), which is why duplicate,
+late, reordered and stale events are harmless: seeing a thing twice is seeing it.
+"""
+
+from eep.membership.decide import decide, judge, next_incarnation
+from eep.membership.effects import (
+    Effect,
+    Fence,
+    Launch,
+    Notify,
+    Propose,
+    Publish,
+    Reject,
+    Revoke,
+    SetTimer,
+    Transition,
+)
+from eep.membership.events import (
+    EVERY_HOST,
+    Action,
+    Deadline,
+    Event,
+    Exited,
+    InstanceSeen,
+    LeaseHeld,
+    LeaseLost,
+    Leave,
+    OperatorAsked,
+    Proposed,
+    PulseStopped,
+    Ready,
+    ReportSeen,
+    ReportsListed,
+    RevokeSeen,
+    Settled,
+    StopAsked,
+    Suspected,
+    Timer,
+)
+from eep.membership.records import Accusation, Instance, Life, Phase, RankReport, Report, host_of
+from eep.membership.state import (
+    Local,
+    Policy,
+    State,
+    Status,
+    initial_state,
+    phase_name,
+    report_of,
+    wanted_scope,
+)
+from eep.membership.step import step
+
+__all__ = [
+    "EVERY_HOST",
+    "Accusation",
+    "Action",
+    "Deadline",
+    "Effect",
+    "Event",
+    "Exited",
+    "Fence",
+    "Instance",
+    "InstanceSeen",
+    "Launch",
+    "LeaseHeld",
+    "LeaseLost",
+    "Leave",
+    "Life",
+    "Local",
+    "Notify",
+    "OperatorAsked",
+    "Phase",
+    "Policy",
+    "Propose",
+    "Proposed",
+    "Publish",
+    "PulseStopped",
+    "RankReport",
+    "Ready",
+    "Reject",
+    "Report",
+    "ReportSeen",
+    "ReportsListed",
+    "Revoke",
+    "RevokeSeen",
+    "SetTimer",
+    "Settled",
+    "State",
+    "Status",
+    "StopAsked",
+    "Suspected",
+    "Timer",
+    "Transition",
+    "decide",
+    "host_of",
+    "initial_state",
+    "judge",
+    "next_incarnation",
+    "phase_name",
+    "report_of",
+    "step",
+    "wanted_scope",
+]

@@ -1,0 +1,203 @@
+"""What the coordinator decides: the next record, from the record and the reports. Pure, and says why.
+
+A fault view only ever shrinks: the dead go out at once, at any phase, while joins and leaves wait for RUN,
+so that a repair is restarted by faults alone. Suspicion is never enough to remove: the accused are
+*condemned*, their owners fence them, and the exit that follows (or the end of their host's lease) takes
+them out of the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from eep.membership.records import Accusation, Instance, Life, Phase, Report, host_of
+from eep.view import NEVER, View
+
+Reports = Mapping[str, Report]
+
+
+def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1) -> Instance | None:
+    """The record that should follow ``instance``, or None when it may stand as it is.
+
+    ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
+    their time to come in. ``first_view`` is how many ranks an empty instance waits for.
+    """
+    nxt = (
+        _after_faults(instance, reports)
+        or _after_repair(instance, reports)
+        or _after_requests(instance, reports, first_view)
+        or _after_accusations(instance, reports, judge_epoch)
+        or instance
+    )
+    # Launching takes time that a recovery does not have: it waits until the survivors run.
+    if nxt.phase is Phase.RUN:
+        nxt = _with_grants(nxt, reports, also="" if nxt is instance else nxt.reason)
+    return None if nxt is instance else replace(nxt, serial=instance.serial + 1)
+
+
+def judge(active: Iterable[int], accusations: Iterable[Accusation]) -> tuple[int, ...]:
+    """Whom to fence, given who says they waited in vain for whom.
+
+    Those with the most accusers are condemned, and a condemned rank's own word no longer counts. So a hung
+    rank, which accuses nobody, goes alone; of two that accuse each other one stays; of two halves that
+    cannot reach each other one half stays whole. Who is accused by fewer may only have been waiting for a
+    condemned one: it is spared, and accused again in the next epoch if it is at fault. Equals are taken
+    from the highest rank down.
+    """
+    members = set(active)
+    accusers: dict[int, set[int]] = {}
+    for a in accusations:
+        if a.accuser in members and a.suspect in members and a.accuser != a.suspect:
+            accusers.setdefault(a.suspect, set()).add(a.accuser)
+    most = max((len(who) for who in accusers.values()), default=0)
+    condemned: set[int] = set()
+    for suspect in sorted(accusers, reverse=True):
+        if len(accusers[suspect] - condemned) == most:
+            condemned.add(suspect)
+    return tuple(sorted(condemned))
+
+
+def next_incarnation(granted: int, admitted: int) -> int:
+    """The next number for a rank: above all that were granted, and of other parity than the last one that
+    was in.
+
+    The data plane keeps two inboxes per source and picks one by the parity of the incarnation, so
+    neighbours in the view's history must differ in it, even when launches in between never made it in.
+    """
+    number = granted + 1
+    return number + 1 if admitted != NEVER and (number - admitted) % 2 == 0 else number
+
+
+def coordinator_lives(instance: Instance, reports: Reports) -> bool:
+    return _lives(instance.coordinator, reports)
+
+
+def _lives(ident: str, reports: Reports) -> bool:
+    report = reports.get(host_of(ident))
+    return report is not None and report.ident == ident
+
+
+def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
+    view = instance.view
+    if not view.active:
+        return None
+    seen: set[tuple[int, int]] = set()
+    broken: list[str] = []
+    for host, report in reports.items():
+        here = False
+        for rank, told in report.ranks.items():
+            if told.life.alive:
+                seen.add((rank, told.incarnation))
+                here = here or instance.has(rank, told.incarnation)
+        if here and report.revoked >= view.epoch:
+            broken.append(host)
+    lost = [rank for rank in view.active if (rank, view.incarnations[rank]) not in seen]
+    # Where somebody is accused, the verdict comes first: a new epoch with the same ranks would only hang again.
+    if not lost and (not broken or judge(view.active, _accusations(instance, reports))):
+        return None
+    reason = " and ".join(
+        [_why_lost(instance, reports, rank) for rank in lost]
+        + ([f"epoch {view.epoch} was revoked on {_names(broken)}"] if broken and not lost else [])
+    )
+    return _with_view(instance, view.without(lost), reason)
+
+
+def _why_lost(instance: Instance, reports: Reports, rank: int) -> str:
+    owner = instance.owners[rank]
+    who = f"rank {rank} (incarnation {instance.view.incarnations[rank]})"
+    return f"{who} is dead" if _lives(owner, reports) else f"the lease of {owner or 'its host'} ended, taking {who}"
+
+
+def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
+    if instance.phase is not Phase.AGREED:
+        return None
+    view = instance.view
+    settled = {
+        (rank, told.incarnation)
+        for report in reports.values()
+        if report.settled == view.epoch
+        for rank, told in report.ranks.items()
+    }
+    if any((rank, view.incarnations[rank]) not in settled for rank in view.active):
+        return None
+    return replace(instance, phase=Phase.RUN, reason=f"every rank settled in epoch {view.epoch}")
+
+
+def _after_requests(instance: Instance, reports: Reports, first_view: int) -> Instance | None:
+    if instance.phase is not Phase.RUN:
+        return None
+    view = instance.view
+    leaving: list[int] = []
+    joining: dict[int, int] = {}
+    pending = False
+    for report in reports.values():
+        for rank, told in report.ranks.items():
+            if told.life is Life.LEAVING and instance.has(rank, told.incarnation):
+                leaving.append(rank)
+            elif told.life is Life.READY and told.incarnation == instance.granted[rank] > view.incarnations[rank]:
+                joining[rank] = told.incarnation
+            pending = pending or told.life in (Life.WANTED, Life.STARTING)
+    if not view.active and (pending or len(joining) < first_view):
+        return None  # an empty instance starts once, with all that are coming, rather than rank by rank
+    if not leaving and not joining:
+        return None
+    joined = view.without(leaving).joined_by(joining, epoch=view.epoch + 1)
+    reasons = [f"rank {rank} left" for rank in sorted(leaving)]
+    reasons += [f"rank {rank} joined as incarnation {joining[rank]}" for rank in sorted(joining)]
+    return _with_view(instance, joined, _shortened(reasons))
+
+
+def _after_accusations(instance: Instance, reports: Reports, judge_epoch: int) -> Instance | None:
+    view = instance.view
+    if judge_epoch != view.epoch or instance.condemned:
+        return None
+    told = _accusations(instance, reports)
+    condemned = judge(view.active, told)
+    if not condemned:
+        return None
+    reasons = [
+        f"rank {rank} kept {_names(sorted({f'rank {a.accuser}' for a in told if a.suspect == rank}))} waiting"
+        for rank in condemned
+    ]
+    return replace(instance, condemned=condemned, reason=_shortened(reasons))
+
+
+def _accusations(instance: Instance, reports: Reports) -> list[Accusation]:
+    return [a for report in reports.values() for a in report.accusations if a.epoch == instance.view.epoch]
+
+
+def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:
+    owners, granted = list(instance.owners), list(instance.granted)
+    given: list[str] = []
+    for host, report in sorted(reports.items()):
+        for rank, told in report.ranks.items():
+            if told.life is not Life.WANTED or rank in instance.view.active or not 0 <= rank < len(owners):
+                continue
+            owner = owners[rank]
+            if owner == report.ident and granted[rank] > told.incarnation:
+                continue  # it has leave already and will find it in the record
+            if owner not in ("", report.ident) and _lives(owner, reports):
+                continue  # another living supervisor has this rank
+            owners[rank] = report.ident
+            granted[rank] = next_incarnation(granted[rank], instance.view.incarnations[rank])
+            given.append(f"{host} may launch rank {rank} as incarnation {granted[rank]}")
+    if not given:
+        return instance
+    reason = _shortened([also, *given] if also else given)
+    return replace(instance, owners=tuple(owners), granted=tuple(granted), reason=reason)
+
+
+def _with_view(instance: Instance, view: View, reason: str) -> Instance:
+    # With nobody in there is nothing to repair, so an empty view runs at once and waits for joiners.
+    phase = Phase.AGREED if view.active else Phase.RUN
+    return replace(instance, view=view, phase=phase, condemned=(), reason=reason)
+
+
+def _names(items: Iterable[str]) -> str:
+    return ", ".join(items)
+
+
+def _shortened(reasons: list[str], limit: int = 8) -> str:
+    more = [f"{len(reasons) - limit} more"] if len(reasons) > limit else []
+    return "; ".join(reasons[:limit] + more)

@@ -1,0 +1,88 @@
+"""What a host is to do. The core says what and why; the supervisor does it, and the simulator pretends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eep.membership.events import Deadline
+from eep.membership.records import Instance, Phase, Report
+from eep.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """End every wait of epochs up to ``epoch`` on the local ranks, now."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Put ``instance`` in the store if the version there is still ``expected`` (0: if there is none)."""
+
+    instance: Instance
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Make this the report of this host."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """SIGKILL, and tell when the exit was seen."""
+
+    rank: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start the process of a rank."""
+
+    rank: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Tell the local ranks how the instance stands."""
+
+    view: View
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    deadline: Deadline
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Something was asked or told that cannot be: it changed nothing; count it under ``kind`` and show ``reason``."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A line for the event log."""
+
+    phase: str
+    epoch: int
+    cause: str
+    rank: int = -1
+    incarnation: int = -1
+    evidence: str = ""
+    operation: str = ""
+
+
+Effect = Revoke | Propose | Publish | Fence | Launch | Notify | SetTimer | Reject | Transition

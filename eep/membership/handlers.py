@@ -1,0 +1,274 @@
+"""What each event means for what a host knows. Used by :func:`eep.membership.step` only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eep.membership.effects import Fence
+from eep.membership.events import (
+    Action,
+    Deadline,
+    Exited,
+    InstanceSeen,
+    LeaseHeld,
+    LeaseLost,
+    Leave,
+    OperatorAsked,
+    Proposed,
+    PulseStopped,
+    Ready,
+    ReportSeen,
+    ReportsListed,
+    RevokeSeen,
+    Settled,
+    StopAsked,
+    Suspected,
+    Timer,
+)
+from eep.membership.records import Accusation, Phase, Report
+from eep.membership.state import Local, Status
+from eep.membership.turn import Turn
+
+
+def _exited(turn: Turn, event: Exited) -> None:
+    local = turn.process(event.rank, event.incarnation, "exit")
+    if local is None:
+        return
+    if turn.state.is_in(event.rank):
+        turn.revoke(f"rank {event.rank} exited: {event.evidence}")
+    turn.log("EXITED", f"rank {event.rank} exited", event.rank, evidence=event.evidence)
+    failures = local.failures if local.blameless else local.failures + 1
+    policy = turn.state.policy
+    limit = policy.relaunch_limit
+    status = Status.WANTED
+    if turn.state.stopping or not local.keep or event.clean:
+        status = Status.DOWN
+    elif failures > limit:
+        status = Status.DOWN
+        turn.log(
+            "GIVEN-UP",
+            f"rank {event.rank} failed {failures} times in a row, the limit is {limit}",
+            event.rank,
+        )
+    elif failures > 1:
+        status = Status.RESTING
+        delay = min(policy.relaunch_backoff * 2 ** min(failures - 2, 32), policy.longest_backoff)
+        turn.set_timer(Timer.RELAUNCH, event.incarnation, delay, event.rank)
+    turn.update_rank(event.rank, status=status, failures=failures, blameless=False)
+
+
+def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
+    local = turn.process(event.rank, event.incarnation, "last heartbeat")
+    if local is None or local.status is Status.ENDING:
+        return
+    cause = f"rank {event.rank} is dying"
+    if turn.state.is_in(event.rank):
+        turn.revoke(cause)
+    # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
+    if local.runs:
+        turn.do(Fence(event.rank, event.incarnation, cause))
+    turn.update_rank(event.rank, status=Status.ENDING)
+    turn.log("DYING", cause, event.rank)
+
+
+def _ready(turn: Turn, event: Ready) -> None:
+    local = turn.process(event.rank, event.incarnation, "readiness")
+    if local is not None and local.status is Status.STARTING:
+        turn.update_rank(event.rank, status=Status.READY)
+        turn.log("READY", f"rank {event.rank} is ready to join", event.rank)
+
+
+def _settled(turn: Turn, event: Settled) -> None:
+    if turn.process(event.rank, event.incarnation, "settling") is None:
+        return
+    if event.epoch != turn.state.epoch or not turn.state.is_in(event.rank):
+        turn.reject("stale-epoch", f"rank {event.rank} settled in epoch {event.epoch}; it is {turn.state.epoch} now")
+        return
+    turn.update_rank(event.rank, settled=event.epoch)
+    members = [rank for rank in turn.state.ranks if turn.state.is_in(rank)]
+    if all(turn.state.ranks[rank].settled == event.epoch for rank in members):
+        turn.update(settled=event.epoch)
+
+
+def _suspected(turn: Turn, event: Suspected) -> None:
+    if turn.process(event.rank, event.incarnation, "suspicion") is None:
+        return
+    instance, epoch = turn.state.instance, turn.state.epoch
+    if instance is None or event.epoch != epoch or not turn.state.is_in(event.rank):
+        turn.reject("stale-epoch", f"suspicion by rank {event.rank} in epoch {event.epoch}; it is {epoch} now")
+        return
+    known = {s for s in event.suspects if s in instance.view.active and s != event.rank}
+    if known != set(event.suspects) or not known:
+        turn.reject("unknown-rank", f"rank {event.rank} suspects {event.suspects}, in are {instance.view.active}")
+        return
+    told = {(a.accuser, a.suspect): a for a in turn.state.accusations if a.epoch == epoch}
+    for suspect in sorted(known):
+        told.setdefault((event.rank, suspect), Accusation(epoch, event.rank, suspect, event.evidence))
+    if tuple(told.values()) != turn.state.accusations:
+        turn.update(accusations=tuple(told.values()))
+        turn.log("SUSPECTED", f"rank {event.rank} suspects {sorted(known)}", event.rank, evidence=event.evidence)
+    turn.revoke(f"rank {event.rank} waited in vain for {sorted(known)}: {event.evidence}")
+
+
+def _revoke_seen(turn: Turn, event: RevokeSeen) -> None:
+    if turn.process(event.rank, event.incarnation, "revocation") is None:
+        return
+    if event.epoch == turn.state.epoch and turn.state.is_in(event.rank):
+        turn.revoke(f"rank {event.rank} found epoch {event.epoch} revoked")
+
+
+def _leave(turn: Turn, event: Leave) -> None:
+    if turn.process(event.rank, event.incarnation, "leave") is not None:
+        _take_out(turn, event.rank, f"rank {event.rank} asked to leave")
+
+
+def _take_out(turn: Turn, rank: int, cause: str, operation: str = "") -> None:
+    local = turn.state.ranks[rank]
+    turn.update_rank(rank, keep=False)
+    if local.status in (Status.WANTED, Status.RESTING):
+        turn.update_rank(rank, status=Status.DOWN)
+    elif local.status in (Status.STARTING, Status.READY):
+        turn.update_rank(rank, status=Status.LEAVING)
+        turn.log("LEAVING", cause, rank, operation=operation)
+        if not turn.state.is_in(rank):  # no view change will come for it
+            turn.set_timer(Timer.LEAVE, local.incarnation, turn.state.policy.leave_grace, rank)
+
+
+def _operator_asked(turn: Turn, event: OperatorAsked) -> None:
+    local = turn.state.ranks.get(event.rank)
+    if local is None:
+        turn.reject("unknown-rank", f"no rank {event.rank} on this host; it has {sorted(turn.state.ranks)}")
+        return
+    if not turn.remember(event.operation):
+        return
+    cause = f"an operator asked to {event.action.value} rank {event.rank}"
+    turn.log("ASKED", cause, event.rank, operation=event.operation)
+    if event.action is Action.REMOVE:
+        _take_out(turn, event.rank, cause, event.operation)
+    elif event.action is Action.KILL:
+        turn.fence(event.rank, cause, blameless=True)
+    else:
+        turn.update_rank(event.rank, keep=True, failures=0)
+        if local.status in (Status.DOWN, Status.RESTING):
+            turn.update_rank(event.rank, status=Status.WANTED)
+
+
+def _stop_asked(turn: Turn, _: StopAsked) -> None:
+    turn.update(stopping=True)
+    for rank, local in turn.state.ranks.items():
+        if local.has_process:
+            turn.fence(rank, "the supervisor is stopping")
+        else:
+            turn.update_rank(rank, status=Status.DOWN)
+
+
+def _instance_seen(turn: Turn, event: InstanceSeen) -> None:
+    turn.adopt(event.instance, event.version)
+
+
+def _proposed(turn: Turn, event: Proposed) -> None:
+    if event.serial != turn.state.in_flight:
+        return
+    turn.update(in_flight=0)
+    if event.committed is None:
+        return
+    # The store answered after we proposed, so it must hold at least the record that we proposed to follow.
+    built_on = event.serial - 1
+    if built_on > 0 and (event.instance is None or event.instance.serial < built_on):
+        turn.distrust(event.instance)
+    else:
+        turn.adopt(event.instance, event.version)
+
+
+def _report_seen(turn: Turn, event: ReportSeen) -> None:
+    if event.version <= max(turn.state.listed, turn.state.seen.get(event.host, 0)):
+        return
+    reports = {host: report for host, report in turn.state.reports.items() if host != event.host}
+    if event.report is not None and _is_sound(turn, event.host, event.report):
+        reports[event.host] = event.report
+    turn.update(reports=reports, seen={**turn.state.seen, event.host: event.version})
+
+
+def _reports_listed(turn: Turn, event: ReportsListed) -> None:
+    if event.version < turn.state.listed:
+        return
+    # Changes may overtake the listing that they follow; what they said stands.
+    newer = {host: version for host, version in turn.state.seen.items() if version > event.version}
+    reports = {host: report for host, report in event.reports.items() if _is_sound(turn, host, report)}
+    reports = {host: report for host, report in reports.items() if host not in newer}
+    reports.update({host: report for host, report in turn.state.reports.items() if host in newer})
+    turn.update(reports=reports, scope=event.scope, listed=event.version, seen=newer)
+
+
+def _is_sound(turn: Turn, host: str, report: Report) -> bool:
+    bad = [rank for rank in report.ranks if not 0 <= rank < turn.state.policy.max_ranks]
+    if bad:
+        turn.reject("unknown-rank", f"{host} reports ranks {bad}; there is room for {turn.state.policy.max_ranks}")
+    return not bad
+
+
+def _lease_held(turn: Turn, _: LeaseHeld) -> None:
+    turn.update(leased=True, published=None)
+
+
+def _lease_lost(turn: Turn, _: LeaseLost) -> None:
+    # The others may take us out from now on without our knowing: hold every rank until the store has told
+    # us. They are not killed: if the store was merely away nobody removed them, and they go on in the next epoch.
+    if any(turn.state.is_in(rank) for rank in turn.state.ranks):
+        turn.revoke("the lease of this host is no longer certain")
+    turn.update(leased=False, scope="")
+
+
+def _deadline(turn: Turn, event: Deadline) -> None:
+    if event.timer is Timer.JUDGE:
+        turn.update(judged=max(turn.state.judged, event.number))
+    elif event.timer is Timer.SETTLE:
+        _settle_late(turn, event.number)
+    else:
+        local = turn.state.ranks.get(event.rank)
+        if local is not None and local.incarnation == event.number:
+            _rank_late(turn, event.timer, event.rank, local)
+
+
+def _settle_late(turn: Turn, epoch: int) -> None:
+    instance = turn.state.instance
+    if instance is None or instance.view.epoch != epoch or instance.phase is not Phase.AGREED:
+        return
+    for rank, local in turn.state.ranks.items():
+        if turn.state.is_in(rank) and local.settled != epoch:
+            turn.fence(rank, f"rank {rank} did not settle in epoch {epoch} in time")
+
+
+def _rank_late(turn: Turn, timer: Timer, rank: int, local: Local) -> None:
+    if timer is Timer.RELAUNCH and local.status is Status.RESTING:
+        turn.update_rank(rank, status=Status.WANTED)
+    elif timer is Timer.START and local.status is Status.STARTING:
+        turn.fence(rank, f"rank {rank} was not ready in time")
+    elif timer is Timer.LEAVE and local.status is Status.LEAVING:
+        turn.fence(rank, f"rank {rank} had left but did not end")
+    elif timer is Timer.FENCE and local.status is Status.FENCING:
+        turn.update_rank(rank, status=Status.STUCK)
+        turn.log("STUCK", f"rank {rank} was killed but does not end; it is out and nothing replaces it", rank)
+    elif timer is Timer.STABLE and turn.state.is_in(rank):
+        turn.update_rank(rank, failures=0)
+
+
+HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
+    Exited: _exited,
+    PulseStopped: _pulse_stopped,
+    Ready: _ready,
+    Settled: _settled,
+    Suspected: _suspected,
+    RevokeSeen: _revoke_seen,
+    Leave: _leave,
+    OperatorAsked: _operator_asked,
+    StopAsked: _stop_asked,
+    InstanceSeen: _instance_seen,
+    Proposed: _proposed,
+    ReportSeen: _report_seen,
+    ReportsListed: _reports_listed,
+    LeaseHeld: _lease_held,
+    LeaseLost: _lease_lost,
+    Deadline: _deadline,
+}

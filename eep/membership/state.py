@@ -1,0 +1,177 @@
+"""What one host knows: the last record it saw, the reports it needs, and its own ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from eep.membership.decide import coordinator_lives
+from eep.membership.events import EVERY_HOST
+from eep.membership.records import Accusation, Instance, Life, Phase, RankReport, Report, host_of
+from eep.view import NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient a host is. Delays are in seconds; only the supervisor knows what a second is."""
+
+    max_ranks: int
+    first_view: int = 1
+    judge_after: float = 0.2
+    """How long accusations are collected before they are judged."""
+    start_deadline: float = 600.0
+    settle_deadline: float = 120.0
+    fence_deadline: float = 10.0
+    leave_grace: float = 5.0
+    relaunch_backoff: float = 0.5
+    """The first relaunch is immediate; each one after it waits twice as long as the one before."""
+    longest_backoff: float = 30.0
+    relaunch_limit: int = 5
+    """How many times in a row a rank may fail before it is given up."""
+    stable_after: float = 60.0
+    """How long a rank must serve before its failures are forgotten."""
+
+
+class Status(Enum):
+    """Where one local rank stands. What the others need to know of it is its :class:`Life`."""
+
+    WANTED = "wanted"
+    STARTING = "starting"
+    READY = "ready"
+    LEAVING = "leaving"
+    FENCING = "fencing"
+    RESTING = "resting"
+    """Dead, and waiting to be relaunched."""
+    DOWN = "down"
+    ENDING = "ending"
+    """It runs no more, but the kernel has not taken it apart yet. It is out; what takes its place waits for the exit."""
+    STUCK = "stuck"
+    """Killed, but it does not end. It is out, and nothing takes its place until it has ended."""
+
+
+_LIFE = {
+    Status.WANTED: Life.WANTED,
+    Status.STARTING: Life.STARTING,
+    Status.READY: Life.READY,
+    Status.LEAVING: Life.LEAVING,
+    Status.FENCING: Life.FENCING,
+    Status.RESTING: Life.DOWN,
+    Status.DOWN: Life.DOWN,
+    Status.ENDING: Life.DOWN,
+    Status.STUCK: Life.DOWN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """One local rank. ``keep`` says whether it is to be relaunched after it ends."""
+
+    status: Status = Status.WANTED
+    incarnation: int = NEVER
+    settled: int = -1
+    failures: int = 0
+    keep: bool = True
+    blameless: bool = False
+    """It is being fenced for no fault of its own, so its end does not count against it."""
+
+    @property
+    def has_process(self) -> bool:
+        return self.runs or self.status in (Status.FENCING, Status.ENDING, Status.STUCK)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is alive and nothing has been done to end it."""
+        return self.status in (Status.STARTING, Status.READY, Status.LEAVING)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything :func:`eep.membership.step` needs to remember."""
+
+    ident: str
+    policy: Policy
+    ranks: Mapping[int, Local]
+    instance: Instance | None = None
+    version: int = 0
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    scope: str = ""
+    """Whose reports ``reports`` holds: one host's, or those of ``EVERY_HOST``. Empty: none can be relied on."""
+    listed: int = 0
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """Store versions of the listing and of each report since, by which late and repeated ones are told."""
+    leased: bool = False
+    in_flight: int = 0
+    """The serial of the proposal that is on its way; the next one waits for its answer."""
+    forgotten: bool = False
+    """The store has lost records that were committed. Nothing is proposed until it has them again."""
+    settled: int = -1
+    revoked: int = -1
+    accusations: tuple[Accusation, ...] = ()
+    judging: int = -1
+    judged: int = -1
+    published: Report | None = None
+    stopping: bool = False
+    operations: tuple[str, ...] = ()
+
+    @property
+    def host(self) -> str:
+        return host_of(self.ident)
+
+    @property
+    def epoch(self) -> int:
+        return self.instance.view.epoch if self.instance else -1
+
+    def is_in(self, rank: int) -> bool:
+        """Whether the process of this local rank is part of the committed view."""
+        return self.instance is not None and self.instance.has(rank, self.ranks[rank].incarnation)
+
+
+def initial_state(ident: str, ranks: tuple[int, ...], policy: Policy) -> State:
+    """A host that has just started and wants ``ranks`` to run."""
+    if not host_of(ident) or "/" in ident or "#" not in ident:
+        raise ValueError(f"a supervisor is called host#nonce, with no slash, got {ident!r}")
+    bad = [rank for rank in ranks if not 0 <= rank < policy.max_ranks]
+    if bad or len(set(ranks)) != len(ranks):
+        raise ValueError(f"ranks must be distinct and below max_ranks={policy.max_ranks}, got {ranks}")
+    return State(ident, policy, {rank: Local() for rank in ranks})
+
+
+def report_of(state: State) -> Report:
+    """What this host has to tell the others. A host registers with this, never with less: a report that
+    leaves a rank out says that the rank is dead."""
+    ranks = {rank: RankReport(_LIFE[local.status], local.incarnation) for rank, local in state.ranks.items()}
+    return Report(state.ident, ranks, state.settled, state.revoked, state.accusations)
+
+
+def is_coordinator(state: State) -> bool:
+    return state.instance is not None and state.instance.coordinator == state.ident
+
+
+def wanted_scope(state: State) -> str:
+    """Whose reports to watch. A coordinator watches every host; the others watch only the coordinator, so
+    that a view change costs each of them the same however many there are."""
+    if state.instance is None or is_coordinator(state):
+        return EVERY_HOST
+    return host_of(state.instance.coordinator)
+
+
+def coordinator_missing(state: State) -> bool:
+    """Whether the coordinator's report is known to have ended: somebody must take over."""
+    return (
+        state.instance is not None
+        and not is_coordinator(state)
+        and state.scope in (EVERY_HOST, host_of(state.instance.coordinator))
+        and not coordinator_lives(state.instance, state.reports)
+    )
+
+
+def phase_name(state: State) -> str:
+    """The phase as this host sees it: FORMING, REVOKED, AGREED, REPAIRED or RUN."""
+    if state.instance is None or not state.instance.view.active:
+        return "FORMING"
+    if state.revoked >= state.epoch:
+        return "REVOKED"
+    if state.instance.phase is Phase.RUN:
+        return "RUN"
+    return "REPAIRED" if state.settled == state.epoch else "AGREED"

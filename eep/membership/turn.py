@@ -1,0 +1,240 @@
+"""A step being taken: what handlers may do to the state, and what follows from it whatever happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from eep.membership.decide import decide
+from eep.membership.effects import (
+    Effect,
+    Fence,
+    Launch,
+    Notify,
+    Propose,
+    Publish,
+    Reject,
+    Revoke,
+    SetTimer,
+    Transition,
+)
+from eep.membership.events import EVERY_HOST, Deadline, Timer
+from eep.membership.records import Instance, Phase
+from eep.membership.state import (
+    Local,
+    State,
+    Status,
+    coordinator_missing,
+    is_coordinator,
+    phase_name,
+    report_of,
+)
+
+_REMEMBERED_OPERATIONS = 64
+
+
+class Turn:
+    """A step being taken: the state so far, and the effects so far."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.effects: list[Effect] = []
+        self._phase_before = phase_name(state)
+        self._epoch_before = state.epoch
+
+    # What handlers use.
+
+    def update(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def update_rank(self, rank: int, **changes: Any) -> None:
+        self.update(ranks={**self.state.ranks, rank: replace(self.state.ranks[rank], **changes)})
+
+    def do(self, *effects: Effect) -> None:
+        self.effects.extend(effects)
+
+    def reject(self, kind: str, reason: str) -> None:
+        self.do(Reject(kind, reason))
+
+    def log(self, phase: str, cause: str, rank: int = -1, evidence: str = "", operation: str = "") -> None:
+        incarnation = self.state.ranks[rank].incarnation if rank in self.state.ranks else -1
+        self.do(Transition(phase, self.state.epoch, cause, rank, incarnation, evidence, operation))
+
+    def set_timer(self, timer: Timer, number: int, delay: float, rank: int = -1) -> None:
+        self.do(SetTimer(Deadline(timer, number, rank), delay))
+
+    def process(self, rank: int, incarnation: int, what: str) -> Local | None:
+        """The local rank whose process this is, or None, rejected, if it is no process of ours."""
+        local = self.state.ranks.get(rank)
+        if local is None:
+            self.reject("unknown-rank", f"{what} of rank {rank}: this host has {sorted(self.state.ranks)}")
+        elif local.incarnation != incarnation or not local.has_process:
+            self.reject(
+                "stale-incarnation",
+                f"{what} of rank {rank} as incarnation {incarnation}: the one that counts is "
+                f"{local.incarnation} ({local.status.value}); a process that was replaced must end",
+            )
+        else:
+            return local
+        return None
+
+    def revoke(self, reason: str) -> None:
+        """This host's ranks cannot finish a step of this epoch any more."""
+        if self.state.revoked < self.state.epoch:
+            self.update(revoked=self.state.epoch)
+            self.do(Revoke(self.state.epoch, reason))
+
+    def fence(self, rank: int, reason: str, *, blameless: bool = False) -> None:
+        local = self.state.ranks[rank]
+        if not local.runs:
+            return
+        if self.state.is_in(rank):
+            self.revoke(f"rank {rank} is being fenced: {reason}")
+        self.update_rank(rank, status=Status.FENCING, blameless=blameless)
+        self.do(Fence(rank, local.incarnation, reason))
+        self.log("FENCING", reason, rank)
+        self.set_timer(Timer.FENCE, local.incarnation, self.state.policy.fence_deadline, rank)
+
+    def adopt(self, instance: Instance | None, version: int) -> None:
+        """Follow a record that was seen. Only a newer one changes anything."""
+        known = self.state.instance
+        if instance is None:
+            return
+        if instance.view.max_ranks != self.state.policy.max_ranks:
+            self.reject(
+                "wrong-capacity",
+                f"the instance has room for {instance.view.max_ranks} ranks but this host was started for "
+                f"{self.state.policy.max_ranks}; start it with the same max_ranks",
+            )
+            return
+        if known is not None and instance.serial <= known.serial:
+            if instance == known:
+                self.update(version=max(version, self.state.version))
+            elif instance.serial == known.serial:
+                self.distrust(instance)
+            return
+        self.update(instance=instance, version=version, forgotten=False)
+        if instance.view.epoch > self._epoch_before:
+            reason = f"epoch {instance.view.epoch} is committed: {instance.reason}"
+            self.do(Revoke(instance.view.epoch - 1, reason))
+        self.do(Notify(instance.view, instance.phase))
+        for rank in self.state.ranks:
+            self._follow(instance, rank)
+        if any(self.state.is_in(rank) for rank in self.state.ranks):
+            self._expect_settling(instance)
+
+    def _follow(self, instance: Instance, rank: int) -> None:
+        """Bring one local rank in line with the record."""
+        local, view, mine = self.state.ranks[rank], instance.view, instance.owners[rank] == self.state.ident
+        if local.status is Status.WANTED:
+            if mine and instance.granted[rank] > local.incarnation and not self.state.stopping:
+                self.update_rank(rank, status=Status.STARTING, incarnation=instance.granted[rank], settled=-1)
+                self.do(Launch(rank, instance.granted[rank], instance.reason))
+                self.log("STARTING", "leave was granted", rank)
+                self.set_timer(Timer.START, instance.granted[rank], self.state.policy.start_deadline, rank)
+            elif instance.owners[rank] and not mine and rank in view.active:
+                self.reject(
+                    "rank-claimed",
+                    f"rank {rank} belongs to {instance.owners[rank]}; give this host other ranks, or stop that one",
+                )
+        elif not mine or instance.granted[rank] != local.incarnation:
+            self.fence(rank, f"rank {rank} now belongs to {instance.owners[rank]}", blameless=True)
+        elif self.state.is_in(rank):
+            if rank in instance.condemned:
+                self.fence(rank, instance.reason)
+            elif not (local.runs or local.status is Status.FENCING):
+                self.revoke(f"rank {rank} is in epoch {view.epoch} but dead")
+            elif instance.phase is Phase.RUN:
+                self.set_timer(Timer.STABLE, local.incarnation, self.state.policy.stable_after, rank)
+        elif local.runs and view.incarnations[rank] >= local.incarnation:
+            if local.status is Status.LEAVING:
+                self.set_timer(Timer.LEAVE, local.incarnation, self.state.policy.leave_grace, rank)
+            else:
+                self.fence(rank, f"rank {rank} is not in epoch {view.epoch}: {instance.reason}", blameless=True)
+
+    def _expect_settling(self, instance: Instance) -> None:
+        if not self.state.leased:
+            self.revoke("the lease of this host is not certain")
+        elif instance.phase is Phase.AGREED and instance.view.epoch > self._epoch_before:
+            self.set_timer(Timer.SETTLE, instance.view.epoch, self.state.policy.settle_deadline)
+
+    def distrust(self, found: Instance | None) -> None:
+        """The store does not hold what it must: change nothing until it does."""
+        known = self.state.instance
+        assert known is not None
+        what = f"record {found.serial} of epoch {found.view.epoch}" if found else "nothing at all"
+        self.update(forgotten=True)
+        self.reject(
+            "store-forgot",
+            f"the store holds {what}, but record {known.serial} of epoch {known.view.epoch} was committed; "
+            "nothing will be changed until the store is restored, or the job is started anew",
+        )
+
+    # What follows from the state, whatever happened.
+
+    def finish(self) -> None:
+        self._publish()
+        self._coordinate()
+        phase = phase_name(self.state)
+        if (phase, self.state.epoch) != (self._phase_before, self._epoch_before):
+            instance = self.state.instance
+            self.log(
+                phase,
+                instance.reason if instance else "",
+                operation=f"view-{_operation_epoch(phase, self.state)}",
+            )
+
+    def _publish(self) -> None:
+        if not self.state.leased:
+            return
+        report = report_of(self.state)
+        if report != self.state.published:
+            self.update(published=report)
+            self.do(Publish(report))
+
+    def _coordinate(self) -> None:
+        state = self.state
+        if not state.leased or state.in_flight or state.forgotten:
+            return
+        if state.instance is None:
+            if state.scope == EVERY_HOST and not state.stopping:
+                self._propose(Instance.founded(state.ident, state.policy.max_ranks))
+        elif coordinator_missing(state):
+            reason = f"{state.ident} took over from {state.instance.coordinator}, whose lease ended"
+            serial = state.instance.serial + 1
+            self._propose(replace(state.instance, serial=serial, coordinator=state.ident, reason=reason))
+        elif is_coordinator(state) and state.scope == EVERY_HOST:
+            # Our own report is known here before it is in the store, which saves a round trip when our rank died.
+            reports = {**state.reports, state.host: report_of(state)}
+            self._time_the_judge(state.instance)
+            nxt = decide(
+                state.instance,
+                reports,
+                judge_epoch=state.judged,
+                first_view=state.policy.first_view,
+            )
+            if nxt is not None:
+                self._propose(nxt)
+
+    def _propose(self, instance: Instance) -> None:
+        self.update(in_flight=instance.serial)
+        self.do(Propose(instance, self.state.version if self.state.instance else 0))
+
+    def _time_the_judge(self, instance: Instance) -> None:
+        epoch = instance.view.epoch
+        reports = [*self.state.reports.values(), report_of(self.state)]
+        if self.state.judging < epoch and any(a.epoch == epoch for r in reports for a in r.accusations):
+            self.update(judging=epoch)
+            self.set_timer(Timer.JUDGE, epoch, self.state.policy.judge_after)
+
+    def remember(self, operation: str) -> bool:
+        """Whether an operator's request is new; from now on it is not."""
+        if operation in self.state.operations:
+            return False
+        self.update(operations=(*self.state.operations, operation)[-_REMEMBERED_OPERATIONS:])
+        return True
+
+
+def _operation_epoch(phase: str, state: State) -> int:
+    # All lines of one view change carry the epoch it leads to.
+    return state.epoch + 1 if phase == "REVOKED" else state.epoch

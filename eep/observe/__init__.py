@@ -1,0 +1,1 @@
+"""What an operator sees: events now, metrics and timelines later."""

@@ -1,0 +1,104 @@
+"""Real supervisors with real rank processes, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from eep.control.processes import command_of
+from eep.control.supervisor import Supervisor
+from eep.membership import Instance, Phase, Policy
+
+PATIENCE = 120.0
+"""How long anything may take before a test gives up; nothing is ever asserted about time."""
+
+ROOT = Path(__file__).parents[2]
+
+
+def patient_policy(max_ranks: int, **changes: Any) -> Policy:
+    """Deadlines that a loaded machine cannot miss by accident."""
+    options: dict[str, Any] = {
+        "fence_deadline": PATIENCE,
+        "settle_deadline": PATIENCE,
+        "relaunch_backoff": 0.01,
+    }
+    return Policy(max_ranks=max_ranks, **{**options, **changes})
+
+
+@asynccontextmanager
+async def supervised(
+    program: Any, ranks: int | tuple[int, ...] = 4, *, max_ranks: int | None = None, **options: Any
+) -> AsyncIterator[Supervisor]:
+    numbers = tuple(range(ranks)) if isinstance(ranks, int) else ranks
+    capacity = max_ranks or max(numbers) + 1
+    options.setdefault("policy", patient_policy(capacity))
+    options.setdefault("lease_ttl", 60.0)
+    supervisor = Supervisor(
+        command_of(program),
+        numbers,
+        max_ranks=capacity,
+        environment={"PYTHONPATH": str(ROOT)},
+        **options,
+    )
+    await supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+async def until(supervisor: Supervisor, condition: Callable[[], bool]) -> None:
+    await asyncio.wait_for(supervisor.wait_until(condition), PATIENCE)
+
+
+def runs_with(supervisor: Supervisor, active: tuple[int, ...]) -> Callable[[], bool]:
+    """Whether exactly these ranks are in and running."""
+
+    def condition() -> bool:
+        instance = supervisor.instance
+        return instance is not None and instance.phase is Phase.RUN and instance.view.active == active
+
+    return condition
+
+
+def record(supervisor: Supervisor) -> Instance:
+    assert supervisor.instance is not None
+    return supervisor.instance
+
+
+def kill(supervisor: Supervisor, rank: int) -> None:
+    os.kill(supervisor.pids[rank], signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not merely waiting to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until_gone(pids: list[int]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while any(is_running(pid) for pid in pids):
+            await asyncio.sleep(0.01)
+
+
+def children_of(mark: str) -> list[int]:
+    """Every process that carries this supervisor's directory in its environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environment = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if f"EEP_CONTROL_DIR={mark}".encode() in environment.split(b"\0"):
+                found.append(int(name))
+    return found

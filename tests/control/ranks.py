@@ -1,0 +1,119 @@
+"""Rank programs for tests. Each is run in a process of its own by a real supervisor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from eep.control.member import Member
+from eep.view import View
+
+
+def steady() -> None:
+    """Takes part until it is told otherwise."""
+    member = Member.connect()
+    member.ready()
+    while member.boundary() is not None:
+        time.sleep(0.002)
+
+
+def crash_at_start() -> None:
+    os._exit(3)
+
+
+def never_ready() -> None:
+    Member.connect()
+    time.sleep(3600)
+
+
+def finishes() -> None:
+    """Takes part once, and returns."""
+    member = Member.connect()
+    member.ready()
+    member.boundary()
+
+
+def leaves() -> None:
+    """Rank 1 asks to leave as soon as it is in; the others stay."""
+    member = Member.connect()
+    member.ready()
+    if member.boundary() is not None and member.rank == 1:
+        member.leave()
+    while member.boundary() is not None:
+        time.sleep(0.002)
+
+
+def suspects_a_stopped_peer() -> None:
+    """Every rank accuses a peer that is stopped, as its kernels would when it keeps them waiting."""
+    member = Member.connect()
+    member.ready()
+    told = -1
+    while (view := member.boundary()) is not None:
+        stopped = [rank for rank in view.active if rank != member.rank and is_stopped(rank)]
+        if stopped and told < view.epoch:
+            told = view.epoch
+            member.suspect(stopped, "it is stopped")
+        time.sleep(0.002)
+
+
+def is_stopped(rank: int) -> bool:
+    path = os.path.join(os.environ["EEP_CONTROL_DIR"], f"pid-{rank}")
+    try:
+        with open(path) as file, open(f"/proc/{file.read()}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def with_a_child() -> None:
+    """Starts a process of its own, which knows nothing of EEP."""
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
+    steady()
+
+
+def slow_repair() -> None:
+    """Repairs until a file says that it may go on."""
+    member = Member.connect()
+    member.ready()
+    gate = os.path.join(os.environ["EEP_CONTROL_DIR"], "closed")
+
+    def repair(view: object) -> None:
+        while os.path.exists(gate) and member.removed is None:
+            time.sleep(0.002)
+
+    while member.boundary(repair) is not None:
+        time.sleep(0.002)
+
+
+class Recorder:
+    """A data plane that writes down what it is told."""
+
+    control_fd = None
+
+    def __init__(self) -> None:
+        name = f"told-{os.environ['EEP_RANK']}-{os.environ['EEP_INCARNATION']}"
+        self._path = Path(os.environ["EEP_CONTROL_DIR"]) / name
+
+    def revoke(self, epoch: int) -> None:
+        self.note(f"revoke {epoch}")
+
+    def apply(self, view: View) -> bool:
+        self.note(f"apply {view.epoch}")
+        return True
+
+    def note(self, text: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{text}\n")
+
+
+def records() -> None:
+    """Writes down what its data plane is told, and how it ends."""
+    recorder = Recorder()
+    member = Member.connect(recorder)
+    member.ready()
+    while member.boundary() is not None:
+        time.sleep(0.002)
+    recorder.note(f"ended: {member.removed}")
