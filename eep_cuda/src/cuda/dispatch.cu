@@ -7,6 +7,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
 #include "cuda/members.cuh"
 
 namespace eep {
@@ -242,19 +244,19 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
   }
 }
 
-template <uint32_t kPhases, bool kFixed>
+template <uint32_t kPhases, typename Membership>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
                     const __grid_constant__ eep_dispatch_recv_args receive,
-                    const __grid_constant__ FixedMembers fixed) {
+                    const __grid_constant__ Membership membership) {
   __shared__ Members members;
   __shared__ bool is_last;
   __shared__ uint32_t slot_counts[EEP_MAX_RANKS * EEP_INCARNATIONS];
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
   if constexpr (kPhases & kSend) {
-    if constexpr (kFixed)
-      read_members(fixed, channel, members);
+    if constexpr (std::is_same_v<Membership, FixedMembers>)
+      read_members(membership, channel, members);
     else
       read_members(home, number, members);
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
@@ -316,9 +318,12 @@ FixedMembers fixed_members(const eep_context& context) {
 template <uint32_t kPhases>
 int launch(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
            void* stream) {
-  const auto kernel = context->fixed_membership ? dispatch_kernel<kPhases, true> : dispatch_kernel<kPhases, false>;
-  const FixedMembers fixed = context->fixed_membership ? fixed_members(*context) : FixedMembers{};
-  kernel<<<context->blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(context->home, send, receive, fixed);
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (context->fixed_membership)
+    dispatch_kernel<kPhases>
+        <<<context->blocks, kThreads, 0, on>>>(context->home, send, receive, fixed_members(*context));
+  else
+    dispatch_kernel<kPhases><<<context->blocks, kThreads, 0, on>>>(context->home, send, receive, InMemory{});
   if (const int error = check_cuda(cudaGetLastError(), "dispatch")) return error;
   if (kPhases & kReceive && context->home.shape.layout == EEP_LAYOUT_EXPERT) return pack(context, receive, stream);
   return EEP_OK;
@@ -346,8 +351,8 @@ int begin_receive(eep_context* context, const eep_dispatch_recv_args& args) {
 }  // namespace
 
 cudaError_t load_dispatch() {
-  return load_kernels(dispatch_kernel<kSend, false>, dispatch_kernel<kReceive, false>,
-                      dispatch_kernel<kSend | kReceive, false>);
+  return load_kernels(dispatch_kernel<kSend, InMemory>, dispatch_kernel<kReceive, InMemory>,
+                      dispatch_kernel<kSend | kReceive, InMemory>);
 }
 
 }  // namespace eep

@@ -16,6 +16,9 @@ struct Members {
   uint64_t region[EEP_MAX_RANKS];
 };
 
+// Nothing: the membership is in memory. Its place among the kernel's parameters is then as good as free.
+struct InMemory {};
+
 // The membership as a kernel parameter: what a build without elasticity would have. Only the benchmark uses it.
 struct FixedMembers {
   uint64_t epoch;
@@ -36,6 +39,7 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
     members.deadline_ns = table.deadline_ns;
   }
   if (threadIdx.x < 32) {
+    const uint64_t dropped = home.state->trouble.dropped;  // loaded with the entries, not after them
     bool is_active[2];
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t rank = threadIdx.x + 32 * half;
@@ -55,7 +59,7 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
     const uint64_t active = vote(is_active[0], is_active[1]);
     if (threadIdx.x == 0) {
       members.active = active;
-      members.reachable = active & ~home.state->trouble.dropped;
+      members.reachable = active & ~dropped;
     }
   }
   __syncthreads();
