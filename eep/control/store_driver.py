@@ -93,7 +93,7 @@ class StoreDriver:
         """Watch these reports from now on."""
         if scope != self._scope:
             self._scope = scope
-            self._restart_reports()
+            self.list_reports()
 
     def _spawn(self, duty: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(duty)
@@ -158,7 +158,8 @@ class StoreDriver:
 
     # The reports of others.
 
-    def _restart_reports(self) -> None:
+    def list_reports(self) -> None:
+        """List the reports anew, and watch them from there."""
         if self._reports is not None:
             self._reports.cancel()
         self._reports = self._spawn(self._watch_reports(self._scope))
@@ -199,7 +200,7 @@ class StoreDriver:
             if await self._register():
                 self._lease_doubtful.clear()
                 self._feed(LeaseHeld())
-                self._restart_reports()
+                self.list_reports()
                 await self._renew_until_lost(asked)
                 self._lease = None
                 self._feed(LeaseLost())

@@ -39,6 +39,7 @@ from eep.membership import (
     Fence,
     Instance,
     Launch,
+    ListReports,
     Notify,
     OperatorAsked,
     Policy,
@@ -197,6 +198,8 @@ class Supervisor:
                 self._driver.propose(effect)
             case Publish():
                 self._driver.publish(effect.report)
+            case ListReports():
+                self._driver.list_reports()
             case Fence():
                 self._processes.fence(effect.rank, effect.incarnation)
             case Launch():

@@ -69,11 +69,8 @@ def next_incarnation(granted: int, admitted: int) -> int:
     return number + 1 if admitted != NEVER and (number - admitted) % 2 == 0 else number
 
 
-def coordinator_lives(instance: Instance, reports: Reports) -> bool:
-    return _lives(instance.coordinator, reports)
-
-
-def _lives(ident: str, reports: Reports) -> bool:
+def lives(ident: str, reports: Reports) -> bool:
+    """Whether this supervisor, and not one before or after it, has a report."""
     report = reports.get(host_of(ident))
     return report is not None and report.ident == ident
 
@@ -106,7 +103,7 @@ def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
 def _why_lost(instance: Instance, reports: Reports, rank: int) -> str:
     owner = instance.owners[rank]
     who = f"rank {rank} (incarnation {instance.view.incarnations[rank]})"
-    return f"{who} is dead" if _lives(owner, reports) else f"the lease of {owner or 'its host'} ended, taking {who}"
+    return f"{who} is dead" if lives(owner, reports) else f"the lease of {owner or 'its host'} ended, taking {who}"
 
 
 def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
@@ -177,7 +174,7 @@ def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:
             owner = owners[rank]
             if owner == report.ident and granted[rank] > told.incarnation:
                 continue  # it has leave already and will find it in the record
-            if owner not in ("", report.ident) and _lives(owner, reports):
+            if owner not in ("", report.ident) and lives(owner, reports):
                 continue  # another living supervisor has this rank
             owners[rank] = report.ident
             granted[rank] = next_incarnation(granted[rank], instance.view.incarnations[rank])

@@ -33,6 +33,11 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class ListReports:
+    """List the reports again: what is known of them is older than the record."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """SIGKILL, and tell when the exit was seen."""
 
@@ -85,4 +90,4 @@ class Transition:
     operation: str = ""
 
 
-Effect = Revoke | Propose | Publish | Fence | Launch | Notify | SetTimer | Reject | Transition
+Effect = Revoke | Propose | Publish | ListReports | Fence | Launch | Notify | SetTimer | Reject | Transition

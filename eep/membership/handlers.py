@@ -198,7 +198,7 @@ def _reports_listed(turn: Turn, event: ReportsListed) -> None:
     reports = {host: report for host, report in event.reports.items() if _is_sound(turn, host, report)}
     reports = {host: report for host, report in reports.items() if host not in newer}
     reports.update({host: report for host, report in turn.state.reports.items() if host in newer})
-    turn.update(reports=reports, scope=event.scope, listed=event.version, seen=newer)
+    turn.update(reports=reports, scope=event.scope, listed=event.version, seen=newer, looking=False)
 
 
 def _is_sound(turn: Turn, host: str, report: Report) -> bool:
@@ -217,7 +217,7 @@ def _lease_lost(turn: Turn, _: LeaseLost) -> None:
     # us. They are not killed: if the store was merely away nobody removed them, and they go on in the next epoch.
     if any(turn.state.is_in(rank) for rank in turn.state.ranks):
         turn.revoke("the lease of this host is no longer certain")
-    turn.update(leased=False, scope="")
+    turn.update(leased=False, scope="", looking=False)
 
 
 def _deadline(turn: Turn, event: Deadline) -> None:

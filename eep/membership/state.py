@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eep.membership.decide import coordinator_lives
+from eep.membership.decide import lives
 from eep.membership.events import EVERY_HOST
 from eep.membership.records import Accusation, Instance, Life, Phase, RankReport, Report, host_of
 from eep.view import NEVER
@@ -100,6 +100,8 @@ class State:
     listed: int = 0
     seen: Mapping[str, int] = field(default_factory=dict)
     """Store versions of the listing and of each report since, by which late and repeated ones are told."""
+    looking: bool = False
+    """The reports are being listed again."""
     leased: bool = False
     in_flight: int = 0
     """The serial of the proposal that is on its way; the next one waits for its answer."""
@@ -162,7 +164,27 @@ def coordinator_missing(state: State) -> bool:
         state.instance is not None
         and not is_coordinator(state)
         and state.scope in (EVERY_HOST, host_of(state.instance.coordinator))
-        and not coordinator_lives(state.instance, state.reports)
+        and not lives(state.instance.coordinator, state.reports)
+    )
+
+
+def must_look_again(state: State) -> bool:
+    """Whether somebody seems gone who may only be missing from reports that are older than the record.
+
+    Whoever is in, and whoever coordinates, had a report when the record was written. That it is not among
+    those we know proves the end of a lease only if what we know is at least as new as the record.
+    """
+    instance = state.instance
+    if instance is None or not state.scope:
+        return False
+    if is_coordinator(state):
+        needed = {instance.owners[rank] for rank in instance.view.active} - {state.ident}
+    else:
+        needed = {instance.coordinator}
+    return any(
+        max(state.listed, state.seen.get(host_of(ident), 0)) < state.version
+        for ident in needed
+        if not lives(ident, state.reports)
     )
 
 

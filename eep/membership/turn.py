@@ -10,6 +10,7 @@ from eep.membership.effects import (
     Effect,
     Fence,
     Launch,
+    ListReports,
     Notify,
     Propose,
     Publish,
@@ -26,6 +27,7 @@ from eep.membership.state import (
     Status,
     coordinator_missing,
     is_coordinator,
+    must_look_again,
     phase_name,
     report_of,
 )
@@ -199,6 +201,10 @@ class Turn:
         if state.instance is None:
             if state.scope == EVERY_HOST and not state.stopping:
                 self._propose(Instance.founded(state.ident, state.policy.max_ranks))
+        elif must_look_again(state):
+            if not state.looking:
+                self.update(looking=True)
+                self.do(ListReports())
         elif coordinator_missing(state):
             reason = f"{state.ident} took over from {state.instance.coordinator}, whose lease ended"
             serial = state.instance.serial + 1

@@ -14,6 +14,7 @@ from eep.membership import (
     Exited,
     Fence,
     Launch,
+    ListReports,
     Notify,
     Policy,
     Propose,
@@ -113,6 +114,8 @@ class SimHost:
                 self.store.propose(effect)
             case Publish():
                 self.store.publish(effect.report)
+            case ListReports():
+                self.store.list_reports()
             case Fence():
                 self.later(0.01, lambda: self._end(effect.rank, effect.incarnation, "SIGKILL"))
             case Launch():

@@ -123,9 +123,9 @@ class StoreClient:
     def watch_scope(self, scope: str) -> None:
         if scope != self._scope:
             self._scope = scope
-            self._list_reports()
+            self.list_reports()
 
-    def _list_reports(self) -> None:
+    def list_reports(self) -> None:
         scope, node = self._scope, self._node
         self._world.unwatch(self._reports_stream)
         self._streams += 1
@@ -140,7 +140,7 @@ class StoreClient:
 
         def list_again() -> None:
             if name == self._reports_stream:
-                self._list_reports()
+                self.list_reports()
 
         def subscribe() -> Any:
             if name == self._reports_stream:  # otherwise its connection was closed before it got there
@@ -201,7 +201,7 @@ class StoreClient:
             if swap is not None and swap.done:
                 self._lease, self._report_version, self._renewed = lease, swap.entry.version, asked
                 self._host.feed(LeaseHeld())
-                self._list_reports()
+                self.list_reports()
                 self._read_instance()
 
         self._call(
