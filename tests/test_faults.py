@@ -14,7 +14,7 @@ from tests.ranks import DIED, Ranks
 
 ALL, VICTIM, SURVIVORS = (0, 1, 2, 3), 2, (0, 1, 3)
 CONFIG = moe.Config(ranks=4, max_ranks=4)
-DEADLINE_MS = 700.0
+DEADLINE_MS = 1500.0
 
 
 @pytest.fixture
