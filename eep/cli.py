@@ -31,6 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except BrokenPipeError:
         return 0  # whoever read us has seen enough
+    except FileNotFoundError as error:
+        print(
+            f"eep: there is no {error.filename}; --dir names the directory of a supervisor that runs", file=sys.stderr
+        )
+        return 1
     except (OSError, ValueError) as error:
         print(f"eep: {error}", file=sys.stderr)
         return 1

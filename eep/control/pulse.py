@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import platform
 import threading
 from collections.abc import Callable
+
+from eep.errors import PeerUnreachable
+from eep.memory.shm import SharedMemory
 
 PULSE_BYTES = mmap.PAGESIZE
 _FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}
@@ -41,9 +43,8 @@ class Pulse:
     """The rank's side: from now on, until this process dies, its pulse can be felt through :attr:`descriptor`."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("eep-pulse", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, PULSE_BYTES)
-        self._page = mmap.mmap(self.descriptor, PULSE_BYTES)
+        memory = SharedMemory.create("eep-pulse", PULSE_BYTES)
+        self.descriptor, self._page = memory.fd, memory.map
         beating = threading.Event()
         threading.Thread(target=self._beat, args=(beating,), name="eep-pulse", daemon=True).start()
         if not beating.wait(timeout=10):
@@ -75,11 +76,12 @@ class PulseWatch:
     def __init__(self, descriptor: int, stopped: Callable[[], None]) -> None:
         """Takes ``descriptor`` over. Raises ValueError if it is no pulse."""
         try:
-            if os.fstat(descriptor).st_size != PULSE_BYTES:
-                raise ValueError(f"a pulse is a page of {PULSE_BYTES} bytes")
-            self._page = mmap.mmap(descriptor, PULSE_BYTES, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            os.close(descriptor)
+            # Sealed, or its owner could shrink it under us and end the supervisor with a SIGBUS.
+            memory = SharedMemory.adopt(descriptor, PULSE_BYTES)
+        except PeerUnreachable as error:
+            raise ValueError(f"a pulse is a sealed page of {PULSE_BYTES} bytes: {error}") from error
+        self._page = memory.map
+        memory.close()  # the mapping stays for as long as we look at it
         self._word = ctypes.c_uint32.from_buffer(self._page)
         self._stopped = stopped
         self._closed = False

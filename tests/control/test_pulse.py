@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from eep.control.pulse import PULSE_BYTES, PulseWatch, is_supported
+from eep.memory.shm import SharedMemory
 from tests.control.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -72,8 +73,11 @@ def test_what_is_no_pulse_is_refused_or_ignored() -> None:
     short = os.memfd_create("short")
     with pytest.raises(ValueError, match="page"):
         PulseWatch(short, lambda: None)
-    blank = os.memfd_create("blank")
-    os.ftruncate(blank, PULSE_BYTES)
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, PULSE_BYTES)
+    with pytest.raises(ValueError, match="not sealed"):
+        PulseWatch(unsealed, lambda: None)
+    blank = SharedMemory.create("blank", PULSE_BYTES).fd
     stopped = threading.Event()
     PulseWatch(blank, stopped.set)
     assert not stopped.wait(0.2), "a page that nobody ever locked was taken for a death"
