@@ -79,9 +79,8 @@ class Rank:
 
     def connect(self) -> None:
         self.buffer.connect_ranks(range(self.case.ranks))
-        blocks = torch.cuda.get_device_properties(0).multi_processor_count // self.case.ranks
         library, context = self.buffer._library, self.buffer._context
-        native.check(library, library.eep_tune(context, min(blocks, 32), int(self.case.fixed)))
+        native.check(library, library.eep_tune(context, 0, int(self.case.fixed)))
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:
         for number in range(count):

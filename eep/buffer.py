@@ -53,12 +53,15 @@ class Buffer:
         incarnation: int | None = None,
         channels: int = 1,
         timeout_ms: float = 1000,
+        sms: int | None = None,
     ) -> None:
         """Claims ``rank`` and allocates for ``max_ranks`` ranks of ``max_tokens`` tokens each.
 
         Expert ``e`` is slot ``e % local_experts`` of rank ``e // local_experts``. ``wire`` is what travels: ``f32``,
         ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (sent as
-        exponents). ``incarnation`` is given by a control plane; without one, the next unused number is taken.
+        exponents). ``incarnation`` is given by a control plane; without one, the next unused number is taken. ``sms`` is
+        how many multiprocessors a kernel takes of a GPU, by default all divided by ``max_ranks``, 32 at most: the kernels
+        of ranks that share one wait for each other, so together they must fit on it.
         """
         choose("layout", layout, LAYOUTS)
         choose("wire", wire, TYPES)
@@ -92,6 +95,10 @@ class Buffer:
                 self._library.eep_create(shape, rank, self._region.address, self._control.address, self._context)
             )
             undo.callback(self._library.eep_destroy, self._context)
+            if sms is not None:
+                if sms < 1:
+                    raise ValueError(f"sms must be positive, got {sms}")
+                self._call(self._library.eep_tune(self._context, sms, 0))
             self._peers = Peers(
                 self._library, self._context, rendezvous, self._claim, shape, self._region, self._control
             )

@@ -115,6 +115,8 @@ def test_a_view_between_dispatch_and_combine_ends_the_step(buffer: eep.Buffer) -
         ({"wire": "fp4"}, "wire must be one of"),
         ({"wire": "fp8", "hidden": 100}, "multiple of 128, got 100"),
         ({"channels": 3}, "channels must be between 1 and 2"),
+        ({"sms": 0}, "sms must be positive"),
+        ({"timeout_ms": -1}, "timeout_ms must be positive"),
         ({"rank": 2}, "rank 2 is outside the capacity of 2 ranks"),
         ({"device": "meta"}, "no data plane for device 'meta'"),
     ],

@@ -42,8 +42,8 @@ EEP_API int eep_publish_table(eep_context* context);
 EEP_API int eep_publish_deadline(eep_context* context);  // the same for a change of the deadline alone
 EEP_API const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t channel);
 
-// CUDA: how many thread blocks a kernel takes (ranks that share a GPU must fit on it together), and, for benchmarks,
-// membership as launch parameters instead of memory. A CPU has neither and answers EEP_OK.
+// CUDA: how many thread blocks a kernel takes (0: as before), each of which fills a multiprocessor; and, for
+// benchmarks, membership as launch parameters instead of memory. A CPU has neither and answers EEP_OK.
 EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership);
 
 // ---- the two kernels, each in a send and a receive phase ----

@@ -94,9 +94,8 @@ int eep_publish_deadline(eep_context* context) {
 }
 
 int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership) {
-  if (blocks < 1 || blocks > 1024)
-    return eep::fail(EEP_ERROR_ARGUMENT, "blocks must be between 1 and 1024, got %u", blocks);
-  context->blocks = blocks;
+  if (blocks > 1024) return eep::fail(EEP_ERROR_ARGUMENT, "a kernel takes at most 1024 blocks, got %u", blocks);
+  if (blocks) context->blocks = blocks;
   context->fixed_membership = fixed_membership;
   return EEP_OK;
 }
