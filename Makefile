@@ -27,10 +27,10 @@ $(VENV)/.ready: pyproject.toml Makefile
 	touch $@
 
 # Debian names. Where they cannot be had, the tests that need them are skipped and say so.
-system-packages:  ## etcd, spin, iproute2 and libibverbs1, which some tests need
-	{ command -v etcd && command -v spin && command -v ip && dpkg -s libibverbs1; } > /dev/null 2>&1 || \
-	    { apt-get update -q && apt-get install -qy --no-install-recommends etcd-server spin iproute2 libibverbs1; } || \
-	    echo "could not install etcd-server, spin, iproute2 and libibverbs1: tests that need them will be skipped"
+system-packages:  ## etcd, spin, iproute2, openssl and libibverbs1, which some tests need
+	{ command -v etcd && command -v spin && command -v ip && command -v openssl && dpkg -s libibverbs1; } > /dev/null 2>&1 || \
+	    { apt-get update -q && apt-get install -qy --no-install-recommends etcd-server spin iproute2 openssl libibverbs1; } || \
+	    echo "could not install etcd-server, spin, iproute2, openssl and libibverbs1: tests that need them will be skipped"
 
 build: setup  ## the native library, built into eep/lib (incremental)
 	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \

@@ -3,7 +3,7 @@
 Ranks are processes (under MPS their kernels really run together) or streams of one process. Each captures a graph of many
 rounds. What a round costs, dispatch and combine together, is taken from graphs without any instrument in them; how it
 splits, from a run in which one rank alone has events around its kernels: with events in every rank they, not the
-kernels, would be measured (eight ranks took four times as long).
+kernels, would be measured.
 """
 
 from __future__ import annotations

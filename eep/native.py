@@ -21,7 +21,6 @@ SCALE_GROUP = 128
 
 LAYOUTS = {"rank": 0, "expert": 1}
 TYPES = {"f32": 0, "bf16": 1, "fp8": 2, "fp8_pow2": 3, "fp8_ue8m0": 4}
-ELEMENT_BYTES = {"f32": 4, "bf16": 2, "fp8": 1, "fp8_pow2": 1, "fp8_ue8m0": 1}
 
 _ERRORS: dict[int, type[Exception]] = {-1: ValueError, -2: EepError, -3: EpochRevoked}
 

@@ -65,7 +65,8 @@ def _fake_combine(
 
 
 for _name, _kernel, _fake in (("dispatch", _dispatch, _fake_dispatch), ("combine", _combine, _fake_combine)):
-    _library.impl(_name, _kernel, "CPU")
+    for _device in ("CPU", "CUDA"):  # a buffer knows where it lives; the call is the same
+        _library.impl(_name, _kernel, _device)
     torch.library.register_fake(f"eep::{_name}", _fake, lib=_library)
 
 
