@@ -11,10 +11,11 @@ import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 
+from eep.collective_abi import CollectiveArgs, Group, Message
 from eep.errors import EepError, EpochRevoked
 from eep.peer_table import ControlPage, PeerTable, Snapshot
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_TOPK = 16
 MAX_TOKENS = 65535
 SCALE_GROUP = 128
@@ -22,7 +23,7 @@ SCALE_GROUP = 128
 LAYOUTS = {"rank": 0, "expert": 1}
 TYPES = {"f32": 0, "bf16": 1, "fp8": 2, "fp8_pow2": 3, "fp8_ue8m0": 4}
 
-_ERRORS: dict[int, type[Exception]] = {-1: ValueError, -2: EepError, -3: EpochRevoked}
+_ERRORS: dict[int, type[Exception]] = {-1: ValueError, -2: EepError, -3: EpochRevoked, -5: ValueError}
 
 
 class Shape(ctypes.Structure):
@@ -38,6 +39,10 @@ class Shape(ctypes.Structure):
         "wire_type",
         "combine_type",
         "channels",
+        "lanes",
+        "lane_parts",
+        "lane_bytes",
+        "pipe_bytes",
         "reserved",
     )
     _fields_ = tuple((name, c_uint32) for name in NAMES)
@@ -59,6 +64,14 @@ class RegionLayout(ctypes.Structure):
         ("row_bytes", c_uint64),
         ("scale_bytes", c_uint64),
         ("outbox_row_bytes", c_uint64),
+        ("lanes", c_uint64),
+        ("lane_bytes", c_uint64),
+        ("part_bytes", c_uint64),
+        ("lane_mailboxes", c_uint64),
+        ("lane_stamps", c_uint64),
+        ("lane_outbox", c_uint64),
+        ("pipes", c_uint64),
+        ("pipe_stride", c_uint64),
         ("slots", c_uint32),
         ("reserved", c_uint32),
     )
@@ -151,6 +164,15 @@ _PROTOTYPES = {
     "eep_dispatch": (c_int, (c_void_p, POINTER(DispatchSendArgs), POINTER(DispatchRecvArgs), c_void_p)),
     "eep_combine": (c_int, (c_void_p, POINTER(CombineSendArgs), POINTER(CombineRecvArgs), c_void_p)),
     "eep_barrier": (c_int, (c_void_p, c_uint64, c_void_p)),
+    "eep_lane_open": (c_int, (c_void_p, POINTER(Group), POINTER(c_uint32))),
+    "eep_lane_close": (c_int, (c_void_p, c_uint32)),
+    "eep_collective": (c_int, (c_void_p, POINTER(CollectiveArgs), c_void_p)),
+    "eep_send": (c_int, (c_void_p, c_uint32, c_uint32, c_uint64, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
+    "eep_probe": (c_int, (c_void_p, c_uint32, c_uint64, c_uint32, c_uint64, POINTER(Message))),
+    "eep_pokes": (c_uint32, (c_void_p,)),
+    "eep_poke": (None, (c_void_p,)),
+    "eep_recv": (c_int, (c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
+    "eep_control_state": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),
     "eep_revoke": (None, (c_void_p, c_uint64)),

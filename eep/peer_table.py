@@ -11,6 +11,7 @@ from ctypes import c_uint32, c_uint64
 
 MAX_RANKS = 64
 MAX_CHANNELS = 2
+MAX_LANES = 64
 INCARNATIONS = 2
 
 TRANSPORT_NONE, TRANSPORT_LOCAL, TRANSPORT_MAPPED = range(3)
@@ -78,7 +79,11 @@ class ControlPage(ctypes.Structure):
         ("reserved1", c_uint64 * 5),
         ("doorbell", c_uint32),
         ("sleepers", c_uint32),
-        ("reserved2", c_uint64 * 7),
+        ("wake_at", c_uint32),
+        ("reserved2", c_uint32 * 13),
+        ("state", c_uint64),
+        ("reserved3", c_uint64 * 7),
+        ("groups", c_uint64 * MAX_LANES),
     )
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from eep import faults, native, peer_table
+from eep import collective_abi, faults, native, peer_table
 
 ROOT = pathlib.Path(__file__).parents[1]
 MIRRORS = {
@@ -23,6 +23,10 @@ MIRRORS = {
     "eep_dispatch_recv_args": native.DispatchRecvArgs,
     "eep_combine_send_args": native.CombineSendArgs,
     "eep_combine_recv_args": native.CombineRecvArgs,
+    "eep_group": collective_abi.Group,
+    "eep_collective_args": collective_abi.CollectiveArgs,
+    "eep_message": collective_abi.Message,
+    "eep_lane_mailbox": collective_abi.LaneMailbox,
 }
 
 
@@ -37,7 +41,9 @@ def test_every_field_is_where_the_library_has_it(name: str) -> None:
     compiled = compiled_layout()
     mirror = MIRRORS[name]
     assert compiled[name] == (0, ctypes.sizeof(mirror))
-    ours = {field: getattr(mirror, field) for field, _ in mirror._fields_ if not field.startswith("reserved")}
+    # "in" is a word of Python's own.
+    fields = {name.rstrip("_"): name for name, _ in mirror._fields_ if not name.startswith("reserved")}
+    ours = {field: getattr(mirror, name) for field, name in fields.items()}
     theirs = {key.split(".")[1]: at for key, at in compiled.items() if key.startswith(f"{name}.")}
     assert {field: (at.offset, at.size) for field, at in ours.items()} == theirs
 
@@ -47,6 +53,7 @@ def test_constants_are_those_of_the_headers() -> None:
     values = {name: int(value) for name, value in re.findall(r"#define EEP_(\w+) (\d+)\b(?!u?ll)", headers)}
     assert values["MAX_RANKS"] == peer_table.MAX_RANKS
     assert values["MAX_CHANNELS"] == peer_table.MAX_CHANNELS
+    assert values["MAX_LANES"] == peer_table.MAX_LANES
     assert values["INCARNATIONS"] == peer_table.INCARNATIONS
     assert values["MAX_TOPK"] == native.MAX_TOPK
     assert values["MAX_TOKENS"] == native.MAX_TOKENS

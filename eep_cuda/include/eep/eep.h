@@ -22,6 +22,7 @@ typedef enum {
   EEP_ERROR_PHASE = -2,     // dispatch and combine called out of turn
   EEP_ERROR_VIEW = -3,      // the view changed between a dispatch and its combine: start the step again
   EEP_ERROR_DEVICE = -4,    // the device or its driver refused
+  EEP_ERROR_MISMATCH = -5,  // the members of a group called different things, on a CPU; on a GPU the status word says so
 } eep_error;
 
 typedef struct eep_context eep_context;  // one per buffer; owned by the library
@@ -110,12 +111,116 @@ EEP_API int eep_combine(eep_context* context, const eep_combine_send_args* send,
 // Waits for every active rank, up to the deadline given here rather than the table's.
 EEP_API int eep_barrier(eep_context* context, uint64_t deadline_ns, void* stream);
 
+// ---- collectives of a process group ----
+
+typedef enum {
+  EEP_BARRIER = 0,
+  EEP_BROADCAST = 1,       // in (at the root), out (elsewhere), bytes
+  EEP_ALL_REDUCE = 2,      // in, out, bytes
+  EEP_REDUCE = 3,          // in, out (at the root), bytes
+  EEP_ALL_GATHER = 4,      // in, bytes, out_blocks
+  EEP_GATHER = 5,          // in, bytes, out_blocks (at the root)
+  EEP_SCATTER = 6,         // in_blocks (at the root), out, bytes
+  EEP_REDUCE_SCATTER = 7,  // in_blocks, out, bytes
+  EEP_ALL_TO_ALL = 8,      // in_blocks, in_bytes, out_blocks, out_bytes
+} eep_collective_kind;
+
+typedef enum {
+  EEP_ELEMENT_U8 = 0,
+  EEP_ELEMENT_I8,
+  EEP_ELEMENT_U16,
+  EEP_ELEMENT_I16,
+  EEP_ELEMENT_U32,
+  EEP_ELEMENT_I32,
+  EEP_ELEMENT_U64,
+  EEP_ELEMENT_I64,
+  EEP_ELEMENT_F16,
+  EEP_ELEMENT_BF16,
+  EEP_ELEMENT_F32,
+  EEP_ELEMENT_F64,
+  EEP_ELEMENT_BOOL,   // sums and products are "or" and "and"
+  EEP_ELEMENT_BYTES,  // anything else, which can be moved but not reduced
+} eep_element;
+
+typedef enum {
+  EEP_SUM = 0,
+  EEP_AVG,  // over the ranks that took part; integers are rounded towards zero
+  EEP_MIN,
+  EEP_MAX,
+  EEP_PROD,
+  EEP_BAND,
+  EEP_BOR,
+  EEP_BXOR,
+} eep_reduction;
+
+// A group, as every member sees it: the ranks of the instance that belong to it, in the order of the group.
+typedef struct {
+  uint64_t id;  // the same on every member, different for every group; never 0
+  uint32_t size;
+  uint32_t reserved;
+  uint32_t ranks[EEP_MAX_RANKS];
+} eep_group;
+
+// A rank of the instance, not of the group, wherever a rank is meant; blocks are in the order of the group. The blocks of
+// ranks that take no part keep what they held. Whatever is reduced is added in the order of the group: 16-bit floats in f32,
+// rounded once at the end.
+typedef struct {
+  const void* in;
+  void* out;  // may be `in`
+  uint64_t bytes;
+  const void* const* in_blocks;  // [group size]
+  const uint64_t* in_bytes;
+  void* const* out_blocks;
+  const uint64_t* out_bytes;
+  uint64_t deadline_ns;  // CPU; a GPU uses the table's
+  uint64_t answered;     // CPU, out: the ranks whose part was taken; less than all active members means a bad status
+  uint32_t lane;
+  uint32_t kind;       // eep_collective_kind
+  uint32_t element;    // eep_element
+  uint32_t reduction;  // eep_reduction
+  uint32_t root;
+  uint32_t reserved;
+} eep_collective_args;
+
+// Takes a free lane for a group that this rank belongs to. Members find each other's lane by the id of the group, so that
+// groups may be opened in any order. A group with another id and the same members is another group. Opening a group again
+// with more members keeps its lane: that is how a group grows.
+EEP_API int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane);
+EEP_API int eep_lane_close(eep_context* context, uint32_t lane);
+// One call at a time per lane; lanes do not disturb each other, nor do messages.
+EEP_API int eep_collective(eep_context* context, eep_collective_args* args, void* stream);
+
+// ---- messages between two ranks of a group: CPU only ----
+
+typedef struct {
+  uint64_t tag;
+  uint64_t bytes;
+  uint32_t source;
+  uint32_t arrived;  // 0: none came before the wait ended
+} eep_message;
+
+// Returns when the last part of the message is in the pipe. `done` is 0 if it could not be sent: the epoch ended, or the
+// deadline passed, or `to` left.
+EEP_API int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, const void* data, uint64_t bytes,
+                     uint64_t deadline_ns, uint32_t* done);
+// Waits for a message of one of `sources` (a mask of ranks) and describes it, without taking it. Ends, with nothing, when
+// the epoch ends, the deadline passes, every source has left, or eep_poke() was called since `pokes` was read.
+EEP_API int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t pokes, uint64_t deadline_ns,
+                      eep_message* message);
+EEP_API uint32_t eep_pokes(eep_context* context);
+EEP_API void eep_poke(eep_context* context);
+// Takes the message that eep_probe() showed for `source`. `done` as in eep_send().
+EEP_API int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, uint64_t bytes,
+                     uint64_t deadline_ns, uint32_t* done);
+
 // ---- control ----
 
 // Ends `epoch` and all before it for the owner of this page; whoever waits there leaves at once.
 EEP_API void eep_control_revoke(eep_control_page* page, uint64_t epoch);
 // Tells the owner not to wait for these ranks (a bit mask) in its current epoch.
 EEP_API void eep_control_suspect(eep_control_page* page, uint64_t ranks);
+// Says what the owner of a page is up to (eep_owner_state), and wakes whoever waits at it.
+EEP_API void eep_control_state(eep_control_page* page, uint64_t state);
 // Revokes for this rank and for every peer in its table.
 EEP_API void eep_revoke(eep_context* context, uint64_t epoch);
 

@@ -12,6 +12,7 @@
 
 #define EEP_MAX_RANKS 64    // a set of ranks is one 64-bit word
 #define EEP_MAX_CHANNELS 2  // independent dispatch/combine pairs that may be in flight at once
+#define EEP_MAX_LANES 64    // process groups that one region can serve
 #define EEP_INCARNATIONS 2  // inbox slots per rank: an incarnation and its successor never share one
 
 typedef enum {
@@ -65,9 +66,20 @@ typedef struct {
   uint64_t corrupt;  // kernels: ranks that sent what cannot be
   uint64_t status;   // kernels: eep_status bits, why the step is not to be trusted; 0 while all is well
   uint64_t reserved1[5];
-  uint32_t doorbell;  // CPU only, a futex: changes whenever something a sleeping kernel may wait for has changed
+  uint32_t doorbell;  // CPU only, a futex: counts what a sleeping kernel may wait for
   uint32_t sleepers;  // how many sleep on it, so that nobody rings for nothing
-  uint64_t reserved2[7];
+  uint32_t wake_at;   // the doorbell's count at which a lone sleeper has all it waits for
+  uint32_t reserved2[13];
+  uint64_t state;  // owner: eep_owner_state
+  uint64_t reserved3[7];
+  uint64_t groups[EEP_MAX_LANES];  // owner: the process group that each of its lanes serves; 0 for none
 } eep_control_page;
+
+// What the owner of a control page says of itself. It is evidence, not membership.
+typedef enum {
+  EEP_OWNER_ALONE = 0,    // not asking for anything
+  EEP_OWNER_WAITING = 1,  // has all it needs, and waits to be let in
+  EEP_OWNER_LEFT = 2,     // closed on purpose: everything it owed was written
+} eep_owner_state;
 
 #endif  // EEP_PEER_TABLE_H_

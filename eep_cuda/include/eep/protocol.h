@@ -31,7 +31,7 @@
 #define EEP_INLINE static inline
 #endif
 
-#define EEP_ABI_VERSION 1
+#define EEP_ABI_VERSION 2
 #define EEP_MAX_TOPK 16
 #define EEP_MAX_TOKENS 65535  // a count must fit its field of a flag
 #define EEP_SCALE_GROUP 128   // values that share one fp8 scale
@@ -83,7 +83,11 @@ typedef struct {
   uint32_t layout;         // eep_layout
   uint32_t wire_type;      // eep_type: the widest that a dispatch may send
   uint32_t combine_type;   // eep_type: of expert outputs, f32 or bf16
-  uint32_t channels;
+  uint32_t channels;       // for dispatch and combine; 0 where a region only serves process groups
+  uint32_t lanes;          // for process groups, one each; 0 for none
+  uint32_t lane_parts;     // parts of a lane that never wait for each other: thread blocks of a GPU, 1 on a CPU
+  uint32_t lane_bytes;     // of one half of a part's outbox
+  uint32_t pipe_bytes;     // of one cell of a pipe, through which a lane's messages go; 0 for none
   uint32_t reserved;
 } eep_shape;
 
@@ -108,7 +112,44 @@ typedef struct {
   uint64_t reserved[4];
 } eep_mailbox;
 
-// Byte offsets, counted from the start of a channel; channel c starts at c * channel_bytes.
+// ---- lanes: what a process group meets in ----
+// Every call of a collective is a number of rounds. In a round a rank fills one half of its own outbox (round % 2), stamps
+// it, and tells every other member, in *their* mailboxes; each pulls from the outboxes what it needs. So nobody ever writes
+// payload into memory of another, and a zombie can only spoil what nobody reads. Two halves are enough: a rank fills a half
+// again, in round n, only when every member has entered round n-1 and hence is done with round n-2.
+
+// What a source signals, in one cache line per slot and part. Only that source writes it.
+typedef struct {
+  uint64_t flag;   // epoch | round: it has entered that round, and its half of the outbox is filled
+  uint64_t group;  // the group that it means; a lane may have served another one before
+  uint64_t call;   // eep_call_make(): what it called
+  uint64_t bytes;  // of the whole call, which all must agree on; all_to_all: of its largest block, which they need not
+  uint64_t reserved[4];
+} eep_lane_mailbox;
+
+EEP_INLINE uint64_t eep_call_make(uint32_t collective, uint32_t element, uint32_t reduction, uint32_t root) {
+  return (uint64_t)collective | (uint64_t)element << 8 | (uint64_t)reduction << 16 | (uint64_t)root << 24;
+}
+
+// A message of a source goes through cells of its pipe, in the region of the destination. The one payload that is pushed:
+// it lands in the slot of the source's incarnation, like the rows of a dispatch.
+#define EEP_PIPE_CELLS 4
+
+typedef struct {
+  uint64_t taken;  // epoch | sequence of the last cell that the destination is done with; written by the destination
+  uint64_t reserved[7];
+} eep_pipe;
+
+typedef struct {
+  uint64_t flag;   // epoch | sequence
+  uint64_t group;  // as in a mailbox
+  uint64_t tag;
+  uint64_t bytes;   // of the whole message
+  uint64_t offset;  // of this cell's part in it
+  uint64_t reserved[3];
+} eep_pipe_cell;  // followed by pipe_bytes of payload
+
+// Byte offsets, counted from the start of a channel; channel c starts at c * channel_bytes. Lanes follow the channels.
 typedef struct {
   uint64_t total_bytes;
   uint64_t channel_bytes;
@@ -122,6 +163,14 @@ typedef struct {
   uint64_t row_bytes;
   uint64_t scale_bytes;  // per row
   uint64_t outbox_row_bytes;
+  uint64_t lanes;           // of the first lane, counted from the start of the region
+  uint64_t lane_bytes;      // from a lane to the next
+  uint64_t part_bytes;      // from a part to the next; a lane starts with its parts
+  uint64_t lane_mailboxes;  // in a part: eep_lane_mailbox [slots]
+  uint64_t lane_stamps;     // in a part: uint64 [2], 64 bytes apart: the flag whose data a half holds; 0 while it is filled
+  uint64_t lane_outbox;     // in a part: [2, shape.lane_bytes]
+  uint64_t pipes;           // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
+  uint64_t pipe_stride;
   uint32_t slots;  // max_ranks * EEP_INCARNATIONS
   uint32_t reserved;
 } eep_region_layout;
@@ -152,7 +201,16 @@ EEP_INLINE eep_region_layout eep_region_layout_of(const eep_shape* shape) {
   at.scales = offset = eep_align_up(offset, page), offset += rows * at.scale_bytes;
   at.outbox = offset = eep_align_up(offset, page), offset += outbox_rows * at.outbox_row_bytes;
   at.channel_bytes = eep_align_up(offset, page);
-  at.total_bytes = at.channel_bytes * shape->channels;
+  at.lanes = at.channel_bytes * shape->channels;
+  at.lane_mailboxes = offset = 0, offset += at.slots * sizeof(eep_lane_mailbox);
+  at.lane_stamps = offset, offset += 2 * 64;
+  at.lane_outbox = offset = eep_align_up(offset, page), offset += 2 * (uint64_t)shape->lane_bytes;
+  at.part_bytes = eep_align_up(offset, page);
+  at.pipe_stride = eep_align_up(sizeof(eep_pipe) + EEP_PIPE_CELLS * (sizeof(eep_pipe_cell) + shape->pipe_bytes), 64);
+  at.pipes = offset = at.part_bytes * shape->lane_parts;
+  if (shape->pipe_bytes) offset += at.slots * at.pipe_stride;
+  at.lane_bytes = eep_align_up(offset, page);
+  at.total_bytes = at.lanes + at.lane_bytes * shape->lanes;
   return at;
 }
 
