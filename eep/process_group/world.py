@@ -17,6 +17,7 @@ from eep.collective_abi import CollectiveArgs, Element, Kind, OwnerState, Reduct
 from eep.endpoint import Endpoint
 from eep.errors import EepError, PeerUnreachable, RankInUse
 from eep.memory.exchange import Offer
+from eep.peer_table import ALONE_EPOCH
 from eep.peer_watch import PeerWatch
 from eep.process_group.gate import Gate
 from eep.process_group.lane import Lane, group_id
@@ -113,9 +114,9 @@ class World:
             raise ValueError(f"rank {self.rank} cannot deactivate itself; destroy the process group instead")
         end = time.monotonic() + timeout
         with self._changing:
-            self.endpoint.revoke()
             view = self._catch_up(end)
             while gone & set(view.active):
+                self.endpoint.revoke()
                 view = self._enter(self._log.commit(view.without(gone)), end)
             return view
 
@@ -223,7 +224,10 @@ class World:
 
     def _end_waits(self) -> None:
         """Whoever waits in this process for what belongs to the present view leaves."""
-        self.endpoint._library.eep_control_revoke(self.endpoint._peers.page, self.view.epoch)
+        if self.view.epoch == ALONE_EPOCH:
+            self._votes.poke()  # alone nobody waits but for a message of its own
+        else:
+            self.endpoint._library.eep_control_revoke(self.endpoint._peers.page, self.view.epoch)
 
     def _catch_up(self, end: float) -> View:
         latest = self._log.latest()

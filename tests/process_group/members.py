@@ -65,7 +65,7 @@ def run_collective(
             dist.all_gather(empty, mine, group=group)
             return empty
         case "all_gather_single":
-            out = torch.full((size, *shape), 9, dtype=dtype)
+            out = torch.cat(empty)
             dist.all_gather_into_tensor(out, mine, group=group)
             return [out]
         case "gather":
@@ -78,14 +78,14 @@ def run_collective(
             dist.reduce_scatter(mine, blocks, op, group=group)
             return [mine]
         case "reduce_scatter_single":
-            dist.reduce_scatter_tensor(mine, torch.stack(blocks), op, group=group)
+            dist.reduce_scatter_tensor(mine, torch.cat(blocks), op, group=group)
             return [mine]
         case "all_to_all":
             dist.all_to_all(empty, blocks, group=group)
             return empty
         case "all_to_all_single":
-            out = torch.full((size, *shape), 9, dtype=dtype)
-            dist.all_to_all_single(out, torch.stack(blocks), group=group)
+            out = torch.cat(empty)
+            dist.all_to_all_single(out, torch.cat(blocks), group=group)
             return [out]
         case "barrier":
             dist.barrier(group=group)

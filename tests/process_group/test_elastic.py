@@ -55,8 +55,7 @@ def test_a_rank_that_dies_in_the_call(group: Start, name: str, point: str) -> No
     members[1].call("arm", point, "kill", skip=1)
     for rank in (0, 1, 2):
         members[rank].send("run_until_trouble", name, 10, 50, root=1)
-    assert members[1].answer() in (DIED, (50, ""))  # not every call passes every point
-    if members[1].exitcode is None:
+    if members[1].answer() != DIED:  # not every call passes every point
         assert {members[rank].answer() for rank in (0, 2)} == {(50, "")}
         return
     for rank in (0, 2):
@@ -125,8 +124,11 @@ def test_a_message_from_the_dead_is_not_waited_for(group: Start) -> None:
 def test_a_stopped_rank_is_waited_for_and_then_given_up(group: Start) -> None:
     members = group(3, timeout_ms=1500)
     members[1].stop()
-    with pytest.raises(eep.StepFailed, match="rank 1"):
-        members[0].call("run", "all_reduce", 1)
+    for rank in (0, 2):
+        members[rank].send("run", "all_reduce", 1)
+    for rank in (0, 2):
+        with pytest.raises(eep.StepFailed, match="rank 1"):
+            members[rank].answer()
     members.all([0, 2], "deactivate", [1])
     check_sums(members, [0, 2], 3)
     # It wakes up in a view that is over. Nothing it does reaches the others; it cannot come back as itself.
