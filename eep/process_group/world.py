@@ -18,7 +18,7 @@ from eep.endpoint import Endpoint
 from eep.errors import EepError, PeerUnreachable, RankInUse
 from eep.memory.exchange import Offer
 from eep.peer_table import ALONE_EPOCH
-from eep.peer_watch import PeerWatch
+from eep.peer_watch import Life, PeerWatch
 from eep.process_group.gate import Gate
 from eep.process_group.lane import Lane, group_id
 from eep.process_group.options import Options
@@ -247,14 +247,16 @@ class World:
                     raise
                 view = self._log.commit(view.without(dead))
 
-    def _ended(self, rank: int) -> None:
+    def _ended(self, life: Life) -> None:
         """The process of a peer is gone. If it went without a word, the epoch is over for everybody."""
-        if rank not in self.view.active:
+        rank, incarnation = life
+        view = self.view  # read once: a newer one, without that process, must not suffer for it
+        if rank not in view.active or view.incarnations[rank] != incarnation:
             return
         if self.endpoint._peers.has_left(rank):
             self.endpoint._peers.suspect(rank)
         else:
-            self.endpoint.revoke()
+            self.endpoint._peers.revoke(view.epoch)
 
     def _vote(self, yes: bool, timeout: float) -> bool:
         ballot = ctypes.c_uint8(yes)
