@@ -11,7 +11,6 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 
-
 Life = tuple[int, int]
 """A rank and its incarnation."""
 
