@@ -12,8 +12,8 @@ namespace eep {
 namespace {
 
 constexpr uint64_t kAlignment = 64;  // of everything within a half; a multiple of every element
-// Up to here every rank reduces everything itself, which saves a round.
-constexpr uint64_t kReduceAtOnce = 16 * 1024;
+// As long as all values of all ranks are no more than this, every rank reduces everything itself, which saves a round.
+constexpr uint64_t kReduceAtOnce = 128 * 1024;
 
 void copy(void* to, const void* from, uint64_t bytes) {
   if (bytes && to != from) std::memmove(to, from, bytes);
@@ -53,10 +53,10 @@ struct Call {
   uint64_t share(uint64_t head = 0) const { return (half_bytes - head) / members.size / kAlignment * kAlignment; }
 
   // Reduces what the given members have at `offset` of their outboxes.
-  void reduce_from(uint64_t ranks, uint64_t offset, uint64_t size, void* out, bool previous = false) const {
+  void reduce_from(uint64_t ranks, uint64_t offset, uint64_t size, void* out) const {
     const uint8_t* sources[EEP_MAX_RANKS];
     uint32_t count = 0;
-    in_order(ranks, [&](uint32_t, uint32_t rank) { sources[count++] = rounds.outbox(rank, previous) + offset; });
+    in_order(ranks, [&](uint32_t, uint32_t rank) { sources[count++] = rounds.outbox(rank) + offset; });
     if (size && count) reduce(sources, count, size, static_cast<uint8_t*>(out));
   }
 };
@@ -132,39 +132,57 @@ void reduce_at_once(const Call& call) {
   });
 }
 
+// The segments of a chunk of an all_reduce, one for each active member.
+struct Segments {
+  const Call& call;
+  const uint64_t count, size;  // of members; of this chunk
+
+  // Calls `visit(rank, begin, size)` for the segment that each active member reduces, as far as there are bytes for it.
+  template <typename Visit>
+  void each(Visit visit) const {
+    const uint64_t segment = eep_align_up((size + count - 1) / count, kAlignment);
+    uint64_t begin = 0;
+    call.in_order(call.all(), [&](uint32_t, uint32_t rank) {
+      if (begin < size) visit(rank, begin, std::min(segment, size - begin));
+      begin += segment;
+    });
+  }
+};
+
 // Every member reduces a segment of each chunk and the others copy it. A round brings the values of a chunk and the
 // reduced segments of the one before, so that there is one round more than there are chunks, not two for each.
 void all_reduce(const Call& call) {
-  const uint32_t count = static_cast<uint32_t>(std::popcount(call.all()));
-  const auto segment_of = [&](uint64_t size) { return eep_align_up((size + count - 1) / count, kAlignment); };
+  const uint32_t me = call.members.me;
+  const uint64_t count = std::popcount(call.all()), bytes = call.args.bytes;
   const uint64_t chunk = (call.half_bytes - kAlignment) * count / (count + 1) / kAlignment * kAlignment;
-  const uint64_t bytes = call.args.bytes, chunks = (bytes + chunk - 1) / chunk;
+  const uint64_t chunks = (bytes + chunk - 1) / chunk;
+  const auto segments_of = [&](uint64_t i) { return Segments{call, count, std::min(chunk, bytes - i * chunk)}; };
   uint64_t usable = 0;
   for (uint64_t i = 0; i <= chunks; ++i) {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
-    if (i < chunks) copy(half, at(call.args.in, i * chunk), std::min(chunk, bytes - i * chunk));
-    const uint64_t before = i ? (i - 1) * chunk : 0, size = i ? std::min(chunk, bytes - before) : 0;
-    const uint64_t segment = segment_of(size);
-    // Calls `visit(rank, begin, size)` for the segment that each active member reduces.
-    const auto for_segments = [&](auto visit) {
-      uint64_t begin = 0;
-      call.in_order(call.all(), [&](uint32_t, uint32_t rank) {
-        if (begin < size) visit(rank, begin, std::min(segment, size - begin));
-        begin += segment;
+    if (i < chunks)  // but for our own segment, which nobody else reads
+      segments_of(i).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
+        if (rank != me) copy(half + begin, at(call.args.in, i * chunk + begin), size);
       });
-    };
+    const uint64_t before = i ? (i - 1) * chunk : 0;
     if (i) {
-      for_segments([&](uint32_t rank, uint64_t begin, uint64_t length) {
-        if (rank == call.members.me) call.reduce_from(usable, begin, length, half + chunk, true);
+      segments_of(i - 1).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
+        if (rank != me) return;
+        const uint8_t* sources[EEP_MAX_RANKS];
+        uint32_t found = 0;
+        call.in_order(usable, [&](uint32_t, uint32_t source) {
+          sources[found++] = source == me ? at(call.args.in, before + begin) : call.rounds.outbox(source, true) + begin;
+        });
+        if (found) call.reduce(sources, found, size, half + chunk);
       });
       call.rounds.taken_before(usable);
     }
     call.rounds.publish();
     usable = call.rounds.await(call.all());
-    if (!i || !usable) continue;
-    for_segments([&](uint32_t rank, uint64_t begin, uint64_t length) {
-      if (usable & rank_bit(rank)) copy(at(call.args.out, before + begin), call.rounds.outbox(rank) + chunk, length);
+    if (!i) continue;
+    segments_of(i - 1).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
+      if (usable & rank_bit(rank)) copy(at(call.args.out, before + begin), call.rounds.outbox(rank) + chunk, size);
     });
     usable = call.rounds.taken(usable);
   }
@@ -242,6 +260,11 @@ void all_to_all(const Call& call) {
   } while (begin < largest && !call.rounds.is_over());
 }
 
+// The same on every member, as it depends on nothing but what they agree on.
+bool is_small(const Call& call) {
+  return call.args.bytes <= std::min(kReduceAtOnce / call.members.size, call.half_bytes);
+}
+
 void perform(const Call& call) {
   switch (call.args.kind) {
     case EEP_BARRIER:
@@ -249,7 +272,7 @@ void perform(const Call& call) {
     case EEP_BROADCAST:
       return broadcast(call);
     case EEP_ALL_REDUCE:
-      return call.args.bytes <= std::min(kReduceAtOnce, call.half_bytes) ? reduce_at_once(call) : all_reduce(call);
+      return is_small(call) ? reduce_at_once(call) : all_reduce(call);
     case EEP_REDUCE:
       return reduce_at_once(call);
     case EEP_ALL_GATHER:
