@@ -1,4 +1,4 @@
-"""Runs PyTorch's own tests of torch.distributed against a backend, each case in processes forked from a warm server.
+"""Runs PyTorch's own tests of torch.distributed against a backend, each case in processes forked from a warm one.
 
 Torch decides when its tests are imported which of them a backend is up to, by the backend's name, and knows only its own.
 So they are imported under the name of one of torch's (``BACKEND``), and run on ours (``EEP_TESTED_BACKEND``).
@@ -9,8 +9,6 @@ A runner is a process, started by :class:`Runner`: it reads names of cases, and 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import subprocess
 import sys
@@ -58,7 +56,6 @@ class Runner:
         }
         self._log = open(Path(self._place.name) / "log", "w+")  # noqa: SIM115 (closed with the runner)
         self._process = subprocess.Popen(
-            # Not -m: what is called __main__ would be imported again in every rank.
             [sys.executable, "-c", "from tests.process_group.torch_suite import serve; serve()"],
             cwd=ROOT,
             env=environment,
@@ -79,7 +76,11 @@ class Runner:
         begin = self._log.tell()
         outcome = Outcome(**self._ask(case))
         self._log.seek(begin)
-        return outcome if outcome.how != "failed" else Outcome(**{**asdict(outcome), "why": outcome.why + self._log.read()})
+        return (
+            outcome
+            if outcome.how != "failed"
+            else Outcome(**{**asdict(outcome), "why": outcome.why + self._log.read()})
+        )
 
     def close(self) -> None:
         self._pipe_in.close()
@@ -118,8 +119,6 @@ def serve() -> None:
     """The life of a runner."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # cases print; only answers go where the answers are read
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.process_group.torch_cases"])
     from tests.process_group import torch_cases
 
     torch_cases.Cases.setUpClass()
@@ -142,17 +141,15 @@ def run_case(cases: type[unittest.TestCase], name: str) -> Outcome:
 
 
 def main() -> int:
-    """Runs the cases named on the command line: python -m tests.process_group.torch_suite GUISE WORLD_SIZE CASE..."""
-    guise, world_size, *names = sys.argv[1:]
-    bad = 0
-    with Runner(guise, int(world_size), os.environ.get("EEP_TESTED_BACKEND", "eep")) as runner:
-        for name in names or runner.cases():
-            if "." in name:
-                continue
-            outcome = runner.run(name)
-            bad += outcome.how == "failed"
-            print(f"{outcome.how:8} {outcome.seconds:6.2f} s  {name}  {outcome.why[-3000:]}", flush=True)
-    return bad
+    """To look into cases by hand: python -m tests.process_group.torch_suite gloo 4 test_all_reduce_sum ..."""
+    guise, world_size, *cases = sys.argv[1:]
+    failed = 0
+    with Runner(guise, int(world_size)) as runner:
+        for case in cases:
+            outcome = runner.run(case)
+            failed += outcome.how == "failed"
+            print(f"{outcome.how:8} {outcome.seconds:6.2f} s  {case}  {outcome.why}", flush=True)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
