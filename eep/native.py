@@ -184,10 +184,12 @@ _PROTOTYPES = {
 
 
 def _find(name: str) -> pathlib.Path:
-    # An editable install has the package in two places: the sources, and what the build put beside them.
+    # An editable install has the package in two places: the sources, and what pip has built, which may be older than
+    # what "make build" has put beside the sources.
     import eep
 
-    places = [pathlib.Path(place) / "lib" for place in eep.__path__]
+    packages = dict.fromkeys([pathlib.Path(__file__).parent, *map(pathlib.Path, eep.__path__)])
+    places = [package / "lib" for package in packages]
     if override := os.environ.get("EEP_LIBRARY_DIR"):
         places.insert(0, pathlib.Path(override))
     for place in places:

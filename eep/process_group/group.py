@@ -79,6 +79,10 @@ class EepProcessGroup(TorchGroup):
     def getBackendName(self) -> str:
         return "eep"
 
+    def getGroupName(self) -> str:
+        """By which torch finds the group again: when it is destroyed, and from functional collectives."""
+        return self._name
+
     def active(self) -> tuple[int, ...]:
         """The ranks of this group that are in the view, as ranks of the group."""
         return self._group_ranks(self._lane.active())

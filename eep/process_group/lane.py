@@ -48,7 +48,7 @@ class Lane:
             code = self._library.eep_collective(self._context, ctypes.byref(args), None)
             native.check(self._library, code)
             if args.answered != self.active():
-                raise self._failure(name)
+                raise self._failure(name, timeout)
         finally:
             self._gate.leave()
         return int(args.answered)
@@ -63,7 +63,7 @@ class Lane:
             )
             native.check(self._library, code)
             if not done.value:
-                raise self._failure(f"send to rank {to}")
+                raise self._failure(f"send to rank {to}", timeout)
         finally:
             self._gate.leave()
 
@@ -92,7 +92,7 @@ class Lane:
             )
             native.check(self._library, code)
             if not done.value:
-                raise self._failure(f"recv from rank {source}")
+                raise self._failure(f"recv from rank {source}", timeout)
         finally:
             self._gate.leave()
 
@@ -135,10 +135,11 @@ class Lane:
                 else StepFailed(f"{name}: rank {rank} is not in the view (epoch {self._endpoint.view.epoch})")
             )
 
-    def _failure(self, name: str) -> StepFailed:
+    def _failure(self, name: str, timeout: float | None = None) -> StepFailed:
         status = self._endpoint.status()
         kind = EpochRevoked if status.revoked else StepFailed
-        return kind(f"{name} cannot be trusted: {status}; run it again after the next view")
+        waited = f" (its timeout was {timeout:g} s)" if timeout is not None and status.suspects else ""
+        return kind(f"{name} cannot be trusted: {status}{waited}; run it again after the next view")
 
 
 def _nanoseconds(seconds: float) -> int:

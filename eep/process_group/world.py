@@ -7,6 +7,7 @@ ranks commit views among themselves (:mod:`eep.view_log`) and watch each other's
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -200,11 +201,12 @@ class World:
             self.close_lane(name)
         with self.gate.alone(self._end_waits):
             self.endpoint.close()
-        # Everybody looks after having left, so that the last one sees nobody.
-        if not self._rendezvous.claimed_ranks():
-            self._log.clear()
-            if self._temporary:
-                self._rendezvous.remove()
+        # Everybody looks after having left, so that the last one sees nobody; who looks later may find nothing at all.
+        with contextlib.suppress(FileNotFoundError):
+            if not self._rendezvous.claimed_ranks():
+                self._log.clear()
+                if self._temporary:
+                    self._rendezvous.remove()
 
     # ---- within ----
 
