@@ -9,6 +9,7 @@ tensor that a rank gives or gets.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ import sys
 import time
 
 from collectives_rank import COLLECTIVES, CONTENDERS, ELEMENT, GroupSeat, run_rank
-from collectives_report import Result, Timing, header, plot, row, size_text, summary
+from collectives_report import Result, Timing, header, plot, row, summary
 from fleet import Fleet, FleetError, started
 from provenance import provenance
 
@@ -121,7 +122,7 @@ def measure(fleet: Fleet, collective: str, ranks: int, size: int, seconds: float
 def _call_times(answers: list[list[int]]) -> list[float]:
     """The microseconds of each call, from what every rank has noted."""
     ends = [max(moments) for moments in zip(*answers, strict=True)]
-    return [(after - before) / 1e3 for before, after in zip(ends, ends[1:], strict=False)]
+    return [(after - before) / 1e3 for before, after in itertools.pairwise(ends)]
 
 
 def _timing(times_us: list[float]) -> Timing:

@@ -26,6 +26,9 @@ import eep
 CONTENDERS = ("eep", "gloo")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ELEMENT = torch.float32
+# Torch is about to rename these, and says so at every call.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _PATIENCE = datetime.timedelta(seconds=60)
 
 
@@ -117,9 +120,9 @@ class GroupRank:
             case "all_reduce":
                 return lambda: dist.all_reduce(got, group=group)
             case "all_gather":
-                return lambda: dist.all_gather_into_tensor(got, given, group=group)
+                return lambda: _all_gather(got, given, group=group)
             case "reduce_scatter":
-                return lambda: dist.reduce_scatter_tensor(got, given, group=group)
+                return lambda: _reduce_scatter(got, given, group=group)
             case "all_to_all":
                 return lambda: dist.all_to_all_single(got, given, group=group)
         raise ValueError(self._collective)
