@@ -191,10 +191,10 @@ class Peers:
         self._offers.clear()
 
     @property
-    def processes(self) -> dict[int, int]:
-        """The pidfd of every peer in the view."""
+    def processes(self) -> dict[tuple[int, int], int]:
+        """The pidfd of every peer in the view, by rank and incarnation."""
         with self._mappings:
-            return {rank: offer.process for rank, offer in self._offers.items()}
+            return {(rank, offer.incarnation): offer.process for rank, offer in self._offers.items()}
 
     def has_left(self, rank: int) -> bool:
         """Whether that peer closed on purpose. What it owed was written before it said so."""

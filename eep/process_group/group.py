@@ -1,13 +1,10 @@
 """The process group that torch sees: each of its methods makes calls of tensors, and has them run in order.
 
-A call that its caller waits for runs in the caller's thread; others run, one after the other, in a thread of the group. Torch
-has had two names for some methods; both are here.
+Torch has had two names for some methods; both are here.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,8 +13,10 @@ import torch
 
 from eep.errors import EepError
 from eep.process_group import calls
+from eep.process_group.agreement import Agreement
 from eep.process_group.calls import Call
 from eep.process_group.messages import Messages
+from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
 from eep.process_group.world import World
 
@@ -35,6 +34,7 @@ class EepProcessGroup(TorchGroup):
     def __init__(
         self,
         world: World,
+        agreement: Agreement,
         name: str,
         ranks: list[int],
         timeout: timedelta,
@@ -42,16 +42,14 @@ class EepProcessGroup(TorchGroup):
     ) -> None:
         """``closed`` is what follows the end of this group, if it is more than the end of its lane."""
         super().__init__(ranks.index(world.rank), len(ranks))
-        self.world = world
-        self._closed = closed or (lambda: world.close_lane(name))
+        self.world, self.agreement = world, agreement
+        self._closed = closed or (lambda: world.close_lanes(name))
         self.timeout = timeout.total_seconds()
         self._name = name
-        self._lane = world.open_lane(name, ranks)
+        self._lanes = {device: world.open_lane(name, list(ranks), device) for device in world.devices}
+        self._lane = self._lanes["cpu"]
         self._messages = Messages(world.endpoint, self._lane, self.timeout)
-        self._running = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[list[Call], float, EepWork] | None] = queue.SimpleQueue()
-        self._queued = 0
-        self._thread: threading.Thread | None = None
+        self._runner = Runner(name, self._lanes)
         self._destroyed = False
 
     # ---- what it is ----
@@ -243,7 +241,7 @@ class EepProcessGroup(TorchGroup):
             return None
         members = [self._global(rank) for rank in sorted(set(ranks))]
         name = group_name or f"{self._name}/split/{','.join(map(str, members))}"
-        return EepProcessGroup(self.world, name, members, timedelta(seconds=self.timeout))
+        return EepProcessGroup(self.world, self.agreement, name, members, timedelta(seconds=self.timeout))
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = self._messages.timeout = timeout.total_seconds()
@@ -256,7 +254,7 @@ class EepProcessGroup(TorchGroup):
         if self._destroyed:
             return
         self._destroyed = True
-        self._queue.put(None)
+        self._runner.close()
         self._messages.close()
         self._closed()
 
@@ -265,41 +263,8 @@ class EepProcessGroup(TorchGroup):
     def _run(self, batch: list[Call], opts: Any) -> EepWork:
         if self._destroyed:
             raise EepError(f"{batch[0].name if batch else 'call'}: this process group was destroyed")
-        name = batch[0].name if batch else "nothing"
-        work = EepWork(name, [tensor for call in batch for tensor in call.tensors])
         timeout = _timeout(opts, self.timeout)
-        # Ahead of nobody: a call may run here only if none is queued, and none can be while it runs.
-        if not getattr(opts, "asyncOp", False) and self._running.acquire(blocking=False):
-            try:
-                if self._queued == 0:
-                    self._execute(batch, timeout, work)
-                    return work
-            finally:
-                self._running.release()
-        self._enqueue(batch, timeout, work)
-        return work
-
-    def _enqueue(self, batch: list[Call], timeout: float, work: EepWork) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
-            self._thread.start()
-        self._queued += 1
-        self._queue.put((batch, timeout, work))
-
-    def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            with self._running:
-                self._execute(*item)
-                self._queued -= 1
-
-    def _execute(self, batch: list[Call], timeout: float, work: EepWork) -> None:
-        def body() -> tuple[int, ...]:
-            answered = self._lane.active()
-            for call in batch:
-                answered &= self._lane.call(call.name, call.args, timeout)
-            return self._group_ranks(answered)
-
-        work.run(body)
+        return self._runner.run(batch, timeout, in_background=getattr(opts, "asyncOp", False))
 
     def _global(self, rank: int) -> int:
         if not 0 <= rank < self.size():

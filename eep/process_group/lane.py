@@ -146,5 +146,29 @@ class Lane:
         return kind(f"{name} cannot be trusted: {status}{waited}; run it again after the next view")
 
 
+class DeviceLane(Lane):
+    """A group's calls on a GPU: launched on the current stream and not waited for, so that they can be captured.
+
+    Whether they can be trusted is seen when the step is over (:meth:`eep.endpoint.Endpoint.status`); here only what the host
+    knows already is an error.
+    """
+
+    def call(self, name: str, args: CollectiveArgs, timeout: float) -> int:
+        self._gate.enter()
+        try:
+            self._check_open(name)
+            if not self._endpoint.status().ok:
+                raise self._failure(name)
+            args.lane = self._number.value
+            code = self._library.eep_collective(self._context, ctypes.byref(args), self._endpoint._stream())
+            native.check(self._library, code)
+        finally:
+            self._gate.leave()
+        return self.active()
+
+    def poke(self) -> None:
+        """There are no messages on a GPU."""
+
+
 def _nanoseconds(seconds: float) -> int:
     return max(1, int(seconds * 1e9))

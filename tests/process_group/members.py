@@ -18,6 +18,9 @@ from tests.ranks import PATIENCE_S, RankProcess, Ranks
 
 MOVES = ("broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all", "all_to_all_single")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single")
+# Torch has renamed these.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 COLLECTIVES = (*MOVES, *REDUCTIONS, "barrier")
 
 
@@ -65,8 +68,8 @@ def run_collective(
             dist.all_gather(empty, mine, group=group)
             return empty
         case "all_gather_single":
-            out = torch.full((size, *shape), 9, dtype=dtype)
-            dist.all_gather_into_tensor(out, mine, group=group)
+            out = torch.cat(empty)
+            all_gather_single(out, mine, group=group)
             return [out]
         case "gather":
             dist.gather(mine, empty if rank == root else None, group=group, group_dst=root)
@@ -78,14 +81,14 @@ def run_collective(
             dist.reduce_scatter(mine, blocks, op, group=group)
             return [mine]
         case "reduce_scatter_single":
-            dist.reduce_scatter_tensor(mine, torch.stack(blocks), op, group=group)
+            reduce_scatter_single(mine, torch.cat(blocks), op, group=group)
             return [mine]
         case "all_to_all":
             dist.all_to_all(empty, blocks, group=group)
             return empty
         case "all_to_all_single":
-            out = torch.full((size, *shape), 9, dtype=dtype)
-            dist.all_to_all_single(out, torch.stack(blocks), group=group)
+            out = torch.cat(empty)
+            dist.all_to_all_single(out, torch.cat(blocks), group=group)
             return [out]
         case "barrier":
             dist.barrier(group=group)
@@ -189,7 +192,7 @@ class MemberProgram:
     def answered(self, seed: int) -> tuple[torch.Tensor, tuple[int, ...]]:
         pg = self.groups["world"]
         out = torch.full((pg.size(), 2), 9.0)
-        work = dist.all_gather_into_tensor(out, values(seed, pg.rank(), (2,), torch.float32), async_op=True)
+        work = all_gather_single(out, values(seed, pg.rank(), (2,), torch.float32), async_op=True)
         work.wait()
         return out, eep.pg.answered(work)
 
@@ -244,6 +247,9 @@ class MemberProgram:
 
     def arm(self, point: str, action: str, skip: int = 0, sleep_ms: float = 0) -> None:
         faults.arm(point, action, skip=skip, sleep_ms=sleep_ms)
+
+    def disarm(self) -> None:
+        faults.disarm()
 
     def destroy(self) -> None:
         dist.destroy_process_group()
