@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build system-packages test test-gpu sanitize soak lint format bench bench-membership demo clean
+.PHONY: help setup build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -74,6 +74,9 @@ bench: system-packages build  ## dispatch, combine and expert repair; tables, JS
 
 bench-membership: build  ## how long a lost rank is felt, and what a view change costs as instances grow
 	$(PY) bench/membership.py
+
+bench-collectives: build  ## collectives of the backend eep against those of gloo
+	$(PY) bench/collectives.py
 
 demo: build  ## four processes exchange tokens, one is killed, a replacement joins
 	$(PY) examples/kill_one.py

@@ -136,7 +136,7 @@ class EepProcessGroup(TorchGroup):
     ) -> EepWork:
         return self._run(
             [
-                calls.all_gather(calls.blocks_of("all_gather", output, self.size()), tensor)
+                calls.all_gather_single(output, tensor, self.size())
                 for output, tensor in zip(outputs, inputs, strict=True)
             ],
             opts,
@@ -187,8 +187,13 @@ class EepProcessGroup(TorchGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> EepWork:
-        return self.reduce_scatter(
-            outputs, [calls.blocks_of("reduce_scatter", tensor, self.size()) for tensor in inputs], opts
+        op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
+        return self._run(
+            [
+                calls.reduce_scatter_single(output, tensor, op, self.size())
+                for output, tensor in zip(outputs, inputs, strict=True)
+            ],
+            opts,
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -207,9 +212,10 @@ class EepProcessGroup(TorchGroup):
         input_splits: Sequence[int] = (),
         opts: Any = None,
     ) -> EepWork:
-        outputs = calls.splits_of("all_to_all_single", output, output_splits, self.size())
-        inputs = calls.splits_of("all_to_all_single", tensor, input_splits, self.size())
-        return self._run([calls.all_to_all(outputs, inputs)], opts)
+        return self._run(
+            [calls.all_to_all_single(output, tensor, output_splits, input_splits, self.size())],
+            opts,
+        )
 
     alltoall_base = all_to_all_single
 

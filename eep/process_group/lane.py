@@ -10,6 +10,7 @@ from eep.collective_abi import CollectiveArgs, Group, Message
 from eep.endpoint import Endpoint
 from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.process_group.gate import Gate
+from eep.view import View
 
 
 def group_id(name: str) -> int:
@@ -25,13 +26,16 @@ class Lane:
         self._endpoint, self._gate, self._identity = endpoint, gate, identity
         self._library, self._context = endpoint._library, endpoint._context
         self._number = ctypes.c_uint32()
+        self._active_in: tuple[View | None, list[int], int] = None, [], 0
         self._open = True
         self._register()
 
     def active(self) -> int:
         """The members that are in the view, as a bit mask."""
-        view = self._endpoint.view.active
-        return sum(1 << rank for rank in self.ranks if rank in view)
+        view, ranks = self._endpoint.view, self.ranks
+        if view is not self._active_in[0] or ranks is not self._active_in[1]:
+            self._active_in = view, ranks, sum(1 << rank for rank in ranks if rank in view.active)
+        return self._active_in[2]
 
     def grow(self, size: int) -> None:
         """Ranks were added to the instance, and belong to this group."""
