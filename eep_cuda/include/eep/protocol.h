@@ -54,6 +54,7 @@ typedef enum {
   EEP_STATUS_MISROUTED = 8,   // a token was routed to a rank that is not in the view
   EEP_STATUS_TORN = 16,       // an outbox changed while it was read
   EEP_STATUS_BAD_TABLE = 32,  // an entry of this rank's peer table makes no sense; it was skipped
+  EEP_STATUS_MISMATCH = 64,   // a member of a group called something else, or met other ranks; its part was not taken
 } eep_status;
 
 typedef enum { EEP_PHASE_IDLE = 0, EEP_PHASE_SENT, EEP_PHASE_RECEIVED, EEP_PHASE_PUBLISHED } eep_phase;
@@ -118,13 +119,15 @@ typedef struct {
 // payload into memory of another, and a zombie can only spoil what nobody reads. Two halves are enough: a rank fills a half
 // again, in round n, only when every member has entered round n-1 and hence is done with round n-2.
 
-// What a source signals, in one cache line per slot and part. Only that source writes it.
+// What a source signals, in one cache line per slot and part. Only that source writes it. What it says of a round stays until
+// it enters the round after the next, so that whoever is a round behind can still read it: hence two of each, by round % 2.
 typedef struct {
-  uint64_t flag;   // epoch | round: it has entered that round, and its half of the outbox is filled
-  uint64_t group;  // the group that it means; a lane may have served another one before
-  uint64_t call;   // eep_call_make(): what it called
-  uint64_t bytes;  // of the whole call, which all must agree on; all_to_all: of its largest block, which they need not
-  uint64_t reserved[4];
+  uint64_t flag;        // epoch | round: it has entered that round, and its half of the outbox is filled
+  uint64_t group;       // the group that it means; a lane may have served another one before
+  uint64_t call[2];     // eep_call_make(): what it called
+  uint64_t bytes[2];    // of the whole call, which all must agree on; all_to_all: of its largest block, which they need not
+  uint64_t members[2];  // the ranks that it takes part with. It shrinks when one is lost, and who sees another set than its
+                        // own knows that the source's part is not what it needs
 } eep_lane_mailbox;
 
 EEP_INLINE uint64_t eep_call_make(uint32_t collective, uint32_t element, uint32_t reduction, uint32_t root) {

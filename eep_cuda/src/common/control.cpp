@@ -42,6 +42,11 @@ void eep_control_suspect(eep_control_page* page, uint64_t ranks) {
   eep::ring(*page);
 }
 
+void eep_control_state(eep_control_page* page, uint64_t state) {
+  std::atomic_ref<uint64_t>(page->state).store(state, std::memory_order_release);
+  eep::ring(*page);
+}
+
 void eep_revoke(eep_context* context, uint64_t epoch) {
   const eep_peer_table* table = eep_table(context);
   for (uint32_t rank = 0; rank < table->max_ranks; ++rank)
