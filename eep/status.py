@@ -44,7 +44,7 @@ class Status:
             (self.misrouted, "a token was routed to a rank outside the view"),
             (self.torn, "a peer overwrote results while they were read"),
             (self.bad_table, "the peer table holds an entry that makes no sense"),
-            (self.mismatched, "the members of a process group did not make the same call"),
+            (self.mismatched, "the members of a process group did not make the same call, or not with the same ranks"),
         ]
         return f"epoch {self.epoch}: " + ("; ".join(text for is_so, text in said if is_so) or "all well")
 

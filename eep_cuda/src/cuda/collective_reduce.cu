@@ -46,35 +46,40 @@ __device__ void store_sum(const Target& target, uint64_t vector, uint64_t bytes,
     return;
   }
   const T* values = reinterpret_cast<const T*>(&sum);
-  for (uint32_t i = 0; i < sizeof(uint4) / sizeof(T) && i * sizeof(T) < left; ++i)
-    reinterpret_cast<T*>(out)[i] = values[i];
+#pragma unroll
+  for (uint32_t i = 0; i < sizeof(uint4) / sizeof(T); ++i)
+    if (i * sizeof(T) < left) reinterpret_cast<T*>(out)[i] = values[i];
 }
 
-// Called by all threads: each adds up `kVectors` vectors at a time, with the loads of `kMembers` members of each in
+// Called by all threads: each reduces `kVectors` vectors at a time, with the loads of `kMembers` members of each in
 // flight. The last vector may be read beyond `bytes`: outboxes are whole vectors.
 template <typename T, bool kAdds, uint32_t kVectors, uint32_t kMembers>
-__device__ void add_up(const Sources& sources, uint64_t bytes, uint32_t reduction, const Target& target) {
-  const uint64_t vectors = (bytes + sizeof(uint4) - 1) / sizeof(uint4);
-  for (uint64_t first = threadIdx.x; first < vectors; first += kVectors * kLaneThreads) {
+__device__ __forceinline__ void reduce_by(const Sources& sources, uint64_t bytes, uint32_t reduction,
+                                          const Target& target) {
+  const uint32_t vectors = static_cast<uint32_t>((bytes + sizeof(uint4) - 1) / sizeof(uint4));
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < vectors; first += kVectors * kLaneThreads) {
     VectorSum<T, kAdds> sums[kVectors];
+#pragma unroll 1
     for (uint32_t member = 0; member < sources.count; member += kMembers) {
       uint4 data[kVectors][kMembers];
 #pragma unroll
-      for (uint32_t v = 0; v < kVectors; ++v)
+      for (uint32_t m = 0; m < kMembers; ++m)
 #pragma unroll
-        for (uint32_t m = 0; m < kMembers; ++m)
+        for (uint32_t v = 0; v < kVectors; ++v)
           if (first + v * kLaneThreads < vectors && member + m < sources.count)
             data[v][m] = load_shared_row(sources.from[member + m] + first + v * kLaneThreads);
 #pragma unroll
-      for (uint32_t v = 0; v < kVectors; ++v)
+      for (uint32_t m = 0; m < kMembers; ++m) {
+        if (member + m >= sources.count) break;
 #pragma unroll
-        for (uint32_t m = 0; m < kMembers; ++m)
-          if (first + v * kLaneThreads < vectors && member + m < sources.count) {
-            if (m == 0 && member == 0)
-              sums[v].begin(data[v][m]);
-            else
-              sums[v].take(data[v][m], reduction);
-          }
+        for (uint32_t v = 0; v < kVectors; ++v) {
+          if (m == 0 && member == 0)
+            sums[v].begin(data[v][m]);
+          else
+            sums[v].take(data[v][m], reduction);
+        }
+      }
     }
 #pragma unroll
     for (uint32_t v = 0; v < kVectors; ++v)
@@ -83,17 +88,18 @@ __device__ void add_up(const Sources& sources, uint64_t bytes, uint32_t reductio
   }
 }
 
-template <typename T>
-__device__ void reduce(const Sources& sources, uint64_t bytes, uint32_t reduction, const Target& target) {
-  if (reduction > EEP_AVG)
-    add_up<T, false, 1, 4>(sources, bytes, reduction, target);
+template <typename T, bool kAdds>
+__device__ __forceinline__ void reduce(const Sources& sources, uint64_t bytes, uint32_t reduction,
+                                       const Target& target) {
+  if constexpr (!kAdds || sizeof(T) == 1)
+    reduce_by<T, kAdds, 1, 2>(sources, bytes, reduction, target);
   else if (sources.count <= 2)
-    add_up<T, true, 4, 2>(sources, bytes, reduction, target);
+    reduce_by<T, kAdds, 2, 2>(sources, bytes, reduction, target);
   else
-    add_up<T, true, 1, 8>(sources, bytes, reduction, target);
+    reduce_by<T, kAdds, 1, 8>(sources, bytes, reduction, target);
 }
 
-template <typename T>
+template <typename T, bool kAdds>
 __global__ void __launch_bounds__(kLaneThreads)
     reduce_kernel(const __grid_constant__ Home home, const __grid_constant__ BlockCall call) {
   __shared__ Party party;
@@ -111,43 +117,37 @@ __global__ void __launch_bounds__(kLaneThreads)
   const Slice slice = slice_of(call.bytes);
   const uint8_t* in = static_cast<const uint8_t*>(call.in);
   uint8_t* out = static_cast<uint8_t*>(call.out);
-  const auto half_of = [&](uint32_t rank, uint32_t half) { return PartView(home, party.part[rank]).outbox(half); };
+  const auto outbox = [&](uint32_t rank, uint32_t half) { return PartView(home, party.part[rank]).outbox(half); };
 
   const uint64_t rounds = rounds_for(call.bytes, capacity);
   for (uint64_t i = 0; i < rounds; ++i) {
     const Slice piece = piece_of(slice, i, capacity);
-    uint8_t* own_half = half_of(home.rank, party.half);
-    if (scatters)
-      run_copies(copies, party.count, piece.bytes, [&](uint32_t place) {
-        const uint8_t* block = call.in_blocks[party.position[place]];
-        return Copy{block ? block + piece.begin : nullptr, own_half + place * capacity, piece.bytes};
-      });
-    else
-      run_copies(copies, 1, piece.bytes, [&](uint32_t) { return Copy{in + piece.begin, own_half, piece.bytes}; });
+    uint8_t* own_half = outbox(home.rank, party.half);
+    run_copies(copies, scatters ? party.count : 1, piece.bytes, [&](uint32_t place) {
+      const uint8_t* block = scatters ? call.in_blocks[party.position[place]] : in;
+      return Copy{block ? block + piece.begin : nullptr, own_half + place * capacity, piece.bytes};
+    });
     meet(home, party, {call.call, call.bytes, party.active, false}, in_two_rounds);
 
-    if (!in_two_rounds) {
-      find_sources(home, party, scatters ? party.own * capacity : 0, sources);
-      if (call.kind != EEP_REDUCE || call.root == home.rank)
-        reduce<T>(sources, piece.bytes, call.reduction, {out + piece.begin, nullptr});
-      end_round(home, party);
-      continue;
-    }
-    // Our share of the piece goes into the other half, from which the others take it in the second round.
-    const uint64_t share = eep_align_up((piece.bytes + party.count - 1) / party.count, sizeof(uint4));
+    // In two rounds, our share of the piece also goes into the other half, from which the others take it in the second.
+    const uint64_t share =
+        in_two_rounds ? eep_align_up((piece.bytes + party.count - 1) / party.count, sizeof(uint4)) : piece.bytes;
     const auto share_at = [&](uint32_t place) { return piece_of({0, piece.bytes}, place, share); };
-    const Slice mine = share ? share_at(party.own) : Slice{0, 0};
-    find_sources(home, party, mine.begin, sources);
-    reduce<T>(sources, mine.bytes, call.reduction,
-              {out + piece.begin + mine.begin, reinterpret_cast<uint4*>(half_of(home.rank, 1 - party.half))});
+    const Slice mine = in_two_rounds ? share_at(party.own) : Slice{0, piece.bytes};
+    find_sources(home, party, scatters ? party.own * capacity : mine.begin, sources);
+    if (call.kind != EEP_REDUCE || call.root == home.rank)
+      reduce<T, kAdds>(sources, mine.bytes, call.reduction,
+                       {out + piece.begin + mine.begin,
+                        in_two_rounds ? reinterpret_cast<uint4*>(outbox(home.rank, 1 - party.half)) : nullptr});
     const uint64_t added = party.present;
     end_round(home, party);
+    if (!in_two_rounds) continue;
     meet(home, party, {call.call, call.bytes, added, false});
-    run_copies(copies, share ? party.count : 0, share, [&](uint32_t place) {
+    run_copies(copies, party.count, share, [&](uint32_t place) {
       const uint32_t rank = party.rank[place];
       if (rank == home.rank || !party.has(rank)) return Copy{nullptr, nullptr, 0};
       const Slice theirs = share_at(place);
-      return Copy{half_of(rank, party.half_of[rank]), out + piece.begin + theirs.begin, theirs.bytes};
+      return Copy{outbox(rank, party.half_of[rank]), out + piece.begin + theirs.begin, theirs.bytes};
     });
     end_round(home, party);
   }
@@ -156,17 +156,21 @@ __global__ void __launch_bounds__(kLaneThreads)
 
 template <typename T>
 int launch(const Home& home, const BlockCall& call, uint32_t parts, cudaStream_t stream) {
-  reduce_kernel<T><<<parts, kLaneThreads, 0, stream>>>(home, call);
+  const auto kernel = call.reduction <= EEP_AVG ? reduce_kernel<T, true> : reduce_kernel<T, false>;
+  kernel<<<parts, kLaneThreads, 0, stream>>>(home, call);
   return check_cuda(cudaGetLastError(), "a reduction");
+}
+
+template <typename... Ts>
+cudaError_t load_for() {
+  return load_kernels(reduce_kernel<Ts, true>..., reduce_kernel<Ts, false>...);
 }
 
 }  // namespace
 
 cudaError_t load_reductions() {
-  return load_kernels(reduce_kernel<uint8_t>, reduce_kernel<int8_t>, reduce_kernel<uint16_t>, reduce_kernel<int16_t>,
-                      reduce_kernel<uint32_t>, reduce_kernel<int32_t>, reduce_kernel<uint64_t>, reduce_kernel<int64_t>,
-                      reduce_kernel<__half>, reduce_kernel<__nv_bfloat16>, reduce_kernel<float>, reduce_kernel<double>,
-                      reduce_kernel<Bool>);
+  return load_for<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, uint64_t, int64_t, __half, __nv_bfloat16,
+                  float, double, Bool>();
 }
 
 int launch_reduction(const Home& home, const BlockCall& call, uint32_t parts, cudaStream_t stream) {

@@ -141,6 +141,16 @@ __device__ inline uint32_t half_for(uint64_t flag, const Party& party) {
   return is_next || is_newer ? 1 - told : 2;
 }
 
+// A member that says what it should not: why that is depends on what else went wrong, and a loss or a revoke, which
+// makes members meet other ranks than we do, is the better reason.
+__device__ inline void note_mismatch(const Home& home, const Party& party, bool is_other_call) {
+  Trouble* trouble = &home.state->trouble;
+  if (load_relaxed_sys(&home.page->revoked_epoch) >= party.epoch)
+    note(trouble, EEP_STATUS_REVOKED);
+  else if (is_other_call || !*static_cast<volatile uint64_t*>(&trouble->status))
+    note(trouble, EEP_STATUS_MISMATCH);
+}
+
 // Called by all threads when our half is filled: tells the others and waits for theirs. Afterwards `party.present` are
 // those whose half may be read. With `writes_next` the other half of our outbox may be written at once, before
 // end_round().
@@ -173,27 +183,28 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
       party.half_of[rank] = half;
       return true;
     });
-    bool agrees[2];
+    bool has_same_call[2], has_same_ranks[2];
     uint64_t largest = said.bytes;
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t rank = threadIdx.x + 32 * i;
-      agrees[i] = false;
+      has_same_call[i] = has_same_ranks[i] = false;
       if (!(arrived >> rank & 1)) continue;
       const eep_lane_mailbox* box = own.mailbox(party.slot[rank]);
       const uint32_t half = party.half_of[rank];
       const uint64_t bytes = load_relaxed_sys(&box->bytes[half]);
-      agrees[i] = load_relaxed_sys(&box->call[half]) == said.call &&
-                  (said.may_differ_in_bytes || bytes == said.bytes) &&
-                  load_relaxed_sys(&box->members[half]) == party.active;
-      if (agrees[i]) largest = max(largest, bytes);
+      has_same_call[i] =
+          load_relaxed_sys(&box->call[half]) == said.call && (said.may_differ_in_bytes || bytes == said.bytes);
+      has_same_ranks[i] = load_relaxed_sys(&box->members[half]) == party.active;
+      if (has_same_call[i]) largest = max(largest, bytes);
     }
     for (uint32_t step = 16; step; step /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-    const uint64_t agreed = arrived & vote(agrees[0], agrees[1]);
+    const uint64_t called = arrived & vote(has_same_call[0], has_same_call[1]);
+    const uint64_t agreed = called & vote(has_same_ranks[0], has_same_ranks[1]);
     if (threadIdx.x == 0) {
       party.half_of[home.rank] = party.half;
       party.largest = largest;
       party.present = agreed | rank_bit(home.rank);
-      if (agreed != arrived) note(&home.state->trouble, EEP_STATUS_MISMATCH);
+      if (agreed != arrived) note_mismatch(home, party, called != arrived);
       if (agreed != (party.active & ~rank_bit(home.rank))) show_trouble(&home.state->trouble, home.page);
     }
   }
@@ -291,6 +302,7 @@ __device__ void run_copies(Copies& copies, uint32_t count, uint64_t most, CopyAt
   __syncthreads();
   const uint32_t vectors = static_cast<uint32_t>((most + sizeof(uint4) - 1) / sizeof(uint4));
   const uint64_t total = static_cast<uint64_t>(count) * vectors;
+#pragma unroll 1
   for (uint64_t first = threadIdx.x; first < total; first += kAtOnce * kLaneThreads) {
     uint4 data[kAtOnce];
     uint4* to[kAtOnce];
