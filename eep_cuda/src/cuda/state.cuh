@@ -156,6 +156,7 @@ cudaError_t load_publish();
 cudaError_t load_barrier();
 cudaError_t load_moves();
 cudaError_t load_reductions();
+cudaError_t load_weights();
 
 }  // namespace eep
 
