@@ -5,7 +5,9 @@
 // when a group is opened, when a view is shown, and before each launch.
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include "common/checks.h"
 #include "cuda/collective.cuh"
