@@ -96,6 +96,7 @@ class _Life:
         self.incarnation = incarnation
         self.child: Child | None = None
         self.fenced = False
+        self.ended = False
         self.task: asyncio.Task[None] | None = None
 
 
@@ -129,6 +130,8 @@ class Processes:
         if life is None or life.incarnation != incarnation:
             return
         life.fenced = True
+        if life.ended:
+            return  # its number may be somebody else's by now
         if life.child is not None:
             kill_all_of(life.child)
         elif life.task is not None:
@@ -151,6 +154,7 @@ class Processes:
             kill_all_of(life.child)
         await _readable(life.child.pidfd)
         kill_all_of(life.child)  # what it started goes with it
+        life.ended = True
         os.close(life.child.pidfd)
         code = await life.child.exit_code()
         self._over(rank, life, describe_exit(code), code == 0)

@@ -83,7 +83,8 @@ def _with_standby(state: State, standby: Sequence[int]) -> State:
 class Supervisor:
     """``command`` is what every rank runs, or a launcher of ranks; a rank finds itself in its environment.
 
-    ``standby`` are ranks of this host that run only when an operator asks for them.
+    ``standby`` are ranks of this host that run only when an operator asks for them. A directory that was not given is
+    made, and removed in the end; ``remove_directory`` says otherwise.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Supervisor:
         policy: Policy | None = None,
         store: Store | None = None,
         directory: Path | None = None,
+        remove_directory: bool | None = None,
         key: bytes | None = None,
         environment: Mapping[str, str] | None = None,
         lease_ttl: float = LEASE_TTL,
@@ -108,7 +110,7 @@ class Supervisor:
         self.rejected: Counter[str] = Counter()
         self.last_rejection = ""
         self._store = store or EmbeddedStore()
-        self._made_directory = directory is None
+        self._removes_directory = directory is None if remove_directory is None else remove_directory
         self.directory = PrivateDirectory.create(directory, key)
         self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
         self._events = EventLog(self.directory.events, host)
@@ -165,11 +167,12 @@ class Supervisor:
             timer.cancel()
         self._front.close()
         self._events.close()
-        if self._made_directory:
+        if self._removes_directory:
             self.directory.remove()
-        if self._keeper is not None and self._keeper.stdin is not None:
+        if self._keeper is not None and self._keeper.stdin is not None and self._keeper.stdout is not None:
             self._keeper.stdin.close()
-            self._keeper.wait()
+            await asyncio.to_thread(self._keeper.stdout.read)  # it has nothing to say; that ends when it does
+            self._keeper.stdout.close()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline."""
@@ -183,9 +186,11 @@ class Supervisor:
 
     def _start_keeper(self) -> None:
         arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path)]
-        arguments += ["remove"] if self._made_directory else []
+        arguments += ["remove"] if self._removes_directory else []
         # A session of its own, so that what kills the supervisor's group leaves the keeper to do its work.
-        self._keeper = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
+        pipe = subprocess.PIPE
+        self._keeper = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, start_new_session=True)
+        self._keeper.wait()  # a few milliseconds: what stays is its child
 
     # The core, and what it asks for.
 
