@@ -35,6 +35,7 @@ class Watcher:
     ) -> None:
         self._directory, self._on_view, self._on_gone = directory, on_view, on_gone
         self._on_lost = on_lost or (lambda reason: None)
+        self._last: tuple[View, bool] | None = None
         self._ending = threading.Event()
         self._client: Client | None = None
         self._guard = threading.Lock()
@@ -62,6 +63,7 @@ class Watcher:
     def _listen(self, client: Client) -> None:
         with self._guard:
             self._client = client
+        self._last = None
         try:
             client.send(Watch())
             while not self._ending.is_set():
@@ -70,10 +72,15 @@ class Watcher:
                     case _ if self._ending.is_set():
                         return
                     case TellView(active=active, incarnations=incarnations, phase=phase):
-                        self._on_view(View(received.epoch, active, incarnations), phase == "run")
+                        self._heard(View(received.epoch, active, incarnations), phase == "run")
                     case TellGone(rank=rank, incarnation=incarnation, reason=reason):
                         self._on_gone(rank, incarnation, reason)
         finally:
             with self._guard:
                 self._client = None
             client.close()
+
+    def _heard(self, view: View, running: bool) -> None:
+        if self._last != (view, running):  # the record changes for other reasons too
+            self._last = view, running
+            self._on_view(view, running)

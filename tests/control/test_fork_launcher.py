@@ -98,12 +98,11 @@ def test_ranks_outlive_their_fork_server_and_the_next_one_replaces_them() -> Non
 def test_a_rank_that_signals_its_parent_hurts_nobody() -> None:
     async def body() -> None:
         async with forked(ranks.signals_its_parent, relaunch_limit=0) as (supervisor, launcher):
-            server = None
             await until(supervisor, runs_with(supervisor, (0, 2)))
+            await until(supervisor, lambda: supervisor.state.ranks[1].status is Status.DOWN)
             server = launcher.server_pid
             assert server is not None
             assert is_running(server)
-            assert supervisor.state.ranks[1].status is Status.DOWN
 
     asyncio.run(body())
 
