@@ -250,6 +250,7 @@ def test_events_tell_the_story() -> None:
             await until(supervisor, runs_with(supervisor, ALL))
             kill(supervisor, 1)
             await until(supervisor, runs_with(supervisor, (0, 2, 3)))
+            await until(supervisor, lambda: supervisor.state.ranks[1].incarnation == 1)  # so its exit has been seen
             lines = list(read_events(supervisor.directory.events))
             exited = next(line for line in lines if line.phase == "EXITED")
             assert (exited.rank, exited.incarnation, exited.evidence) == (1, 0, "SIGKILL")
