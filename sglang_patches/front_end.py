@@ -25,7 +25,7 @@ from sglang_patches import hooks, ledger_adapter
 logger = logging.getLogger(__name__)
 
 DIRECTORY = "EEP_SERVER_DIR"
-"""Where the processes of a server find its supervisor. Not the variable of the ranks: by that one a keeper finds whom to end."""
+"""Where a server's processes find its supervisor. Not the variable of the ranks: by that a keeper finds whom to end."""
 WAIT_LIMIT = "EEP_WAIT_LIMIT_S"
 _DEFAULT_WAIT_LIMIT = 300.0
 _LOOKS_EVERY = 1.0

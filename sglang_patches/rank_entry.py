@@ -53,9 +53,10 @@ def main() -> None:
     _outlive_the_parent()
     arguments = list(written["arguments"])
     arguments[written["writer"]] = InitialInfo(info_path(directory, rank))
-    function = getattr(importlib.import_module("sglang.srt.managers.scheduler"), "run_scheduler_process")
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
     print(f"eep: rank {rank} starts as incarnation {os.environ[INCARNATION]}, process {os.getpid()}", flush=True)
-    function(*arguments, **written["named"])
+    run_scheduler_process(*arguments, **written["named"])
     # It returns after an exception too, which it has logged; only a rank that was told to end may end cleanly.
     raise SystemExit(1)
 
