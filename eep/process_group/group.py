@@ -28,6 +28,9 @@ else:
     TorchGroup = torch.distributed.ProcessGroup
 
 
+_NONE = timedelta(0)
+
+
 class EepProcessGroup(TorchGroup):
     """A group over the active ranks of the world. See :mod:`eep.pg` for what it can do beside torch's interface."""
 
@@ -83,7 +86,7 @@ class EepProcessGroup(TorchGroup):
 
     def active(self) -> tuple[int, ...]:
         """The ranks of this group that are in the view, as ranks of the group."""
-        return self._group_ranks(self._lane.active())
+        return self._lane.positions(self._lane.active())
 
     def world_rank(self, rank: int) -> int:
         """The rank of the world behind a rank of this group; in a group of all ranks also of those that may come."""
@@ -129,7 +132,7 @@ class EepProcessGroup(TorchGroup):
         return self.allgather([list(blocks) for blocks in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
-        return self.all_gather_single_coalesced([output], [tensor], opts)
+        return self._run([calls.all_gather_single(output, tensor, self.size())], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -182,7 +185,8 @@ class EepProcessGroup(TorchGroup):
         )
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
-        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+        op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
+        return self._run([calls.reduce_scatter_single(output, tensor, op, self.size())], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -271,9 +275,6 @@ class EepProcessGroup(TorchGroup):
             raise ValueError(f"rank {rank} is not in this group of {self.size()}")
         return self.ranks[rank]
 
-    def _group_ranks(self, mask: int) -> tuple[int, ...]:
-        return tuple(i for i, rank in enumerate(self.ranks) if mask >> rank & 1)
-
     def _blocks(self, name: str, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(blocks) != self.size():
             raise ValueError(
@@ -298,4 +299,4 @@ def _choice(opts: Any, given: dict[str, Any], name: str, keyword: str, default: 
 
 def _timeout(opts: Any, default: float) -> float:
     timeout = getattr(opts, "timeout", None)
-    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > timedelta(0) else default
+    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > _NONE else default

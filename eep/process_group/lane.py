@@ -26,7 +26,9 @@ class Lane:
         self._endpoint, self._gate, self._identity = endpoint, gate, identity
         self._library, self._context = endpoint._library, endpoint._context
         self._number = ctypes.c_uint32()
+        # What was found last, and for what: it is asked for at every call, and changes with the view only.
         self._active_in: tuple[View | None, list[int], int] = None, [], 0
+        self._positions_of: tuple[int, list[int], tuple[int, ...]] = 0, [], ()
         self._open = True
         self._register()
 
@@ -36,6 +38,14 @@ class Lane:
         if view is not self._active_in[0] or ranks is not self._active_in[1]:
             self._active_in = view, ranks, sum(1 << rank for rank in ranks if rank in view.active)
         return self._active_in[2]
+
+    def positions(self, mask: int) -> tuple[int, ...]:
+        """Ranks of the instance, as a bit mask, as ranks of the group."""
+        known, ranks, found = self._positions_of
+        if mask != known or ranks is not self.ranks:
+            found = tuple(i for i, rank in enumerate(self.ranks) if mask >> rank & 1)
+            self._positions_of = mask, self.ranks, found
+        return found
 
     def grow(self, size: int) -> None:
         """Ranks were added to the instance, and belong to this group."""

@@ -27,8 +27,9 @@ class Runner:
     def run(self, batch: list[Call], timeout: float, *, in_background: bool) -> EepWork:
         """The batch as one work."""
         name = batch[0].name if batch else "nothing"
-        work = EepWork(name, [tensor for call in batch for tensor in call.tensors])
-        device = batch[0].tensors[0].device.type if batch and batch[0].tensors else "cpu"
+        tensors = batch[0].tensors if len(batch) == 1 else [tensor for call in batch for tensor in call.tensors]
+        work = EepWork(name, tensors)
+        device = "cpu" if not tensors or tensors[0].is_cpu else tensors[0].device.type
         if device not in self._lanes:
             raise ValueError(
                 f"{name}: this group takes tensors on {' and '.join(self._lanes)}, got one on {device}; see "
@@ -65,10 +66,11 @@ class Runner:
                 self._queued -= 1
 
     def _execute(self, batch: list[Call], timeout: float, work: EepWork, lane: Lane) -> None:
-        def body() -> tuple[int, ...]:
+        try:
             answered = lane.active()
             for call in batch:
                 answered &= lane.call(call.name, call.args, timeout)
-            return tuple(i for i, rank in enumerate(lane.ranks) if answered >> rank & 1)
-
-        work.run(body)
+        except BaseException as error:
+            work.end(error=error)
+        else:
+            work.end(lane.positions(answered))
