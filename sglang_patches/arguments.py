@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +15,8 @@ from sglang_patches import cpu, hooks
 from sglang_patches.options import Options
 
 logger = logging.getLogger(__name__)
-_UNSET = object()
+RENDEZVOUS = "EEP_SGLANG_RENDEZVOUS"
+"""Names the directory where ranks meet when no supervisor started them."""
 
 
 def register() -> None:
@@ -89,6 +93,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
     options = parse(arguments)
     imply(arguments, options)
     options.publish()
+    _make_rendezvous()
     if _device_of(arguments) == "cpu":
         os.environ[cpu.ASKED_FOR] = "1"
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -181,11 +186,26 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         "enable_dp_lm_head": arguments.tp_size > 1,
         "enable_dp_attention_local_control_broadcast": arguments.tp_size > 1,
         "disable_custom_all_reduce": True,
+        # A shared expert that is fused into the routed ones would have to be placed like them.
+        "disable_shared_experts_fusion": True,
     }
     for name, value in implied.items():
         if not hasattr(arguments, name):
             raise SystemExit(f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have")
         setattr(arguments, name, value)
+
+
+def _make_rendezvous() -> None:
+    """A private directory where ranks that no supervisor starts meet; it goes with this process."""
+    path = tempfile.mkdtemp(prefix="eep-sglang-")
+    os.environ[RENDEZVOUS] = path
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a child that was forked
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
 
 
 def _device_of(arguments: argparse.Namespace) -> str:

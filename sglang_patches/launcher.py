@@ -53,6 +53,7 @@ class ChildProcess:
             os.environ.clear()
             os.environ.update(self._environment)
         os.environ.update(self._extra)
+        _keep_fork_server()
         if cpu.is_asked_for():
             cpu.fill_gaps()
         from sglang.srt.plugins import load_plugins
@@ -65,6 +66,13 @@ def start_fork_server() -> None:
     """Let the fork server import SGLang while this process does the same. Without effect if it runs already."""
     multiprocessing.set_forkserver_preload([_PRELOAD])
     forkserver.ensure_running()
+
+
+def _keep_fork_server() -> None:
+    """Let a child of the fork server start its own children there too, instead of from a second one that must import again."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_address is not None and server._forkserver_pid is None:  # we come from it, and did not start it
+        server.ensure_running = lambda: None
 
 
 def end_with_parent() -> None:
