@@ -9,9 +9,11 @@ Names are loaded when first used, so that a process that only supervises others 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eep import pg
     from eep.buffer import Buffer
     from eep.errors import EepError, EpochRevoked, PeerUnreachable, RankInUse, RankRemoved, StepFailed
     from eep.ops import combine, dispatch
@@ -47,10 +49,13 @@ __all__ = [
     "View",
     "combine",
     "dispatch",
+    "pg",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pg":
+        return importlib.import_module("eep.pg")
     if name not in _HOME:
         raise AttributeError(f"module 'eep' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
@@ -58,3 +63,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# Torch knows the backend "eep" from either side: here if torch came first, else through its entry point for backends.
+if "torch" in sys.modules:
+    from eep.process_group import register
+
+    register()

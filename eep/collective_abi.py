@@ -104,7 +104,7 @@ class LaneMailbox(ctypes.Structure):
     _fields_ = (
         ("flag", c_uint64),
         ("group", c_uint64),
-        ("call", c_uint64),
-        ("bytes", c_uint64),
-        ("reserved", c_uint64 * 4),
+        ("call", c_uint64 * 2),
+        ("bytes", c_uint64 * 2),
+        ("members", c_uint64 * 2),
     )

@@ -19,6 +19,9 @@ TRANSPORT_NONE, TRANSPORT_LOCAL, TRANSPORT_MAPPED = range(3)
 EPOCH_LIMIT = 1 << 24
 """Epochs are below this: a flag has 24 bits for them."""
 
+ALONE_EPOCH = EPOCH_LIMIT - 1
+"""What a rank is in before it joins: an epoch of its own, which no instance reaches and no instance revokes."""
+
 
 class Peer(ctypes.Structure):
     """One entry: how to reach a rank, and which life of it."""

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterable, Mapping
 
 from eep import native
+from eep.collective_abi import OwnerState
 from eep.errors import EepError, PeerUnreachable, RankRemoved
 from eep.memory import Memory
 from eep.memory.exchange import Listener, Offer, fetch, fetch_when_there
 from eep.native import Shape
 from eep.peer_table import (
-    EPOCH_LIMIT,
+    ALONE_EPOCH,
     TRANSPORT_LOCAL,
     TRANSPORT_MAPPED,
     TRANSPORT_NONE,
@@ -58,6 +59,13 @@ class Peers:
         self._mappings = threading.Lock()
         self._listener = Listener(claim, shape, region, control, lambda: self.view)
 
+    def alone(self) -> View:
+        """A view of this rank only, in which it may do everything that it will do with the others."""
+        if self.view.active:
+            raise EepError(f"rank {self._claim.rank} is in a view already; a rank is alone before it joins")
+        joining = {self._claim.rank: self._claim.incarnation}
+        return self._publish(self.view.joined_by(joining, epoch=ALONE_EPOCH), {})
+
     def connect(self, ranks: Iterable[int], epoch: int | None, incarnations: Mapping[int, int], timeout: float) -> View:
         """Maps ``ranks`` and lets them in, this rank among them."""
         deadline = time.monotonic() + timeout
@@ -87,8 +95,25 @@ class Peers:
         self._check_epoch(view)
         return self._publish(view, {})
 
-    def apply(self, view: View, timeout: float) -> View:
-        """Makes ``view`` the one that the kernels see. Raises :class:`RankRemoved` if this rank is not in it."""
+    def prepare(self, ranks: Iterable[int], timeout: float) -> dict[int, Offer]:
+        """Maps the newest incarnation of each of ``ranks`` for an :meth:`apply` to come; changes nothing else."""
+        deadline = time.monotonic() + timeout
+        prepared: dict[int, Offer] = {}
+        try:
+            for rank in sorted(set(ranks) - {self._claim.rank}):
+                self._check_rank(rank)
+                prepared[rank] = self._fetch_when_there(rank, None, deadline)
+        except BaseException:
+            for offer in prepared.values():
+                offer.close()
+            raise
+        return prepared
+
+    def apply(self, view: View, timeout: float, prepared: Mapping[int, Offer] | None = None) -> View:
+        """Makes ``view`` the one that the kernels see. Raises :class:`RankRemoved` if this rank is not in it.
+
+        Takes over ``prepared`` when it succeeds; when it raises, they stay the caller's.
+        """
         if view.max_ranks != self._shape.max_ranks:
             raise ValueError(f"a view of {view.max_ranks} ranks does not fit a capacity of {self._shape.max_ranks}")
         self._check_epoch(view)
@@ -103,14 +128,24 @@ class Peers:
         mapped: dict[int, Offer] = {}
         try:
             for rank in view.active:
-                known = self._offers.get(rank)
-                if rank != me and (known is None or known.incarnation != view.incarnations[rank]):
-                    mapped[rank] = self._fetch_when_there(rank, view.incarnations[rank], deadline)
+                known, wanted = self._offers.get(rank), view.incarnations[rank]
+                if rank == me or (known is not None and known.incarnation == wanted):
+                    continue
+                offered = (prepared or {}).get(rank)
+                if offered is not None and offered.incarnation == wanted:
+                    mapped[rank] = offered
+                else:
+                    mapped[rank] = self._fetch_when_there(rank, wanted, deadline)
         except BaseException:
-            for offer in mapped.values():
-                offer.close()
+            for rank, offer in mapped.items():
+                if offer is not (prepared or {}).get(rank):
+                    offer.close()
             raise
-        return self._publish(view, mapped)
+        published = self._publish(view, mapped)
+        for rank, offer in (prepared or {}).items():
+            if offer is not mapped.get(rank):
+                offer.close()
+        return published
 
     def adopt(self, timeout: float) -> View:
         """Waits until all members of a view have let this rank in, and applies that view here too."""
@@ -156,6 +191,22 @@ class Peers:
         self._offers.clear()
 
     @property
+    def processes(self) -> dict[int, int]:
+        """The pidfd of every peer in the view."""
+        with self._mappings:
+            return {rank: offer.process for rank, offer in self._offers.items()}
+
+    def has_left(self, rank: int) -> bool:
+        """Whether that peer closed on purpose. What it owed was written before it said so."""
+        with self._mappings:
+            offer = self._offers.get(rank)
+            return offer is not None and offer.state is OwnerState.LEFT
+
+    def suspect(self, rank: int) -> None:
+        """This rank will not wait for ``rank`` again in this epoch."""
+        self._library.eep_control_suspect(self.page, 1 << rank)
+
+    @property
     def refused_requests(self) -> int:
         """How many requests for this rank's memory were dropped because they did not verify."""
         return self._listener.refused
@@ -168,10 +219,9 @@ class Peers:
             raise ValueError(f"rank {rank} is outside the capacity of {self._shape.max_ranks} ranks")
 
     def _check_epoch(self, view: View) -> None:
-        if not self.view.epoch < view.epoch < EPOCH_LIMIT:
-            raise EepError(
-                f"epochs only grow, up to {EPOCH_LIMIT - 1}: epoch {view.epoch} cannot follow epoch {self.view.epoch}"
-            )
+        last = 0 if self.view.epoch == ALONE_EPOCH else self.view.epoch
+        if not last < view.epoch < ALONE_EPOCH:
+            raise EepError(f"epochs only grow, up to {ALONE_EPOCH - 1}: epoch {view.epoch} cannot follow epoch {last}")
 
     def _publish(self, view: View, mapped: dict[int, Offer]) -> View:
         with self._mappings:

@@ -124,6 +124,10 @@ class Rendezvous:
             os.close(self._owner_lock)
             self._owner_lock = -1
 
+    def remove(self) -> None:
+        """Removes the directory, whoever made it. For the last rank of an instance that made it for itself."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def __enter__(self) -> Rendezvous:
         return self
 

@@ -86,7 +86,7 @@ def test_regions_are_laid_out_by_capacity() -> None:
 
 
 def test_fault_points_have_names() -> None:
-    assert len(set(faults.points())) == len(faults.points()) == 11
+    assert len(set(faults.points())) == len(faults.points()) == 17
     with pytest.raises(ValueError, match="no fault point 'nowhere'"):
         faults.arm("nowhere", "kill")
     with pytest.raises(ValueError, match="kill, stop, sleep"):

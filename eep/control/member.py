@@ -156,6 +156,15 @@ class Member:
                     return view
             self._settle(view, repair)
 
+    def wait_for_view(self, *, after: int, within: float | None = None) -> None:
+        """Waits until there is a view newer than epoch ``after``, or none any more."""
+        with self._news:
+            known = self._news.wait_for(
+                lambda: self._ended is not None or (self._view is not None and self._view.epoch > after), within
+            )
+        if not known:
+            raise TimeoutError(f"no view followed epoch {after} within {within} s")
+
     def _has_something_to_do(self) -> bool:
         view = self._view
         if self._ended is not None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from eep.collective_abi import OwnerState
 from eep.errors import EepError, PeerUnreachable
 from eep.memory import Memory
 from eep.memory.shm import SharedMemory
@@ -33,17 +34,26 @@ assert ctypes.sizeof(ControlPage) <= CONTROL_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A peer's memory, mapped here, and the view it had when it answered."""
+    """A peer's memory, mapped here, its process, and the view it had when it answered."""
 
     rank: int
     incarnation: int
     region: Memory
     control: Memory
     view: View
+    process: int
+    """A pidfd: readable once the peer is dead."""
+
+    @property
+    def state(self) -> OwnerState:
+        """What the peer says of itself, now."""
+        said = ControlPage.from_address(self.control.address).state
+        return OwnerState(said) if said in tuple(OwnerState) else OwnerState.ALONE
 
     def close(self) -> None:
         self.region.close()
         self.control.close()
+        os.close(self.process)
 
 
 class Listener:
@@ -92,7 +102,7 @@ class Listener:
                     self.refused += 1
 
     def _answer(self, connection: socket.socket) -> None:
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _, uid, _ = _credentials(connection)
         if uid != os.geteuid():
             raise PeerUnreachable(f"user {uid} asked for memory of user {os.geteuid()}")
         if _receive_exactly(connection, len(_HELLO)) != _HELLO:
@@ -115,12 +125,16 @@ def fetch(rendezvous: Rendezvous, rank: int, incarnation: int, shape: Shape, reg
         connection.settimeout(_PATIENCE_S)
         try:
             connection.connect(socket_path(rendezvous.path, rank, incarnation))
-            connection.sendall(_HELLO)
-            answer, fds, _, _ = socket.recv_fds(connection, _ANSWER.size, 2)
-            fds = list(fds)
+            pid, _, _ = _credentials(connection)
+            process = os.pidfd_open(pid)
         except OSError as error:
             raise PeerUnreachable(f"rank {rank} (incarnation {incarnation}) does not answer: {error}") from error
+        fds: list[int] = [process]
         try:
+            # It answers after the pidfd was opened, so that it is the process behind it, and no later one of that number.
+            connection.sendall(_HELLO)
+            answer, received, _, _ = socket.recv_fds(connection, _ANSWER.size, 2)
+            fds[:0] = received
             if len(answer) < _ANSWER.size:
                 answer += _receive_exactly(connection, _ANSWER.size - len(answer))
             return _accept(answer, fds, rank, incarnation, shape, region)
@@ -156,7 +170,7 @@ def fetch_when_there(
 def _accept(answer: bytes, fds: list[int], rank: int, incarnation: int, shape: Shape, own: Memory) -> Offer:
     """Checks an answer before any of it is used. Takes over the descriptors it maps."""
     hello, their_rank, their_incarnation, epoch, active, their_shape, *incarnations = _ANSWER.unpack(answer)
-    if hello != _HELLO or len(fds) != 2 or (their_rank, their_incarnation) != (rank, incarnation):
+    if hello != _HELLO or len(fds) != 3 or (their_rank, their_incarnation) != (rank, incarnation):
         raise PeerUnreachable(f"rank {rank} (incarnation {incarnation}) gave an answer that cannot be")
     if their_shape != bytes(shape):
         theirs = Shape.from_buffer_copy(their_shape)
@@ -172,10 +186,17 @@ def _accept(answer: bytes, fds: list[int], rank: int, incarnation: int, shape: S
         raise PeerUnreachable(f"rank {rank} told of a view that cannot be: {error}") from error
     region = type(own).adopt(fds.pop(0), own.size)
     try:
-        return Offer(rank, incarnation, region, SharedMemory.adopt(fds.pop(0), CONTROL_BYTES), view)
+        control = SharedMemory.adopt(fds.pop(0), CONTROL_BYTES)
+        return Offer(rank, incarnation, region, control, view, fds.pop(0))
     except BaseException:
         region.close()
         raise
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end, as the kernel knows them."""
+    pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:

@@ -2,8 +2,8 @@
 //
 // What the Python tests check with real processes is checked here only as far as needed to know that the
 // paths were taken: results, drops, revokes, views that change under load.
+#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -11,16 +11,12 @@
 
 #include "cpu/formats.h"
 #include "eep/eep.h"
+#include "require.h"
 
 namespace {
 
-#define REQUIRE(condition)                                                               \
-  do {                                                                                   \
-    if (!(condition)) {                                                                  \
-      std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                      \
-    }                                                                                    \
-  } while (0)
+using eep_test::kSecond;
+using eep_test::on_ranks;
 
 constexpr uint32_t kRanks = 4, kTokens = 9, kHidden = 256, kTopk = 3, kLocalExperts = 2;
 
@@ -36,7 +32,8 @@ struct Instance {
   std::vector<Rank> ranks{kRanks};
 
   Instance(eep_layout layout, eep_type wire) {
-    shape = {kRanks, kTokens, kHidden, kTopk, kLocalExperts, uint32_t(layout), uint32_t(wire), EEP_TYPE_F32, 1, 0};
+    shape = {kRanks, kTokens, kHidden, kTopk, kLocalExperts, uint32_t(layout), uint32_t(wire), EEP_TYPE_F32, 1, 0,
+             0,      0,       0,       0};
     REQUIRE(eep_region_layout_compute(&shape, &at) == EEP_OK);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       ranks[rank].region.resize(at.total_bytes / sizeof(uint64_t));
@@ -120,15 +117,6 @@ void step(Instance& instance, uint32_t rank, std::mt19937& random) {
     for (uint32_t i = 0; i < tokens * kHidden; ++i) REQUIRE(out[i] == kTopk * x[i]);
 }
 
-template <typename Body>
-void on_ranks(uint32_t count, Body body) {
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < count; ++rank) threads.emplace_back(body, rank);
-  for (std::thread& thread : threads) thread.join();
-}
-
-constexpr uint64_t kSecond = 1'000'000'000;
-
 void test_steps(eep_layout layout, eep_type wire) {
   Instance instance(layout, wire);
   for (uint32_t rank = 0; rank < kRanks; ++rank) instance.apply(rank, 1, 15, 60 * kSecond);
@@ -206,5 +194,7 @@ int main() {
   test_steps(EEP_LAYOUT_EXPERT, EEP_TYPE_FP8_POW2);
   test_absent_rank();
   test_revoke();
+  eep_test::test_collectives();
+  eep_test::test_messages();
   std::puts("core_test: all well");
 }

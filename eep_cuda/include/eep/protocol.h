@@ -113,26 +113,30 @@ typedef struct {
 } eep_mailbox;
 
 // ---- lanes: what a process group meets in ----
-// Every call of a collective is a number of rounds. In a round a rank fills one half of its own outbox (round % 2), stamps
-// it, and tells every other member, in *their* mailboxes; each pulls from the outboxes what it needs. So nobody ever writes
-// payload into memory of another, and a zombie can only spoil what nobody reads. Two halves are enough: a rank fills a half
-// again, in round n, only when every member has entered round n-1 and hence is done with round n-2.
+// Every call of a collective is a number of rounds. In a round a rank fills one half of its own outbox (round % 2),
+// stamps it, and tells every other member, in *their* mailboxes; each pulls from the outboxes what it needs. So nobody
+// ever writes payload into memory of another, and a zombie can only spoil what nobody reads. Two halves are enough: a
+// rank fills a half again, in round n, only when every member has entered round n-1 and hence is done with round n-2.
 
-// What a source signals, in one cache line per slot and part. Only that source writes it.
+// What a source signals, in one cache line per slot and part. Only that source writes it. What it says of a round stays
+// until it enters the round after the next, so that whoever is a round behind can still read it: hence two of each, by
+// round % 2.
 typedef struct {
-  uint64_t flag;   // epoch | round: it has entered that round, and its half of the outbox is filled
-  uint64_t group;  // the group that it means; a lane may have served another one before
-  uint64_t call;   // eep_call_make(): what it called
-  uint64_t bytes;  // of the whole call, which all must agree on; all_to_all: of its largest block, which they need not
-  uint64_t reserved[4];
+  uint64_t flag;     // epoch | round: it has entered that round, and its half of the outbox is filled
+  uint64_t group;    // the group that it means; a lane may have served another one before
+  uint64_t call[2];  // eep_call_make(): what it called
+  uint64_t
+      bytes[2];  // of the whole call, which all must agree on; all_to_all: of its largest block, which they need not
+  uint64_t members[2];  // the ranks that it takes part with. It shrinks when one is lost, and who sees another set than
+                        // its own knows that the source's part is not what it needs
 } eep_lane_mailbox;
 
 EEP_INLINE uint64_t eep_call_make(uint32_t collective, uint32_t element, uint32_t reduction, uint32_t root) {
   return (uint64_t)collective | (uint64_t)element << 8 | (uint64_t)reduction << 16 | (uint64_t)root << 24;
 }
 
-// A message of a source goes through cells of its pipe, in the region of the destination. The one payload that is pushed:
-// it lands in the slot of the source's incarnation, like the rows of a dispatch.
+// A message of a source goes through cells of its pipe, in the region of the destination. The one payload that is
+// pushed: it lands in the slot of the source's incarnation, like the rows of a dispatch.
 #define EEP_PIPE_CELLS 4
 
 typedef struct {
@@ -167,9 +171,10 @@ typedef struct {
   uint64_t lane_bytes;      // from a lane to the next
   uint64_t part_bytes;      // from a part to the next; a lane starts with its parts
   uint64_t lane_mailboxes;  // in a part: eep_lane_mailbox [slots]
-  uint64_t lane_stamps;     // in a part: uint64 [2], 64 bytes apart: the flag whose data a half holds; 0 while it is filled
-  uint64_t lane_outbox;     // in a part: [2, shape.lane_bytes]
-  uint64_t pipes;           // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
+  uint64_t
+      lane_stamps;  // in a part: uint64 [2], 64 bytes apart: the flag whose data a half holds; 0 while it is filled
+  uint64_t lane_outbox;  // in a part: [2, shape.lane_bytes]
+  uint64_t pipes;        // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
   uint64_t pipe_stride;
   uint32_t slots;  // max_ranks * EEP_INCARNATIONS
   uint32_t reserved;

@@ -149,6 +149,7 @@ static const eep_abi_field kFields[] = {
     FIELD(eep_lane_mailbox, group),
     FIELD(eep_lane_mailbox, call),
     FIELD(eep_lane_mailbox, bytes),
+    FIELD(eep_lane_mailbox, members),
 };
 
 const eep_abi_field* eep_abi_fields(uint32_t* count) {

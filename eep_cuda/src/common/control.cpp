@@ -12,13 +12,39 @@
 #include "eep/eep.h"
 
 namespace eep {
+namespace {
+void wake(eep_control_page& page) { syscall(SYS_futex, &page.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+}  // namespace
 
-// The flag comes first and the doorbell second; a waiter reads them in the other order, so that either it
-// sees the flag or its sleep is refused because the doorbell has moved.
+// The flag comes first and the doorbell second; a waiter reads them in the other order, so that either it sees the flag
+// or its sleep is refused because the doorbell has moved.
+//
+// A sleeper that misses m flags asks to be woken at the m-th ring only (wake_at). That it cannot be missed:
+// - It read the doorbell as D before it looked. The ring of a flag that it did not see then is not in D, and each
+// missing
+//   source rings at least once, so that the doorbell reaches D + m no later than the last flag.
+// - It counts itself a sleeper first and stores wake_at second. A ring in between, or before, makes the kernel refuse
+// the
+//   sleep; one after both sees them.
+// - wake_at speaks for one sleeper. With more than one, every ring wakes all. Whoever stops sleeping first sets wake_at
+// to a
+//   count that has passed, and only then counts itself out: so when one of several is left, wake_at is either its own
+//   or one at which every ring wakes.
+// Rings for other things come on top of the m: they wake too early, never too late.
 void ring(eep_control_page& page) {
+  const uint32_t count = std::atomic_ref<uint32_t>(page.doorbell).fetch_add(1, std::memory_order_seq_cst) + 1;
+  const uint32_t sleepers = std::atomic_ref<uint32_t>(page.sleepers).load(std::memory_order_seq_cst);
+  if (!sleepers) return;
+  if (sleepers == 1) {
+    const uint32_t wake_at = std::atomic_ref<uint32_t>(page.wake_at).load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(count - wake_at) < 0) return;
+  }
+  wake(page);
+}
+
+void ring_all(eep_control_page& page) {
   std::atomic_ref<uint32_t>(page.doorbell).fetch_add(1, std::memory_order_seq_cst);
-  if (std::atomic_ref<uint32_t>(page.sleepers).load(std::memory_order_seq_cst))
-    syscall(SYS_futex, &page.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (std::atomic_ref<uint32_t>(page.sleepers).load(std::memory_order_seq_cst)) wake(page);
 }
 
 void forget_trouble(eep_control_page& page) {
@@ -34,12 +60,17 @@ void eep_control_revoke(eep_control_page* page, uint64_t epoch) {
   // Only ever upwards: a rank that wakes up in an old epoch must not take back what was revoked since.
   while (seen < epoch && !revoked.compare_exchange_weak(seen, epoch, std::memory_order_release)) {
   }
-  eep::ring(*page);
+  eep::ring_all(*page);
 }
 
 void eep_control_suspect(eep_control_page* page, uint64_t ranks) {
   std::atomic_ref<uint64_t>(page->suspects).fetch_or(ranks, std::memory_order_release);
-  eep::ring(*page);
+  eep::ring_all(*page);
+}
+
+void eep_control_state(eep_control_page* page, uint64_t state) {
+  std::atomic_ref<uint64_t>(page->state).store(state, std::memory_order_release);
+  eep::ring_all(*page);
 }
 
 void eep_revoke(eep_context* context, uint64_t epoch) {

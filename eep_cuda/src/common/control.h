@@ -5,7 +5,10 @@
 #include "eep/peer_table.h"
 
 namespace eep {
+// After a flag: wakes a sleeper once all that it waits for may be there.
 void ring(eep_control_page& page);
+// After anything else that may end a wait: wakes everybody.
+void ring_all(eep_control_page& page);
 // Forgets suspects and status; part of showing a new view.
 void forget_trouble(eep_control_page& page);
 }  // namespace eep

@@ -9,9 +9,11 @@ namespace eep::fault {
 namespace {
 
 constexpr const char* kNames[kPointCount] = {
-    "dispatch.before_rows", "dispatch.mid_rows",   "dispatch.after_rows", "dispatch.mid_flags",
-    "dispatch.after_flags", "dispatch.received",   "combine.before_rows", "combine.after_rows",
-    "combine.mid_flags",    "combine.after_flags", "combine.mid_pull",
+    "dispatch.before_rows", "dispatch.mid_rows",    "dispatch.after_rows",    "dispatch.mid_flags",
+    "dispatch.after_flags", "dispatch.received",    "combine.before_rows",    "combine.after_rows",
+    "combine.mid_flags",    "combine.after_flags",  "combine.mid_pull",       "collective.entered",
+    "collective.filled",    "collective.mid_flags", "collective.after_flags", "collective.before_copy",
+    "send.mid_message",
 };
 
 struct Plan {

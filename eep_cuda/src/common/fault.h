@@ -19,6 +19,12 @@ enum Point : uint32_t {
   kCombineMidFlags,
   kCombineAfterFlags,
   kCombineMidPull,
+  kCollectiveEntered,
+  kCollectiveFilled,
+  kCollectiveMidFlags,
+  kCollectiveAfterFlags,
+  kCollectiveBeforeCopy,
+  kSendMidMessage,
   kPointCount,
 };
 

@@ -70,6 +70,7 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
   context->table.max_ranks = shape->max_ranks;
   for (uint32_t channel = 0; channel < shape->channels; ++channel)
     context->row_scratch[channel] = std::make_unique<uint8_t[]>(context->at.row_bytes + context->at.scale_bytes);
+  if (shape->lanes) context->lanes.lane = std::make_unique<eep::Lane[]>(shape->lanes);
   *out = context.release();
   return EEP_OK;
 }

@@ -9,6 +9,7 @@
 
 #include "common/checks.h"
 #include "common/control.h"
+#include "cpu/lanes.h"
 #include "eep/eep.h"
 
 namespace eep {
@@ -17,6 +18,10 @@ namespace eep {
 template <typename T>
 T load_acquire(const T& word) {
   return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_acquire);
+}
+template <typename T>
+T load_relaxed(const T& word) {
+  return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_relaxed);
 }
 template <typename T>
 void store_release(T& word, T value) {
@@ -87,6 +92,8 @@ struct eep_context {
   std::unique_ptr<uint8_t[]> row_scratch[EEP_MAX_CHANNELS];  // one encoded row and its scales
   uint64_t barrier_epoch;
   uint64_t barrier_round;
+  eep::Lanes lanes;
+  std::atomic<uint32_t> pokes;
 
   eep::ChannelView own(uint32_t channel) const { return {shape, at, region, channel}; }
   eep::ChannelView of_peer(const eep_snapshot& snapshot, uint32_t rank, uint32_t channel) const {

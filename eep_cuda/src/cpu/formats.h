@@ -20,6 +20,27 @@ inline uint16_t bf16_of_float(float value) {
   return static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
 }
 
+inline float float_of_f16(uint16_t value) {
+  const uint32_t magnitude = uint32_t{value} & 0x7fff;
+  // Moves the exponent bias from 15 to 127; as a product, so that subnormals come out right too.
+  const float moved = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  const uint32_t special = magnitude >= 0x7c00 ? 0x7f800000 : 0;  // infinity and NaN
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(moved) | special | (uint32_t{value} & 0x8000) << 16);
+}
+
+// To nearest, ties to even; what is too large becomes infinity.
+inline uint16_t f16_of_float(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  // Subnormals are multiples of 2^-24: adding 1/2 makes the float unit round at just that bit.
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
+  uint32_t result = magnitude < (113u << 23) ? subnormal : std::min(normal, 0x7c00u);
+  result = magnitude > 0x7f800000 ? 0x7e00 : result;
+  return static_cast<uint16_t>(result | (bits >> 16 & 0x8000));
+}
+
 // Round to nearest even; beyond the largest finite value (448) it saturates.
 inline uint8_t e4m3_of_float(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);

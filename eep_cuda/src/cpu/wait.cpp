@@ -5,11 +5,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
+
 namespace eep {
 namespace {
-
-// Long enough for a peer that is running to finish its stores, short enough not to keep a peer from running.
-constexpr uint32_t kLooksBeforeSleep = 64;
 
 uint64_t now_ns() {
   timespec now;
@@ -33,48 +33,51 @@ uint64_t given_up(const eep_control_page& page) { return load_acquire(page.suspe
 
 void report(eep_control_page& page, eep_status why) { set_bits(page.status, uint64_t{why}); }
 
-BoundedWait::BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns)
-    : page_(page), epoch_(epoch), deadline_ns_(deadline_ns) {}
+BoundedWait::BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns, uint64_t longest_sleep_ns)
+    : page_(page), epoch_(epoch), deadline_ns_(deadline_ns), longest_sleep_ns_(longest_sleep_ns) {}
 
 void BoundedWait::begin_look() {
   doorbell_ = std::atomic_ref<uint32_t>(page_.doorbell).load(std::memory_order_seq_cst);
 }
 
-uint64_t BoundedWait::pause(uint64_t missing) {
+uint64_t BoundedWait::pause(uint64_t missing, uint64_t gone) {
   if (is_revoked(page_, epoch_)) {
     report(page_, EEP_STATUS_REVOKED);
     return 0;
   }
-  if (const uint64_t given_up = load_acquire(page_.suspects) & missing) {
-    set_bits(page_.dropped, given_up);
+  gone |= load_acquire(page_.suspects) & missing;
+  if (!gone && !rest(std::popcount(missing))) gone = missing;
+  if (gone) {
+    set_bits(page_.dropped, gone);
     report(page_, EEP_STATUS_SUSPECT);
-    return missing & ~given_up;
   }
-  if (last_look_) {
-    set_bits(page_.dropped, missing);
-    report(page_, EEP_STATUS_SUSPECT);
-    return 0;
-  }
+  return missing & ~gone;
+}
+
+bool BoundedWait::rest(uint32_t rings) {
+  if (last_look_) return false;
   if (++looks_ < kLooksBeforeSleep) {
     relax();
-    return missing;
+    return true;
   }
   const uint64_t now = now_ns();
   if (!started_ns_) started_ns_ = now;
   const uint64_t waited = now - started_ns_;
-  if (waited >= deadline_ns_) {
+  if (waited >= deadline_ns_)
     last_look_ = true;  // we may have been stopped since the last look; what arrived meanwhile counts
-    return missing;
-  }
-  sleep(deadline_ns_ - waited);
-  return missing;
+  else
+    sleep(std::min(deadline_ns_ - waited, longest_sleep_ns_), rings);
+  return true;
 }
 
-void BoundedWait::sleep(uint64_t remaining_ns) {
-  std::atomic_ref<uint32_t> sleepers(page_.sleepers);
-  sleepers.fetch_add(1, std::memory_order_seq_cst);
+// The order of these steps is what ring() relies on.
+void BoundedWait::sleep(uint64_t remaining_ns, uint32_t rings) {
+  std::atomic_ref<uint32_t> sleepers(page_.sleepers), wake_at(page_.wake_at);
+  if (sleepers.fetch_add(1, std::memory_order_seq_cst) == 0)
+    wake_at.store(doorbell_ + rings, std::memory_order_seq_cst);
   const timespec timeout{time_t(remaining_ns / 1'000'000'000), long(remaining_ns % 1'000'000'000)};
   syscall(SYS_futex, &page_.doorbell, FUTEX_WAIT, doorbell_, &timeout, nullptr, 0);
+  wake_at.store(doorbell_, std::memory_order_seq_cst);
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 

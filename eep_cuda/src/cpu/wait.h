@@ -11,19 +11,28 @@ bool is_revoked(const eep_control_page& page, uint64_t epoch);
 // Sleeps through a wait without missing what ends it: flag, revoke, suspicion, or the deadline.
 class BoundedWait {
  public:
-  BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns);
+  static constexpr uint64_t kUntilRung = ~uint64_t{0};
+  // `longest_sleep_ns`: for waits that may also end without a ring at this rank's doorbell.
+  BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns, uint64_t longest_sleep_ns = kUntilRung);
 
-  // Call before looking at the flags, with the ranks still missing.
+  // Call before looking at the flags.
   void begin_look();
-  // Call after a look that left `missing` ranks. Returns those that are still worth waiting for, possibly
-  // after a sleep; the others were dropped, and the control page says why. 0 ends the wait.
-  uint64_t pause(uint64_t missing);
+  // Whether this has taken long enough for the next pause to be a sleep.
+  bool is_slow() const { return looks_ + 1 >= kLooksBeforeSleep; }
+  // Call after a look that left `missing` ranks, of which `gone` are known never to come. Returns those that are still
+  // worth waiting for, possibly after a sleep; the others were dropped, and the control page says why. 0 ends the wait.
+  uint64_t pause(uint64_t missing, uint64_t gone = 0);
+  // The pause alone, until `rings` rings came or something else happened; false when the deadline has passed.
+  bool rest(uint32_t rings);
 
  private:
-  void sleep(uint64_t remaining_ns);
+  // Long enough for a peer that is running to finish its stores, short enough not to keep a peer from running.
+  static constexpr uint32_t kLooksBeforeSleep = 64;
+  void sleep(uint64_t remaining_ns, uint32_t rings);
   eep_control_page& page_;
   const uint64_t epoch_;
   const uint64_t deadline_ns_;
+  const uint64_t longest_sleep_ns_;
   uint64_t started_ns_ = 0;
   uint32_t doorbell_ = 0;
   uint32_t looks_ = 0;

@@ -1,0 +1,53 @@
+"""Everything of a rank that a view changes, under one member: its buffer and its process groups.
+
+They are changed in order, and a view counts as applied when all have it. A try that fails half-way is tried again by the
+member, or overtaken by a newer view.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eep.control.buffer_plane import APPLY_WITHIN
+from eep.control_page import SharedControlPage
+from eep.endpoint import Endpoint
+from eep.errors import PeerUnreachable
+from eep.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """An endpoint and how it enters a view, within some seconds."""
+
+    endpoint: Endpoint
+    apply: Callable[[View, float], object]
+
+
+class Planes:
+    """The first plane's control page is the one that the supervisor writes itself; the others hear through the member."""
+
+    def __init__(self, *planes: Plane) -> None:
+        if not planes:
+            raise ValueError("a rank without anything to change needs no planes")
+        self._planes = planes
+        # Mappings of our own: the thread that hears of a revoke must not depend on what the main thread is doing.
+        self._pages = [SharedControlPage(os.dup(plane.endpoint.control_fd)) for plane in planes]
+
+    @property
+    def control_fd(self) -> int:
+        return self._planes[0].endpoint.control_fd
+
+    def revoke(self, epoch: int) -> None:
+        for page in self._pages:
+            page.revoke(epoch)
+
+    def apply(self, view: View) -> bool:
+        try:
+            for plane in self._planes:
+                if plane.endpoint.view != view:
+                    plane.apply(view, APPLY_WITHIN)
+        except PeerUnreachable:
+            return False  # it may be slow, or it may have died while it joined: then another view is on its way
+        return True

@@ -1,0 +1,69 @@
+"""Who watches the peers where there is no supervisor: a thread that waits for the end of their processes.
+
+The end of a process is an event of the kernel, known at once and never by asking around. It is evidence: what to make of
+it is up to the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Mapping
+
+
+class PeerWatch:
+    """Calls ``ended(rank)``, in its own thread, once for each followed process that is gone."""
+
+    def __init__(self, ended: Callable[[int], None]) -> None:
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._followed: dict[int, int] = {}  # our own copy of a pidfd, by rank
+        self._let_go: list[int] = []
+        self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="eep-peer-watch", daemon=True)
+        self._thread.start()
+
+    def follow(self, processes: Mapping[int, int]) -> None:
+        """From now on follows these (rank: pidfd), and no others. The descriptors stay the caller's."""
+        with self._lock:
+            self._let_go += self._followed.values()
+            self._followed = {rank: os.dup(process) for rank, process in processes.items()}
+        os.eventfd_write(self._news, 1)
+
+    def close(self) -> None:
+        self._closed = True
+        os.eventfd_write(self._news, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        with self._lock:
+            for descriptor in (*self._let_go, *self._followed.values(), self._news):
+                os.close(descriptor)
+            self._let_go, self._followed = [], {}
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._lock:
+                # Only this thread polls, so that only it knows when a descriptor is not polled any more.
+                for descriptor in self._let_go:
+                    os.close(descriptor)
+                self._let_go = []
+                ranks = {descriptor: rank for rank, descriptor in self._followed.items()}
+            poller = select.poll()
+            for descriptor in (self._news, *ranks):
+                poller.register(descriptor, select.POLLIN)
+            ready = [descriptor for descriptor, _ in poller.poll()]
+            if self._news in ready:
+                os.eventfd_read(self._news)
+            for descriptor in ready:
+                if descriptor in ranks and not self._closed:
+                    self._forget(ranks[descriptor], descriptor)
+
+    def _forget(self, rank: int, descriptor: int) -> None:
+        with self._lock:
+            if self._followed.get(rank) != descriptor:
+                return  # the view has changed meanwhile
+            del self._followed[rank]
+            self._let_go.append(descriptor)
+        self._ended(rank)

@@ -1,0 +1,104 @@
+"""What a process group on the ``eep`` backend can do beside ``torch.distributed``: lose ranks, and get them back.
+
+On the survivors, when a collective has raised :class:`eep.EpochRevoked`::
+
+    eep.pg.deactivate_ranks(pg, [2])        # the same group goes on over the others; ranks keep their numbers
+    ...
+    if eep.pg.get_peer_state(pg, [2]) == ["waiting"]:
+        eep.pg.recover_ranks(pg, [2])       # between two steps, on every survivor
+
+On the process that takes the place of rank 2::
+
+    dist.init_process_group("eep", rank=2, world_size=4, pg_options=eep.pg.Options(defer_join=True, rendezvous=...), ...)
+    ...                                     # load, warm up: collectives are local, nobody waits for this process
+    eep.pg.join(dist.group.WORLD)
+
+Membership is that of the process: it is in, or out of, all its groups at once, whichever group is named. Ranks are those of
+the group that is named. With a supervisor (:mod:`eep.control`) none of this is called: it commits views, and
+:func:`apply_view` enters them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from eep.process_group import register
+from eep.process_group.group import EepProcessGroup
+from eep.process_group.options import Options
+from eep.process_group.work import EepWork
+from eep.view import View
+
+__all__ = [
+    "Options",
+    "answered",
+    "apply_view",
+    "deactivate_ranks",
+    "get_active_ranks",
+    "get_peer_state",
+    "join",
+    "recover_ranks",
+    "split",
+]
+
+register()
+
+PATIENCE = 30.0
+"""Seconds that a change of membership may take before it is given up."""
+
+
+def get_active_ranks(pg: Any) -> tuple[int, ...]:
+    """The ranks of ``pg`` that are in the view; all its reductions run over them."""
+    return _eep(pg).active()
+
+
+def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
+    """Goes on without ``ranks``. Every survivor calls it; pending calls end with :class:`eep.EpochRevoked`."""
+    group = _eep(pg)
+    return group.world.deactivate([group.world_rank(rank) for rank in ranks], timeout)
+
+
+def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[str]:
+    """Of each rank: ``active``, ``waiting`` (asks to be let in), ``starting`` (there, not ready) or ``absent``."""
+    group = _eep(pg)
+    return [group.world.state_of(group.world_rank(rank)) for rank in ranks]
+
+
+def recover_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
+    """Lets in ranks that wait in :func:`join`, old ones or new ones. Every member calls it between the same two steps.
+
+    Raises :class:`eep.PeerUnreachable`, and changes nothing anywhere, if one of them cannot be reached by everybody.
+    """
+    group = _eep(pg)
+    return group.world.recover([group.world_rank(rank) for rank in ranks], timeout)
+
+
+def join(pg: Any, *, timeout: float = PATIENCE) -> View:
+    """For a process started with ``Options(defer_join=True)``: waits until the others let it in, into all its groups."""
+    return _eep(pg).world.join(timeout)
+
+
+def apply_view(pg: Any, view: View, *, timeout: float = PATIENCE) -> View:
+    """Enters a view that a supervisor has committed."""
+    return _eep(pg).world.apply(view, timeout)
+
+
+def split(pg: Any, ranks: Iterable[int], *, name: str | None = None) -> EepProcessGroup | None:
+    """A group of some ranks of ``pg``, made by those ranks alone; None for a rank that is not among them."""
+    return _eep(pg).split_group(list(ranks), group_name=name)
+
+
+def answered(work: Any) -> tuple[int, ...]:
+    """The ranks whose part a finished call has taken; in gathers, the slots of the others keep the caller's values."""
+    if not isinstance(work, EepWork):
+        raise TypeError(f"this is not the work of an eep process group but a {type(work).__name__}")
+    return work.answered
+
+
+def _eep(pg: Any) -> EepProcessGroup:
+    if not isinstance(pg, EepProcessGroup):
+        raise TypeError(
+            f"this is not a process group of the eep backend but a {type(pg).__name__}; make it with "
+            "torch.distributed.init_process_group('eep', ...)"
+        )
+    return pg

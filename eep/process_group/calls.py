@@ -1,0 +1,206 @@
+"""Tensors in, arguments of the native collectives out. Everything is checked here, before anything is told of it.
+
+Bad input raises ``ValueError`` or ``TypeError`` and changes nothing. Launches nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from eep.collective_abi import CollectiveArgs, Element, Kind, Reduction
+
+_ELEMENTS = {
+    torch.uint8: Element.U8,
+    torch.int8: Element.I8,
+    torch.uint16: Element.U16,
+    torch.int16: Element.I16,
+    torch.uint32: Element.U32,
+    torch.int32: Element.I32,
+    torch.uint64: Element.U64,
+    torch.int64: Element.I64,
+    torch.float16: Element.F16,
+    torch.bfloat16: Element.BF16,
+    torch.float32: Element.F32,
+    torch.float64: Element.F64,
+    torch.bool: Element.BOOL,
+}
+_REDUCTIONS = {
+    ReduceOp.SUM: Reduction.SUM,
+    ReduceOp.AVG: Reduction.AVG,
+    ReduceOp.MIN: Reduction.MIN,
+    ReduceOp.MAX: Reduction.MAX,
+    ReduceOp.PRODUCT: Reduction.PROD,
+    ReduceOp.BAND: Reduction.BAND,
+    ReduceOp.BOR: Reduction.BOR,
+    ReduceOp.BXOR: Reduction.BXOR,
+}
+_BITWISE = (Reduction.BAND, Reduction.BOR, Reduction.BXOR)
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective: its name for messages, its native arguments, and what must live as long as it runs."""
+
+    name: str
+    args: CollectiveArgs
+    tensors: list[torch.Tensor]
+    keep: list[Any] = field(default_factory=list)
+
+
+def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
+    known = _REDUCTIONS.get(getattr(op, "op", op))
+    if known is None:
+        raise ValueError(f"the eep backend cannot reduce with {op}; it knows {', '.join(r.name for r in Reduction)}")
+    if dtype not in _ELEMENTS:
+        raise TypeError(f"the eep backend cannot reduce tensors of {dtype}; convert them first")
+    if known in _BITWISE and dtype.is_floating_point:
+        raise ValueError(f"{known.name} needs integers, got {dtype}")
+    return known
+
+
+def barrier() -> Call:
+    return Call("barrier", CollectiveArgs(kind=Kind.BARRIER, element=Element.BYTES), [])
+
+
+def broadcast(tensor: torch.Tensor, root: int) -> Call:
+    check("broadcast", tensor)
+    args = _args(Kind.BROADCAST, tensor, root=root)
+    args.in_ = args.out = tensor.data_ptr()
+    return Call("broadcast", args, [tensor])
+
+
+def all_reduce(tensor: torch.Tensor, op: Any) -> Call:
+    check("all_reduce", tensor)
+    args = _args(Kind.ALL_REDUCE, tensor, reduction_of(op, tensor.dtype))
+    args.in_ = args.out = tensor.data_ptr()
+    return Call("all_reduce", args, [tensor])
+
+
+def reduce(tensor: torch.Tensor, op: Any, root: int) -> Call:
+    check("reduce", tensor)
+    args = _args(Kind.REDUCE, tensor, reduction_of(op, tensor.dtype), root)
+    args.in_ = args.out = tensor.data_ptr()
+    return Call("reduce", args, [tensor])
+
+
+def all_gather(outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Call:
+    check("all_gather", tensor, *outputs)
+    _check_alike("all_gather", tensor, outputs)
+    args = _args(Kind.ALL_GATHER, tensor)
+    args.in_ = tensor.data_ptr()
+    pointers = _pointers(outputs)
+    args.out_blocks = pointers
+    return Call("all_gather", args, [tensor, *outputs], [pointers])
+
+
+def gather(outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Call:
+    """``outputs`` is empty anywhere but at the root."""
+    check("gather", tensor, *outputs)
+    _check_alike("gather", tensor, outputs)
+    args = _args(Kind.GATHER, tensor, root=root)
+    args.in_ = tensor.data_ptr()
+    pointers = _pointers(outputs)
+    args.out_blocks = pointers
+    return Call("gather", args, [tensor, *outputs], [pointers])
+
+
+def scatter(tensor: torch.Tensor, inputs: Sequence[torch.Tensor], root: int) -> Call:
+    """``inputs`` is empty anywhere but at the root."""
+    check("scatter", tensor, *inputs)
+    _check_alike("scatter", tensor, inputs)
+    args = _args(Kind.SCATTER, tensor, root=root)
+    args.out = tensor.data_ptr()
+    pointers = _pointers(inputs)
+    args.in_blocks = pointers
+    return Call("scatter", args, [tensor, *inputs], [pointers])
+
+
+def reduce_scatter(tensor: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any) -> Call:
+    check("reduce_scatter", tensor, *inputs)
+    _check_alike("reduce_scatter", tensor, inputs)
+    args = _args(Kind.REDUCE_SCATTER, tensor, reduction_of(op, tensor.dtype))
+    args.out = tensor.data_ptr()
+    pointers = _pointers(inputs)
+    args.in_blocks = pointers
+    return Call("reduce_scatter", args, [tensor, *inputs], [pointers])
+
+
+def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Call:
+    check("all_to_all", *outputs, *inputs)
+    dtypes = {tensor.dtype for tensor in (*outputs, *inputs)}
+    if len(dtypes) > 1:
+        raise TypeError(f"all_to_all needs tensors of one type, got {', '.join(sorted(map(str, dtypes)))}")
+    args = CollectiveArgs(kind=Kind.ALL_TO_ALL, element=_element(outputs[0]))
+    pointers = _pointers(inputs), _pointers(outputs)
+    args.in_blocks, args.out_blocks = pointers
+    sizes = tuple((ctypes.c_uint64 * len(blocks))(*map(_bytes, blocks)) for blocks in (inputs, outputs))
+    args.in_bytes, args.out_bytes = sizes
+    return Call("all_to_all", args, [*outputs, *inputs], [*pointers, *sizes])
+
+
+def blocks_of(name: str, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """A tensor as ``count`` equal blocks, one per rank of the group."""
+    check(name, tensor)
+    if tensor.numel() % count:
+        raise ValueError(f"{name}: {tensor.numel()} elements cannot be divided among {count} ranks")
+    return list(tensor.view(-1).view(count, -1).unbind()) if tensor.numel() else [tensor.view(-1)] * count
+
+
+def splits_of(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
+    """A tensor cut along its first dimension: into ``sizes``, or equally if there are none."""
+    check(name, tensor)
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % count:
+            raise ValueError(
+                f"{name}: a first dimension of {rows} cannot be divided among {count} ranks; give split sizes"
+            )
+        sizes = [rows // count] * count
+    if len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
+        raise ValueError(
+            f"{name}: split sizes {list(sizes)} do not divide a first dimension of {rows} among {count} ranks"
+        )
+    return list(torch.split(tensor, list(sizes))) if tensor.dim() else [tensor]
+
+
+def check(name: str, *tensors: torch.Tensor) -> None:
+    """That these are tensors whose memory can be handed to the native library."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} takes tensors, got {type(tensor).__name__}")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name}: the eep backend does not support {tensor.layout} tensors; call .to_dense()")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: tensors must be contiguous; call .contiguous() on them")
+        if tensor.device != tensors[0].device:
+            raise ValueError(f"{name}: tensors must be on one device, got {tensors[0].device} and {tensor.device}")
+
+
+def _check_alike(name: str, tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> None:
+    for other in others:
+        if other.dtype != tensor.dtype:
+            raise TypeError(f"{name}: tensors must be of one type, got {tensor.dtype} and {other.dtype}")
+        if other.numel() != tensor.numel():
+            raise ValueError(f"{name}: tensors must be of one size, got {tensor.numel()} and {other.numel()} elements")
+
+
+def _args(kind: Kind, tensor: torch.Tensor, reduction: Reduction = Reduction.SUM, root: int = 0) -> CollectiveArgs:
+    return CollectiveArgs(kind=kind, element=_element(tensor), reduction=reduction, root=root, bytes=_bytes(tensor))
+
+
+def _element(tensor: torch.Tensor) -> Element:
+    return _ELEMENTS.get(tensor.dtype, Element.BYTES)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _pointers(tensors: Sequence[torch.Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])

@@ -1,0 +1,326 @@
+"""The process group that torch sees: each of its methods makes calls of tensors, and has them run in order.
+
+A call that its caller waits for runs in the caller's thread; others run, one after the other, in a thread of the group. Torch
+has had two names for some methods; both are here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eep.errors import EepError
+from eep.process_group import calls
+from eep.process_group.calls import Call
+from eep.process_group.messages import Messages
+from eep.process_group.work import EepWork
+from eep.process_group.world import World
+
+if TYPE_CHECKING:
+    # Torch types its methods with overloads that change from version to version.
+    class TorchGroup:
+        def __init__(self, rank: int, size: int) -> None: ...
+else:
+    TorchGroup = torch.distributed.ProcessGroup
+
+
+class EepProcessGroup(TorchGroup):
+    """A group over the active ranks of the world. See :mod:`eep.pg` for what it can do beside torch's interface."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        ranks: list[int],
+        timeout: timedelta,
+        closed: Callable[[], None] | None = None,
+    ) -> None:
+        """``closed`` is what follows the end of this group, if it is more than the end of its lane."""
+        super().__init__(ranks.index(world.rank), len(ranks))
+        self.world = world
+        self._closed = closed or (lambda: world.close_lane(name))
+        self.timeout = timeout.total_seconds()
+        self._name = name
+        self._lane = world.open_lane(name, ranks)
+        self._messages = Messages(world.endpoint, self._lane, self.timeout)
+        self._running = threading.Lock()
+        self._queue: queue.SimpleQueue[tuple[list[Call], float, EepWork] | None] = queue.SimpleQueue()
+        self._queued = 0
+        self._thread: threading.Thread | None = None
+        self._destroyed = False
+
+    # ---- what it is ----
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the world that belong to this group, active or not."""
+        return self._lane.ranks
+
+    def rank(self) -> int:
+        return self.ranks.index(self.world.rank)
+
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def name(self) -> str:
+        return "eep"
+
+    def getRank(self) -> int:
+        return self.rank()
+
+    def getSize(self) -> int:
+        return self.size()
+
+    def getBackendName(self) -> str:
+        return "eep"
+
+    def active(self) -> tuple[int, ...]:
+        """The ranks of this group that are in the view, as ranks of the group."""
+        return self._group_ranks(self._lane.active())
+
+    def world_rank(self, rank: int) -> int:
+        """The rank of the world behind a rank of this group; in a group of all ranks also of those that may come."""
+        if rank >= self.size() and self.ranks == list(range(self.world.size)) and rank < self.world.endpoint.max_ranks:
+            return rank
+        return self._global(rank)
+
+    # ---- collectives ----
+
+    def allreduce(self, tensors: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None, **given: Any) -> EepWork:
+        op = _choice(opts, given, "reduceOp", "op", torch.distributed.ReduceOp.SUM)
+        return self._run([calls.all_reduce(tensor, op) for tensor in _list(tensors)], opts)
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> EepWork:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None, **given: Any) -> EepWork:
+        root = self._global(_choice(opts, given, "rootRank", "root", 0))
+        return self._run([calls.broadcast(tensor, root) for tensor in _list(tensors)], opts)
+
+    def reduce(self, tensors: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None, **given: Any) -> EepWork:
+        root = self._global(_choice(opts, given, "rootRank", "root", 0))
+        op = _choice(opts, given, "reduceOp", "op", torch.distributed.ReduceOp.SUM)
+        return self._run([calls.reduce(tensor, op, root) for tensor in _list(tensors)], opts)
+
+    def allgather(
+        self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None
+    ) -> EepWork:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        return self._run(
+            [
+                calls.all_gather(self._blocks("all_gather", blocks), tensor)
+                for blocks, tensor in zip(outputs, inputs, strict=True)
+            ],
+            opts,
+        )
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> EepWork:
+        # Outputs come by rank, then by tensor.
+        return self.allgather([list(blocks) for blocks in zip(*outputs, strict=True)], inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> EepWork:
+        return self._run(
+            [
+                calls.all_gather(calls.blocks_of("all_gather", output, self.size()), tensor)
+                for output, tensor in zip(outputs, inputs, strict=True)
+            ],
+            opts,
+        )
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> EepWork:
+        root = opts.rootRank if opts is not None else 0
+        if root == self.rank():
+            blocks = self._blocks("gather", outputs[0] if outputs else [])
+        elif any(len(block) for block in outputs):
+            raise ValueError("gather: only the root gives tensors to gather into")
+        else:
+            blocks = []
+        return self._run([calls.gather(blocks, inputs[0], self._global(root))], opts)
+
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> EepWork:
+        root = opts.rootRank if opts is not None else 0
+        if root == self.rank():
+            blocks = self._blocks("scatter", inputs[0] if inputs else [])
+        elif any(len(block) for block in inputs):
+            raise ValueError("scatter: only the root gives tensors to scatter")
+        else:
+            blocks = []
+        return self._run([calls.scatter(outputs[0], blocks, self._global(root))], opts)
+
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> EepWork:
+        op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
+        return self._run(
+            [
+                calls.reduce_scatter(output, self._blocks("reduce_scatter", blocks), op)
+                for output, blocks in zip(outputs, inputs, strict=True)
+            ],
+            opts,
+        )
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> EepWork:
+        return self.reduce_scatter(
+            outputs, [calls.blocks_of("reduce_scatter", tensor, self.size()) for tensor in inputs], opts
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> EepWork:
+        return self._run(
+            [calls.all_to_all(self._blocks("all_to_all", outputs), self._blocks("all_to_all", inputs))], opts
+        )
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+    ) -> EepWork:
+        outputs = calls.splits_of("all_to_all_single", output, output_splits, self.size())
+        inputs = calls.splits_of("all_to_all_single", tensor, input_splits, self.size())
+        return self._run([calls.all_to_all(outputs, inputs)], opts)
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None, **given: Any) -> EepWork:
+        return self._run([calls.barrier()], opts)
+
+    # ---- messages ----
+
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> EepWork:
+        return self._messages.send(_single("send", tensors), self._global(to), tag)
+
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> EepWork:
+        return self._messages.receive(_single("recv", tensors), self._global(source), tag)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> EepWork:
+        return self._messages.receive(_single("recv", tensors), None, tag)
+
+    # ---- subgroups and the end ----
+
+    def split_group(self, ranks: Sequence[int], *, group_name: str | None = None, **_: Any) -> EepProcessGroup | None:
+        """A group of ``ranks`` (of this group), for those who are among them. Every member of the new one calls it."""
+        if self.rank() not in ranks:
+            return None
+        members = [self._global(rank) for rank in sorted(set(ranks))]
+        name = group_name or f"{self._name}/split/{','.join(map(str, members))}"
+        return EepProcessGroup(self.world, name, members, timedelta(seconds=self.timeout))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = self._messages.timeout = timeout.total_seconds()
+
+    def abort(self) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Ends the group. What still runs in its threads ends on its own, or with the world."""
+        if self._destroyed:
+            return
+        self._destroyed = True
+        self._queue.put(None)
+        self._messages.close()
+        self._closed()
+
+    # ---- running calls ----
+
+    def _run(self, batch: list[Call], opts: Any) -> EepWork:
+        if self._destroyed:
+            raise EepError(f"{batch[0].name if batch else 'call'}: this process group was destroyed")
+        name = batch[0].name if batch else "nothing"
+        work = EepWork(name, [tensor for call in batch for tensor in call.tensors])
+        timeout = _timeout(opts, self.timeout)
+        # Ahead of nobody: a call may run here only if none is queued, and none can be while it runs.
+        if not getattr(opts, "asyncOp", False) and self._running.acquire(blocking=False):
+            try:
+                if self._queued == 0:
+                    self._execute(batch, timeout, work)
+                    return work
+            finally:
+                self._running.release()
+        self._enqueue(batch, timeout, work)
+        return work
+
+    def _enqueue(self, batch: list[Call], timeout: float, work: EepWork) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
+            self._thread.start()
+        self._queued += 1
+        self._queue.put((batch, timeout, work))
+
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            with self._running:
+                self._execute(*item)
+                self._queued -= 1
+
+    def _execute(self, batch: list[Call], timeout: float, work: EepWork) -> None:
+        def body() -> tuple[int, ...]:
+            answered = self._lane.active()
+            for call in batch:
+                answered &= self._lane.call(call.name, call.args, timeout)
+            return self._group_ranks(answered)
+
+        work.run(body)
+
+    def _global(self, rank: int) -> int:
+        if not 0 <= rank < self.size():
+            raise ValueError(f"rank {rank} is not in this group of {self.size()}")
+        return self.ranks[rank]
+
+    def _group_ranks(self, mask: int) -> tuple[int, ...]:
+        return tuple(i for i, rank in enumerate(self.ranks) if mask >> rank & 1)
+
+    def _blocks(self, name: str, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if len(blocks) != self.size():
+            raise ValueError(
+                f"{name} needs one tensor for each of the {self.size()} ranks of the group, got {len(blocks)}"
+            )
+        return list(blocks)
+
+
+def _list(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _single(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise ValueError(f"{name} takes one tensor at a time, got {len(tensors)}")
+    return tensors[0]
+
+
+def _choice(opts: Any, given: dict[str, Any], name: str, keyword: str, default: Any) -> Any:
+    return getattr(opts, name) if hasattr(opts, name) else given.get(keyword, default if opts is None else opts)
+
+
+def _timeout(opts: Any, default: float) -> float:
+    timeout = getattr(opts, "timeout", None)
+    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > timedelta(0) else default

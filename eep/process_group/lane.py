@@ -1,0 +1,145 @@
+"""A lane: what one group calls natively. Blocks until a call is done, and raises if it cannot be trusted."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+
+from eep import native
+from eep.collective_abi import CollectiveArgs, Group, Message
+from eep.endpoint import Endpoint
+from eep.errors import EepError, EpochRevoked, StepFailed
+from eep.process_group.gate import Gate
+
+
+def group_id(name: str) -> int:
+    """The number by which the members of a group find each other's lanes. Never 0."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+class Lane:
+    """One call at a time; messages may go beside it. Ranks are those of the instance, not of the group."""
+
+    def __init__(self, endpoint: Endpoint, gate: Gate, identity: int, ranks: list[int]) -> None:
+        self.ranks = ranks
+        self._endpoint, self._gate, self._identity = endpoint, gate, identity
+        self._library, self._context = endpoint._library, endpoint._context
+        self._number = ctypes.c_uint32()
+        self._open = True
+        self._register()
+
+    def active(self) -> int:
+        """The members that are in the view, as a bit mask."""
+        view = self._endpoint.view.active
+        return sum(1 << rank for rank in self.ranks if rank in view)
+
+    def grow(self, size: int) -> None:
+        """Ranks were added to the instance, and belong to this group."""
+        self.ranks = list(range(size))
+        self._register()
+
+    def call(self, name: str, args: CollectiveArgs, timeout: float) -> int:
+        """Runs a collective; the ranks that took part, as a bit mask."""
+        args.deadline_ns = _nanoseconds(timeout)
+        self._gate.enter()
+        try:
+            self._check_open(name)
+            args.lane = self._number.value
+            code = self._library.eep_collective(self._context, ctypes.byref(args), None)
+            native.check(self._library, code)
+            if args.answered != self.active():
+                raise self._failure(name)
+        finally:
+            self._gate.leave()
+        return int(args.answered)
+
+    def send(self, to: int, tag: int, address: int, size: int, timeout: float) -> None:
+        done = ctypes.c_uint32()
+        self._gate.enter()
+        try:
+            self._check_member("send", to)
+            code = self._library.eep_send(
+                self._context, self._number, to, tag, address, size, _nanoseconds(timeout), ctypes.byref(done)
+            )
+            native.check(self._library, code)
+            if not done.value:
+                raise self._failure(f"send to rank {to}")
+        finally:
+            self._gate.leave()
+
+    def probe(self, sources: int, pokes: int, timeout: float) -> Message | None:
+        """The next message of one of ``sources`` (a bit mask), if one came before the wait ended."""
+        message = Message()
+        self._gate.enter()
+        try:
+            self._check_open("recv")
+            code = self._library.eep_probe(
+                self._context, self._number, sources, pokes, _nanoseconds(timeout), ctypes.byref(message)
+            )
+            native.check(self._library, code)
+        finally:
+            self._gate.leave()
+        return message if message.arrived else None
+
+    def receive(self, source: int, address: int, size: int, timeout: float) -> None:
+        """Takes the message of ``source`` that :meth:`probe` has shown."""
+        done = ctypes.c_uint32()
+        self._gate.enter()
+        try:
+            self._check_open("recv")
+            code = self._library.eep_recv(
+                self._context, self._number, source, address, size, _nanoseconds(timeout), ctypes.byref(done)
+            )
+            native.check(self._library, code)
+            if not done.value:
+                raise self._failure(f"recv from rank {source}")
+        finally:
+            self._gate.leave()
+
+    def pokes(self) -> int:
+        return int(self._library.eep_pokes(self._context))
+
+    def poke(self) -> None:
+        """Ends the waits of :meth:`probe`, so that whoever probes looks at what has changed."""
+        if self._open:
+            self._library.eep_poke(self._context)
+
+    def trouble(self, name: str) -> StepFailed | None:
+        """Why nothing of this view can be trusted any more, if so."""
+        status = self._endpoint.status()
+        return None if status.ok else self._failure(name)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            native.check(self._library, self._library.eep_lane_close(self._context, self._number))
+
+    def _register(self) -> None:
+        group = Group(id=self._identity, size=len(self.ranks))
+        group.ranks[: len(self.ranks)] = self.ranks
+        native.check(
+            self._library,
+            self._library.eep_lane_open(self._context, ctypes.byref(group), ctypes.byref(self._number)),
+        )
+
+    def _check_open(self, name: str) -> None:
+        if not self._open:
+            raise EepError(f"{name}: this process group was destroyed")
+
+    def _check_member(self, name: str, rank: int) -> None:
+        self._check_open(name)
+        if not self.active() >> rank & 1:
+            raise (
+                self._failure(name)
+                if not self._endpoint.status().ok
+                else StepFailed(f"{name}: rank {rank} is not in the view (epoch {self._endpoint.view.epoch})")
+            )
+
+    def _failure(self, name: str) -> StepFailed:
+        status = self._endpoint.status()
+        kind = EpochRevoked if status.revoked else StepFailed
+        return kind(f"{name} cannot be trusted: {status}; run it again after the next view")
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1e9))

@@ -1,0 +1,168 @@
+"""The step of an instance whose ranks may die at any moment: run it, look whether it can be trusted, run it again if not.
+
+A rank goes round this loop, in which everything may end early because a peer was lost::
+
+    boundary --> collect (what all ranks tell each other) --> run (the forward pass) --> commit --> boundary ...
+
+It commits a step as soon as it can trust its own results; nobody votes. So when an epoch ends, some ranks are at the
+boundary and some have a batch that must be run again. In the next epoch each says which, once, before anything else; if
+anybody runs a batch again, the others take part with an empty one, since every step needs all ranks. Then all are at the
+boundary again. A rank that joins begins at the boundary. A fault in the middle of this is the end of that epoch too, and
+the same thing happens in the next: there is nothing else to recover.
+
+Knows nothing of SGLang: a batch is a callable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TypeVar
+
+from eep.buffer import Buffer
+from eep.collective_abi import CollectiveArgs, Element, Kind
+from eep.control.buffer_plane import may_commit
+from eep.control.member import Member
+from eep.control.planes import Plane, Planes
+from eep.endpoint import Endpoint
+from eep.errors import EepError, RankRemoved, StepFailed
+from eep.process_group.world import World
+from eep.validity import ContractBroken, check_peers
+from eep.view import View
+
+T = TypeVar("T")
+
+Repair = Callable[[View], int | None]
+"""Makes every expert available in a view. Returns a number that all ranks of the view must agree on (the digest of the
+placement), or None when the ranks that are left cannot hold all experts: then nothing runs until others have come."""
+
+_EXCHANGE = "eep/session"
+
+
+class Intent(IntEnum):
+    BOUNDARY = 0
+    AGAIN = 1
+
+
+class _Word(ctypes.Structure):
+    """What a rank says when it enters an epoch."""
+
+    _fields_ = (("digest", ctypes.c_uint64), ("intent", ctypes.c_uint64))
+
+
+class Session:
+    """One rank's part in an instance. Made when the rank has all it needs; it joins with the first boundary."""
+
+    def __init__(self, world: World, buffer: Buffer, repair: Repair, *, timeout: float = 30.0) -> None:
+        """``timeout``: how many seconds a peer may take to enter an epoch that all have agreed on."""
+        self._world, self._buffer, self._repair, self._timeout = world, buffer, repair, timeout
+        self._lane = world.open_lane(_EXCHANGE, range(world.endpoint.max_ranks))
+        self._endpoints: tuple[Endpoint, ...] = (buffer, world.endpoint)
+        self._digest: int | None = None
+        self._epoch = -1
+        self.repeated = 0
+        """How many steps were run again."""
+        self.member = Member.connect(
+            Planes(
+                Plane(buffer, lambda view, within: buffer.apply_view(view, timeout=within)),
+                Plane(world.endpoint, world.apply),
+            )
+        )
+        self.member.ready()
+
+    @property
+    def view(self) -> View:
+        return self._buffer.view
+
+    def boundary(self, run_empty: Callable[[], object]) -> View:
+        """Between two steps: enters the newest view, if there is a new one. ``run_empty`` is a step without tokens.
+
+        Returns at once while nothing has changed. Raises :class:`eep.RankRemoved` when this process must end.
+        """
+        while self._enter(Intent.BOUNDARY):
+            if self._trusts(run_empty) is not None:
+                break
+        return self.view
+
+    def collect(self, gather: Callable[[], T], run_empty: Callable[[], object]) -> T:
+        """A boundary, and then what all ranks tell each other before a step."""
+        while True:
+            self.boundary(run_empty)
+            if (answer := self._trusts(gather)) is not None:
+                return answer[0]
+
+    def run(self, batch: Callable[[], T]) -> T:
+        """A step: runs ``batch``, in as many views as it takes, until its result can be trusted."""
+        while (result := self._trusts(batch)) is None:
+            self.repeated += 1
+            self._enter(Intent.AGAIN)
+        return result[0]
+
+    def close(self) -> None:
+        self.member.close()
+
+    def _trusts(self, work: Callable[[], T]) -> tuple[T] | None:
+        """The result of ``work``, if it can be trusted. If not, the supervisor knows."""
+        try:
+            result = work()
+        except StepFailed:
+            self._give_up()
+            return None
+        if all(endpoint.status().ok for endpoint in self._endpoints):
+            return (result,)
+        self._give_up()
+        return None
+
+    def _give_up(self) -> None:
+        """Tells the supervisor what this rank has seen; the next boundary waits for what it makes of it."""
+        bad = [status for endpoint in self._endpoints if not (status := endpoint.status()).ok]
+        if bad:
+            may_commit(self.member, bad[0])
+        else:
+            self.member.revoked()
+
+    def _enter(self, intent: Intent) -> bool:
+        """Into the newest view, together with everybody. Returns whether somebody runs a batch again."""
+        while True:
+            view = self.member.boundary(self._settle)
+            if view is None:
+                raise RankRemoved(
+                    f"{self.member.removed}; this process must end, and may come back as a new incarnation"
+                )
+            if view.epoch == self._epoch and intent is Intent.BOUNDARY:
+                return False
+            if self._digest is None:
+                self.member.wait_for_view(after=view.epoch)
+                continue
+            words = self._trusts(lambda: self._exchange(intent))
+            if words is None:
+                continue
+            self._check(view, words[0])
+            self._epoch = view.epoch
+            return any(word.intent == Intent.AGAIN for word in words[0].values())
+
+    def _settle(self, view: View) -> None:
+        self._digest = self._repair(view)
+
+    def _exchange(self, intent: Intent) -> dict[int, _Word]:
+        if self._digest is None:
+            raise EepError("nothing runs while experts are missing")
+        size = len(self._lane.ranks)
+        mine, theirs = _Word(self._digest, intent), (_Word * size)()
+        blocks = (ctypes.c_void_p * size)(*(ctypes.addressof(word) for word in theirs))
+        args = CollectiveArgs(
+            kind=Kind.ALL_GATHER, element=Element.BYTES, bytes=ctypes.sizeof(_Word), out_blocks=blocks
+        )
+        args.in_ = ctypes.addressof(mine)
+        answered = self._lane.call("entering an epoch", args, self._timeout)
+        return {rank: theirs[rank] for rank in range(size) if answered >> rank & 1}
+
+    def _check(self, view: View, words: dict[int, _Word]) -> None:
+        for endpoint in self._endpoints:
+            check_peers(view, endpoint.table)
+        others = {rank: word.digest for rank, word in words.items() if word.digest != self._digest}
+        if others:
+            raise ContractBroken(
+                "graph-visible routing", f"ranks {sorted(others)} have made another placement of view {view.epoch}"
+            )

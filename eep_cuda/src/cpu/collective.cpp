@@ -1,0 +1,384 @@
+// The collectives of a process group. Each is a few rounds (rounds.h); a payload larger than half an outbox is taken in
+// chunks. No bytes are still one round: members meet and their calls are compared.
+#include <algorithm>
+#include <cstring>
+
+#include "common/fault.h"
+#include "cpu/reduce.h"
+#include "cpu/rounds.h"
+#include "cpu/wait.h"
+
+namespace eep {
+namespace {
+
+constexpr uint64_t kAlignment = 64;  // of everything within a half; a multiple of every element
+// Up to here every rank reduces everything itself, which saves a round.
+constexpr uint64_t kReduceAtOnce = 16 * 1024;
+
+void copy(void* to, const void* from, uint64_t bytes) {
+  if (bytes && to != from) std::memmove(to, from, bytes);
+}
+
+const uint8_t* at(const void* base, uint64_t offset) { return static_cast<const uint8_t*>(base) + offset; }
+uint8_t* at(void* base, uint64_t offset) { return static_cast<uint8_t*>(base) + offset; }
+
+// One call: the rounds it is made of, and what it is about.
+struct Call {
+  Rounds& rounds;
+  const Members& members;
+  const eep_collective_args& args;
+  const uint64_t half_bytes;
+  const Reduce reduce;  // null where nothing is reduced
+
+  uint64_t all() const { return members.active; }
+  uint64_t root() const { return rank_bit(args.root); }
+  bool is_root() const { return args.root == members.me; }
+
+  // Calls `visit(position, rank)` for the given members in the order of the group.
+  template <typename Visit>
+  void in_order(uint64_t ranks, Visit visit) const {
+    for (uint32_t position = 0; position < members.size; ++position)
+      if (ranks & rank_bit(members.ranks[position])) visit(position, members.ranks[position]);
+  }
+  // Calls `visit(begin, size)` for each chunk of the payload, once for no payload at all, until the call is over.
+  template <typename Visit>
+  void in_chunks(uint64_t chunk, Visit visit) const {
+    uint64_t begin = 0;
+    do {
+      visit(begin, std::min(chunk, args.bytes - begin));
+      begin += chunk;
+    } while (begin < args.bytes && !rounds.is_over());
+  }
+  // The part of a half that each member gets where a half is divided among them.
+  uint64_t share(uint64_t head = 0) const { return (half_bytes - head) / members.size / kAlignment * kAlignment; }
+
+  // Reduces what the given members have at `offset` of their outboxes.
+  void reduce_from(uint64_t ranks, uint64_t offset, uint64_t size, void* out) const {
+    const uint8_t* sources[EEP_MAX_RANKS];
+    uint32_t count = 0;
+    in_order(ranks, [&](uint32_t, uint32_t rank) { sources[count++] = rounds.outbox(rank) + offset; });
+    if (size && count) reduce(sources, count, size, static_cast<uint8_t*>(out));
+  }
+};
+
+void barrier(const Call& call) {
+  if (!call.rounds.begin()) return;
+  call.rounds.publish();
+  call.rounds.await(call.all());
+}
+
+void broadcast(const Call& call) {
+  call.in_chunks(call.half_bytes, [&](uint64_t begin, uint64_t size) {
+    uint8_t* half = call.rounds.begin();
+    if (!half) return;
+    if (call.is_root()) copy(half, at(call.args.in, begin), size);
+    call.rounds.publish();
+    if (call.is_root()) return;
+    if (!call.rounds.await(call.root())) return;
+    copy(at(call.args.out, begin), call.rounds.outbox(call.args.root), size);
+    call.rounds.taken(call.root());
+  });
+}
+
+// gather and all_gather
+void gather(const Call& call) {
+  const bool takes = call.args.kind == EEP_ALL_GATHER || call.is_root();
+  call.in_chunks(call.half_bytes, [&](uint64_t begin, uint64_t size) {
+    uint8_t* half = call.rounds.begin();
+    if (!half) return;
+    copy(half, at(call.args.in, begin), size);
+    call.rounds.publish();
+    if (!takes) return;
+    const uint64_t usable = call.rounds.await(call.all());
+    call.in_order(usable, [&](uint32_t position, uint32_t rank) {
+      const void* from = rank == call.members.me ? at(call.args.in, begin) : call.rounds.outbox(rank);
+      copy(at(call.args.out_blocks[position], begin), from, size);
+    });
+    call.rounds.taken(usable);
+  });
+}
+
+void scatter(const Call& call) {
+  const uint64_t share = call.share();
+  call.in_chunks(share, [&](uint64_t begin, uint64_t size) {
+    uint8_t* half = call.rounds.begin();
+    if (!half) return;
+    if (call.is_root())
+      call.in_order(call.all(), [&](uint32_t position, uint32_t rank) {
+        const uint8_t* from = at(call.args.in_blocks[position], begin);
+        copy(rank == call.members.me ? at(call.args.out, begin) : half + position * share, from, size);
+      });
+    call.rounds.publish();
+    if (call.is_root() || !call.rounds.await(call.root())) return;
+    call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) {
+      copy(at(call.args.out, begin), call.rounds.outbox(call.args.root) + position * share, size);
+    });
+    call.rounds.taken(call.root());
+  });
+}
+
+// reduce, and all_reduce where it is small
+void reduce_at_once(const Call& call) {
+  const bool takes = call.args.kind == EEP_ALL_REDUCE || call.is_root();
+  call.in_chunks(call.half_bytes, [&](uint64_t begin, uint64_t size) {
+    uint8_t* half = call.rounds.begin();
+    if (!half) return;
+    copy(half, at(call.args.in, begin), size);
+    call.rounds.publish();
+    if (!takes) return;
+    const uint64_t usable = call.rounds.await(call.all());
+    call.reduce_from(usable, 0, size, at(call.args.out, begin));
+    call.rounds.taken(usable);
+  });
+}
+
+// The segments of a chunk of an all_reduce, one for each active member.
+struct Segments {
+  const Call& call;
+  const uint64_t count, size;  // of members; of this chunk
+
+  // Calls `visit(rank, begin, size)` for the segment that each active member reduces, as far as there are bytes for it.
+  template <typename Visit>
+  void each(Visit visit) const {
+    const uint64_t segment = eep_align_up((size + count - 1) / count, kAlignment);
+    uint64_t begin = 0;
+    call.in_order(call.all(), [&](uint32_t, uint32_t rank) {
+      if (begin < size) visit(rank, begin, std::min(segment, size - begin));
+      begin += segment;
+    });
+  }
+};
+
+// Every member reduces a segment of each chunk and the others copy it. A round brings the values of a chunk and the
+// reduced segments of the one before, so that there is one round more than there are chunks, not two for each.
+void all_reduce(const Call& call) {
+  const uint32_t me = call.members.me;
+  const uint64_t count = std::popcount(call.all()), bytes = call.args.bytes;
+  const uint64_t chunk = (call.half_bytes - kAlignment) * count / (count + 1) / kAlignment * kAlignment;
+  const uint64_t chunks = (bytes + chunk - 1) / chunk;
+  const auto segments_of = [&](uint64_t i) { return Segments{call, count, std::min(chunk, bytes - i * chunk)}; };
+  uint64_t usable = 0;
+  for (uint64_t i = 0; i <= chunks; ++i) {
+    uint8_t* half = call.rounds.begin();
+    if (!half) return;
+    if (i < chunks)  // but for our own segment, which nobody else reads
+      segments_of(i).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
+        if (rank != me) copy(half + begin, at(call.args.in, i * chunk + begin), size);
+      });
+    const uint64_t before = i ? (i - 1) * chunk : 0;
+    if (i) {
+      segments_of(i - 1).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
+        if (rank != me) return;
+        const uint8_t* sources[EEP_MAX_RANKS];
+        uint32_t found = 0;
+        call.in_order(usable, [&](uint32_t, uint32_t source) {
+          sources[found++] = source == me ? at(call.args.in, before + begin) : call.rounds.outbox(source, true) + begin;
+        });
+        if (found) call.reduce(sources, found, size, half + chunk);
+      });
+      call.rounds.taken_before(usable);
+    }
+    call.rounds.publish();
+    usable = call.rounds.await(call.all());
+    if (!i) continue;
+    segments_of(i - 1).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
+      if (usable & rank_bit(rank)) copy(at(call.args.out, before + begin), call.rounds.outbox(rank) + chunk, size);
+    });
+    usable = call.rounds.taken(usable);
+  }
+}
+
+void reduce_scatter(const Call& call) {
+  const uint64_t share = call.share();
+  call.in_chunks(share, [&](uint64_t begin, uint64_t size) {
+    uint8_t* half = call.rounds.begin();
+    if (!half) return;
+    call.in_order(call.all(), [&](uint32_t position, uint32_t) {
+      copy(half + position * share, at(call.args.in_blocks[position], begin), size);
+    });
+    call.rounds.publish();
+    const uint64_t usable = call.rounds.await(call.all());
+    call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) {
+      call.reduce_from(usable, position * share, size, at(call.args.out, begin));
+    });
+    call.rounds.taken(usable);
+  });
+}
+
+// The head of the first round: what a member sends to each position and what it expects from each. Every member
+// compares all of them, so that all of them find the same thing wrong.
+bool sizes_agree(const Call& call, uint64_t usable) {
+  const uint32_t size = call.members.size;
+  bool agree = true;
+  call.in_order(usable, [&](uint32_t from, uint32_t sender) {
+    const uint64_t* sent = reinterpret_cast<const uint64_t*>(call.rounds.outbox(sender));
+    call.in_order(usable, [&](uint32_t to, uint32_t receiver) {
+      const uint64_t* expected = reinterpret_cast<const uint64_t*>(call.rounds.outbox(receiver)) + size;
+      if (!agree || sent[to] == expected[from]) return;
+      agree = false;
+      fail(EEP_ERROR_MISMATCH, "all_to_all: rank %u sends %llu bytes to rank %u, which expects %llu", sender,
+           static_cast<unsigned long long>(sent[to]), receiver, static_cast<unsigned long long>(expected[from]));
+    });
+  });
+  return agree;
+}
+
+void all_to_all(const Call& call) {
+  const uint64_t head = eep_align_up(2 * sizeof(uint64_t) * call.members.size, kAlignment), share = call.share(head);
+  uint64_t largest = 0;  // of all blocks of all members, once the first round has told
+  uint64_t begin = 0;
+  do {
+    uint8_t* half = call.rounds.begin();
+    if (!half) return;
+    if (!begin) {
+      copy(half, call.args.in_bytes, sizeof(uint64_t) * call.members.size);
+      copy(half + sizeof(uint64_t) * call.members.size, call.args.out_bytes, sizeof(uint64_t) * call.members.size);
+    }
+    const auto part = [&](uint64_t bytes) { return bytes > begin ? std::min(share, bytes - begin) : 0; };
+    call.in_order(call.all() & ~rank_bit(call.members.me), [&](uint32_t to, uint32_t) {
+      const uint64_t bytes = part(call.args.in_bytes[to]);
+      if (bytes) copy(half + head + to * share, at(call.args.in_blocks[to], begin), bytes);
+    });
+    call.rounds.publish();
+    const uint64_t usable = call.rounds.await(call.all());
+    if (!begin) {
+      call.in_order(usable, [&](uint32_t, uint32_t rank) { largest = std::max(largest, call.rounds.bytes_of(rank)); });
+      const bool agree = sizes_agree(call, usable);
+      if (call.rounds.taken(usable) == usable && !agree) return call.rounds.refuse();
+    }
+    uint32_t own = 0;
+    call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) { own = position; });
+    call.in_order(usable, [&](uint32_t from, uint32_t rank) {
+      const uint64_t bytes = part(call.args.out_bytes[from]);
+      if (!bytes) return;
+      const uint8_t* source =
+          rank == call.members.me ? at(call.args.in_blocks[own], begin) : call.rounds.outbox(rank) + head + own * share;
+      copy(at(call.args.out_blocks[from], begin), source, bytes);
+    });
+    call.rounds.taken(usable);
+    begin += share;
+  } while (begin < largest && !call.rounds.is_over());
+}
+
+void perform(const Call& call) {
+  switch (call.args.kind) {
+    case EEP_BARRIER:
+      return barrier(call);
+    case EEP_BROADCAST:
+      return broadcast(call);
+    case EEP_ALL_REDUCE:
+      return call.args.bytes <= std::min(kReduceAtOnce, call.half_bytes) ? reduce_at_once(call) : all_reduce(call);
+    case EEP_REDUCE:
+      return reduce_at_once(call);
+    case EEP_ALL_GATHER:
+    case EEP_GATHER:
+      return gather(call);
+    case EEP_SCATTER:
+      return scatter(call);
+    case EEP_REDUCE_SCATTER:
+      return reduce_scatter(call);
+    case EEP_ALL_TO_ALL:
+      return all_to_all(call);
+  }
+}
+
+// ---- what the caller gave ----
+
+bool has_root(uint32_t kind) {
+  return kind == EEP_BROADCAST || kind == EEP_REDUCE || kind == EEP_GATHER || kind == EEP_SCATTER;
+}
+bool reduces(uint32_t kind) { return kind == EEP_ALL_REDUCE || kind == EEP_REDUCE || kind == EEP_REDUCE_SCATTER; }
+
+bool blocks_are_there(const void* const* blocks, const uint64_t* bytes, uint64_t each, uint32_t size) {
+  for (uint32_t i = 0; i < size; ++i)
+    if ((bytes ? bytes[i] : each) && (!blocks || !blocks[i])) return false;
+  return true;
+}
+
+int check_buffers(const eep_collective_args& args, const Members& members) {
+  const bool root = args.root == members.me;
+  bool in = false, out = false, in_blocks = false, out_blocks = false;
+  switch (args.kind) {
+    case EEP_BROADCAST:
+      in = root, out = !root;
+      break;
+    case EEP_ALL_REDUCE:
+      in = out = true;
+      break;
+    case EEP_REDUCE:
+      in = true, out = root;
+      break;
+    case EEP_ALL_GATHER:
+      in = out_blocks = true;
+      break;
+    case EEP_GATHER:
+      in = true, out_blocks = root;
+      break;
+    case EEP_SCATTER:
+      in_blocks = root, out = true;
+      break;
+    case EEP_REDUCE_SCATTER:
+      in_blocks = out = true;
+      break;
+    case EEP_ALL_TO_ALL:
+      if (!args.in_bytes || !args.out_bytes)
+        return fail(EEP_ERROR_ARGUMENT, "an all_to_all needs the sizes of its blocks");
+      in_blocks = out_blocks = true;
+      break;
+  }
+  const bool sized = args.kind == EEP_ALL_TO_ALL;
+  if ((in && args.bytes && !args.in) || (out && args.bytes && !args.out) ||
+      (in_blocks && !blocks_are_there(args.in_blocks, sized ? args.in_bytes : nullptr, args.bytes, members.size)) ||
+      (out_blocks && !blocks_are_there(const_cast<const void* const*>(args.out_blocks),
+                                       sized ? args.out_bytes : nullptr, args.bytes, members.size)))
+    return fail(EEP_ERROR_ARGUMENT, "an input or output of the collective is missing");
+  return EEP_OK;
+}
+
+int check_call(const eep_collective_args& args, const Members& members) {
+  if (args.kind > EEP_ALL_TO_ALL) return fail(EEP_ERROR_ARGUMENT, "unknown collective %u", args.kind);
+  const uint32_t size = element_size(args.element);
+  if (!size) return fail(EEP_ERROR_ARGUMENT, "unknown element type %u", args.element);
+  if (args.bytes % size)
+    return fail(EEP_ERROR_ARGUMENT, "%llu bytes are no whole number of elements of %u bytes",
+                static_cast<unsigned long long>(args.bytes), size);
+  if (reduces(args.kind) && !find_reduce(args.element, args.reduction))
+    return fail(EEP_ERROR_ARGUMENT, "elements of type %u cannot be reduced by operation %u", args.element,
+                args.reduction);
+  if (has_root(args.kind) && (args.root >= EEP_MAX_RANKS || !(members.active & rank_bit(args.root))))
+    return fail(EEP_ERROR_ARGUMENT, "the root, rank %u, is not an active member of the group", args.root);
+  return check_buffers(args, members);
+}
+
+// What all members must agree on; what does not matter to a call is not compared.
+uint64_t header_of(const eep_collective_args& args) {
+  if (args.kind == EEP_BARRIER) return eep_call_make(EEP_BARRIER, 0, 0, 0);
+  return eep_call_make(args.kind, args.element, reduces(args.kind) ? args.reduction : 0,
+                       has_root(args.kind) ? args.root : 0);
+}
+
+uint64_t bytes_of(const eep_collective_args& args, uint32_t size) {
+  if (args.kind == EEP_BARRIER) return 0;
+  return args.kind == EEP_ALL_TO_ALL ? *std::max_element(args.in_bytes, args.in_bytes + size) : args.bytes;
+}
+
+}  // namespace
+}  // namespace eep
+
+int eep_collective(eep_context* context, eep_collective_args* args, void*) {
+  using namespace eep;
+  Members members;
+  if (const int error = take_members(*context, args->lane, "collective", members)) return error;
+  if (const int error = check_call(*args, members)) return error;
+  args->answered = 0;
+  if (is_revoked(*context->control, members.epoch)) {
+    report(*context->control, EEP_STATUS_REVOKED);
+    return EEP_OK;
+  }
+  fault::pass(fault::kCollectiveEntered);
+  Rounds rounds(*context, members, header_of(*args), bytes_of(*args, members.size), args->deadline_ns);
+  perform({rounds, members, *args, context->shape.lane_bytes,
+           reduces(args->kind) ? find_reduce(args->element, args->reduction) : nullptr});
+  args->answered = rounds.answered();
+  return rounds.is_mismatch() ? EEP_ERROR_MISMATCH : EEP_OK;
+}

@@ -1,0 +1,126 @@
+#include "cpu/lanes.h"
+
+#include <cstring>
+
+#include "cpu/context.h"
+
+namespace eep {
+namespace {
+
+int check_group(const eep_context& context, const eep_group& group) {
+  if (!group.id) return fail(EEP_ERROR_ARGUMENT, "a group needs an id other than 0");
+  if (!group.size || group.size > context.shape.max_ranks)
+    return fail(EEP_ERROR_ARGUMENT, "a group has between 1 and %u members here, got %u", context.shape.max_ranks,
+                group.size);
+  uint64_t members = 0;
+  for (uint32_t i = 0; i < group.size; ++i) {
+    const uint32_t rank = group.ranks[i];
+    if (rank >= context.shape.max_ranks)
+      return fail(EEP_ERROR_ARGUMENT, "rank %u of the group is outside the capacity of %u ranks", rank,
+                  context.shape.max_ranks);
+    if (members & rank_bit(rank)) return fail(EEP_ERROR_ARGUMENT, "rank %u is twice in the group", rank);
+    members |= rank_bit(rank);
+  }
+  if (!(members & rank_bit(context.table.rank)))
+    return fail(EEP_ERROR_ARGUMENT, "rank %u opens a group that it does not belong to", context.table.rank);
+  return EEP_OK;
+}
+
+// Nobody of the new group knows this lane yet, so that what lies here is of another group and nothing can be lost.
+void clear(const eep_context& context, uint32_t lane) {
+  const LaneView own(context.shape, context.at, context.region, lane);
+  for (uint32_t slot = 0; slot < context.at.slots; ++slot) {
+    store_relaxed(own.mailbox(slot).flag, uint64_t{0});
+    if (!context.shape.pipe_bytes) continue;
+    store_relaxed(own.pipe(slot).taken, uint64_t{0});
+    for (uint32_t cell = 0; cell < EEP_PIPE_CELLS; ++cell) store_relaxed(own.cell(slot, cell).flag, uint64_t{0});
+  }
+}
+
+int check_open(const eep_context& context, uint32_t lane, const char* call) {
+  if (lane < context.shape.lanes && context.lanes.lane[lane].group.id) return EEP_OK;
+  return fail(EEP_ERROR_ARGUMENT, "%s: lane %u serves no group; open one first (there are %u lanes)", call, lane,
+              context.shape.lanes);
+}
+
+}  // namespace
+
+int take_members(eep_context& context, uint32_t lane, const char* call, Members& members) {
+  if (const int error = check_in_view(context.table, call)) return error;
+  const std::lock_guard lock(context.lanes.mutex);
+  if (const int error = check_open(context, lane, call)) return error;
+  const eep_group& group = context.lanes.lane[lane].group;
+  members.group = group.id;
+  members.epoch = context.table.epoch;
+  members.me = context.table.rank;
+  members.lane = lane;
+  members.size = group.size;
+  members.all = members.active = 0;
+  for (uint32_t i = 0; i < group.size; ++i) {
+    const uint32_t rank = group.ranks[i];
+    const eep_peer& peer = context.table.peers[rank];
+    members.ranks[i] = rank;
+    members.all |= rank_bit(rank);
+    if (!peer.active) continue;
+    // A table that was scribbled over must cost us a peer, not the process.
+    if (!peer.region || !peer.control || peer.slot != eep_slot_of(rank, peer.incarnation, context.shape.max_ranks)) {
+      report(*context.control, EEP_STATUS_BAD_TABLE);
+      continue;
+    }
+    members.active |= rank_bit(rank);
+    members.slot[rank] = peer.slot;
+    members.region[rank] = reinterpret_cast<void*>(peer.region);
+    members.control[rank] = reinterpret_cast<eep_control_page*>(peer.control);
+  }
+  return EEP_OK;
+}
+
+int find_lane(const Members& members, uint32_t rank, uint32_t lanes) {
+  for (uint32_t lane = 0; lane < lanes; ++lane)
+    if (load_acquire(members.control[rank]->groups[lane]) == members.group) return static_cast<int>(lane);
+  return -1;
+}
+
+uint64_t left_among(const Members& members, uint64_t ranks) {
+  uint64_t left = 0;
+  for_each_rank(ranks, [&](uint32_t rank) {
+    if (load_acquire(members.control[rank]->state) == EEP_OWNER_LEFT) left |= rank_bit(rank);
+  });
+  return left;
+}
+
+}  // namespace eep
+
+int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane) {
+  using namespace eep;
+  if (const int error = check_group(*context, *group)) return error;
+  const std::lock_guard lock(context->lanes.mutex);
+  const uint32_t lanes = context->shape.lanes;
+  uint32_t chosen = lanes;
+  for (uint32_t i = lanes; i-- > 0;) {
+    const uint64_t id = context->lanes.lane[i].group.id;
+    if (!id && (chosen == lanes || context->lanes.lane[chosen].group.id != group->id)) chosen = i;
+    if (id == group->id) chosen = i;
+  }
+  if (chosen == lanes)
+    return fail(EEP_ERROR_ARGUMENT, "all %u lanes serve a group already; close one, or make the region with more",
+                lanes);
+  Lane& taken = context->lanes.lane[chosen];
+  if (taken.group.id != group->id) {
+    taken = Lane{};
+    clear(*context, chosen);
+  }
+  taken.group = *group;
+  store_release(context->control->groups[chosen], group->id);
+  *lane = chosen;
+  return EEP_OK;
+}
+
+int eep_lane_close(eep_context* context, uint32_t lane) {
+  using namespace eep;
+  const std::lock_guard lock(context->lanes.mutex);
+  if (const int error = check_open(*context, lane, "close")) return error;
+  store_release(context->control->groups[lane], uint64_t{0});
+  context->lanes.lane[lane].group.id = 0;
+  return EEP_OK;
+}

@@ -1,0 +1,91 @@
+// Lanes: which group each of them serves, where its things lie in a region, and where the other members have theirs.
+#ifndef EEP_CPU_LANES_H_
+#define EEP_CPU_LANES_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "eep/eep.h"
+
+namespace eep {
+
+// One lane of a region, ours or a peer's. A CPU has one part per lane.
+class LaneView {
+ public:
+  LaneView(const eep_shape& shape, const eep_region_layout& at, void* region, uint32_t lane)
+      : shape_(shape), at_(at), base_(static_cast<uint8_t*>(region) + at.lanes + lane * at.lane_bytes) {}
+
+  eep_lane_mailbox& mailbox(uint32_t slot) const {
+    return reinterpret_cast<eep_lane_mailbox*>(base_ + at_.lane_mailboxes)[slot];
+  }
+  uint64_t& stamp(uint64_t round) const {
+    return *reinterpret_cast<uint64_t*>(base_ + at_.lane_stamps + round % 2 * 64);
+  }
+  uint8_t* outbox(uint64_t round) const { return base_ + at_.lane_outbox + round % 2 * shape_.lane_bytes; }
+  eep_pipe& pipe(uint32_t slot) const {
+    return *reinterpret_cast<eep_pipe*>(base_ + at_.pipes + slot * at_.pipe_stride);
+  }
+  eep_pipe_cell& cell(uint32_t slot, uint64_t sequence) const {
+    const uint64_t stride = sizeof(eep_pipe_cell) + shape_.pipe_bytes;
+    return *reinterpret_cast<eep_pipe_cell*>(base_ + at_.pipes + slot * at_.pipe_stride + sizeof(eep_pipe) +
+                                             sequence % EEP_PIPE_CELLS * stride);
+  }
+
+ private:
+  const eep_shape& shape_;
+  const eep_region_layout& at_;
+  uint8_t* base_;
+};
+
+// What this rank remembers of a lane between calls. The three parts belong to different threads and know nothing of
+// each other; each starts afresh when it finds the table in another epoch.
+struct Lane {
+  eep_group group;  // its id is 0 while the lane is free; guarded by Lanes::mutex
+
+  struct Calls {
+    uint64_t epoch;
+    uint64_t round;    // the last that was entered
+    uint64_t entered;  // who is known to have entered it
+    uint64_t known;    // whose lane is known
+    uint8_t lane_of[EEP_MAX_RANKS];
+  } calls;
+  struct Stream {
+    uint64_t epoch;
+    uint64_t sequence;  // of the last cell
+    uint32_t lane;      // at the destination
+  } sent[EEP_MAX_RANKS], received[EEP_MAX_RANKS];
+};
+
+struct Lanes {
+  std::mutex mutex;
+  std::unique_ptr<Lane[]> lane;  // [shape.lanes]
+};
+
+// A group as one call sees it. Arrays are by rank, and only filled for active members.
+struct Members {
+  uint64_t group;
+  uint64_t epoch;
+  uint64_t all;     // ranks of the group
+  uint64_t active;  // those of them that are in the view
+  uint32_t me;
+  uint32_t lane;
+  uint32_t size;
+  uint32_t ranks[EEP_MAX_RANKS];  // all, in the order of the group
+  uint32_t slot[EEP_MAX_RANKS];
+  void* region[EEP_MAX_RANKS];
+  eep_control_page* control[EEP_MAX_RANKS];
+};
+
+// Refuses a lane that does not exist or serves nobody, and a rank that is not in its own view.
+int take_members(eep_context& context, uint32_t lane, const char* call, Members& members);
+
+// The lane at which `rank` serves the group, or -1 while it does not.
+int find_lane(const Members& members, uint32_t rank, uint32_t lanes);
+
+// Those of `ranks` that say of themselves that they left.
+uint64_t left_among(const Members& members, uint64_t ranks);
+
+}  // namespace eep
+
+#endif  // EEP_CPU_LANES_H_

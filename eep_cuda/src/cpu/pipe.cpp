@@ -1,0 +1,219 @@
+// Messages between two ranks of a group.
+//
+// A message is cut into parts that go through the cells of a pipe, in the region of the destination. The source fills a
+// cell again when the destination has taken what was in it before; cells are counted per pair and epoch.
+#include <algorithm>
+#include <cstring>
+
+#include "common/fault.h"
+#include "cpu/context.h"
+#include "cpu/wait.h"
+
+namespace eep {
+namespace {
+
+// As in the rounds of a collective: neither a peer's leaving nor its opening a lane rings our bell.
+constexpr uint64_t kLookForLeft = 20'000'000, kLookForLane = 1'000'000;
+
+int check_peer(const eep_context& context, const Members& members, uint32_t rank, const char* call) {
+  if (!context.shape.pipe_bytes)
+    return fail(EEP_ERROR_ARGUMENT, "%s: this region was made without pipes for messages", call);
+  if (rank >= EEP_MAX_RANKS || !(members.active & rank_bit(rank)) || rank == members.me)
+    return fail(EEP_ERROR_ARGUMENT, "%s: rank %u is no other active member of the group", call, rank);
+  return EEP_OK;
+}
+
+// Ranks enter a new view together, so that both ends count from one again.
+Lane::Stream& stream_in(Lane::Stream& stream, const Members& members) {
+  if (stream.epoch != members.epoch) stream = {members.epoch, 0, 0};
+  return stream;
+}
+
+// Waits until `is_ready()`, which depends on one peer alone; false when it will not be, and the control page says why.
+template <typename IsReady>
+bool wait_for_peer(eep_context& context, const Members& members, uint32_t rank, uint64_t deadline_ns,
+                   uint64_t longest_sleep_ns, IsReady is_ready) {
+  if (is_revoked(*context.control, members.epoch)) {
+    report(*context.control, EEP_STATUS_REVOKED);
+    return false;
+  }
+  if (given_up(*context.control) & rank_bit(rank)) return false;
+  BoundedWait wait(*context.control, members.epoch, deadline_ns, longest_sleep_ns);
+  while (true) {
+    wait.begin_look();
+    const uint64_t left = wait.is_slow() ? left_among(members, rank_bit(rank)) : 0;
+    if (is_ready()) return true;
+    if (!wait.pause(rank_bit(rank), left)) return false;
+  }
+}
+
+// ---- source ----
+
+bool find_lane_of(eep_context& context, const Members& members, uint32_t to, uint64_t deadline_ns,
+                  Lane::Stream& stream) {
+  if (stream.sequence && load_acquire(members.control[to]->groups[stream.lane]) == members.group) return true;
+  return wait_for_peer(context, members, to, deadline_ns, kLookForLane, [&] {
+    const int lane = find_lane(members, to, context.shape.lanes);
+    if (lane >= 0) stream.lane = static_cast<uint32_t>(lane);
+    return lane >= 0;
+  });
+}
+
+// Whether the cell of `sequence` may be filled: what it held before was taken.
+bool has_room(const eep_pipe& pipe, uint64_t epoch, uint64_t sequence) {
+  const uint64_t taken = load_acquire(pipe.taken);
+  const uint64_t last = taken >> 40 == epoch ? taken >> 16 : 0;
+  return ((sequence - last) & EEP_ROUND_MASK) <= EEP_PIPE_CELLS;
+}
+
+// ---- destination ----
+
+const eep_pipe_cell* next_cell(const eep_context& context, const Members& members, uint32_t source, uint64_t sequence) {
+  const LaneView own(context.shape, context.at, context.region, members.lane);
+  const eep_pipe_cell& cell = own.cell(members.slot[source], sequence);
+  const bool there =
+      load_acquire(cell.flag) == eep_flag_make(members.epoch, sequence, 0) && load_relaxed(cell.group) == members.group;
+  return there ? &cell : nullptr;
+}
+
+bool is_unchanged(const eep_pipe_cell& cell, uint64_t epoch, uint64_t sequence) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return load_acquire(cell.flag) == eep_flag_make(epoch, sequence, 0);
+}
+
+void condemn(eep_context& context, uint32_t rank) {
+  set_bits(context.control->corrupt, rank_bit(rank));
+  set_bits(context.control->dropped, rank_bit(rank));
+  report(*context.control, EEP_STATUS_CORRUPT);
+}
+
+}  // namespace
+}  // namespace eep
+
+int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, const void* data, uint64_t bytes,
+             uint64_t deadline_ns, uint32_t* done) {
+  using namespace eep;
+  Members members;
+  if (const int error = take_members(*context, lane, "send", members)) return error;
+  if (const int error = check_peer(*context, members, to, "send")) return error;
+  if (bytes && !data) return fail(EEP_ERROR_ARGUMENT, "send: the data is missing");
+  *done = 0;
+  Lane::Stream& stream = stream_in(context->lanes.lane[lane].sent[to], members);
+  if (!find_lane_of(*context, members, to, deadline_ns, stream)) return EEP_OK;
+  const LaneView there(context->shape, context->at, members.region[to], stream.lane);
+  const uint32_t slot = members.slot[members.me];
+  const uint64_t part = context->shape.pipe_bytes;
+  uint64_t offset = 0;
+  do {
+    const uint64_t sequence = stream.sequence + 1;
+    if (!wait_for_peer(*context, members, to, deadline_ns, kLookForLeft,
+                       [&] { return has_room(there.pipe(slot), members.epoch, sequence); }))
+      return EEP_OK;
+    eep_pipe_cell& cell = there.cell(slot, sequence);
+    // A destination that is still in an epoch before this one finds the flag gone.
+    store_relaxed(cell.flag, uint64_t{0});
+    std::atomic_thread_fence(std::memory_order_release);
+    const uint64_t size = std::min(part, bytes - offset);
+    store_relaxed(cell.group, members.group);
+    store_relaxed(cell.tag, tag);
+    store_relaxed(cell.bytes, bytes);
+    store_relaxed(cell.offset, offset);
+    if (size) std::memcpy(&cell + 1, static_cast<const uint8_t*>(data) + offset, size);
+    store_release(cell.flag, eep_flag_make(members.epoch, sequence, 0));
+    ring(*members.control[to]);
+    stream.sequence = sequence;
+    offset += size;
+    if (offset < bytes) fault::pass(fault::kSendMidMessage);
+  } while (offset < bytes);
+  *done = 1;
+  return EEP_OK;
+}
+
+int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t pokes, uint64_t deadline_ns,
+              eep_message* message) {
+  using namespace eep;
+  Members members;
+  if (const int error = take_members(*context, lane, "probe", members)) return error;
+  if (!context->shape.pipe_bytes)
+    return fail(EEP_ERROR_ARGUMENT, "probe: this region was made without pipes for messages");
+  *message = {};
+  sources &= members.active & ~rank_bit(members.me);
+  BoundedWait wait(*context->control, members.epoch, deadline_ns, kLookForLeft);
+  while (!is_revoked(*context->control, members.epoch)) {
+    wait.begin_look();
+    sources &= ~given_up(*context->control);
+    const uint64_t left = wait.is_slow() ? left_among(members, sources) : 0;
+    for (uint64_t rest = sources; rest; rest &= rest - 1) {
+      const uint32_t rank = static_cast<uint32_t>(std::countr_zero(rest));
+      const uint64_t sequence = stream_in(context->lanes.lane[lane].received[rank], members).sequence + 1;
+      const eep_pipe_cell* cell = next_cell(*context, members, rank, sequence);
+      if (!cell) continue;
+      const eep_message found{load_relaxed(cell->tag), load_relaxed(cell->bytes), rank, 1};
+      const uint64_t offset = load_relaxed(cell->offset);
+      if (!is_unchanged(*cell, members.epoch, sequence)) continue;
+      if (offset) {
+        condemn(*context, rank);
+        continue;
+      }
+      *message = found;
+      return EEP_OK;
+    }
+    // Nothing that ends this wait is anybody's fault: the control page hears nothing of it.
+    sources &= ~left;
+    if (!sources || !deadline_ns || context->pokes.load(std::memory_order_seq_cst) != pokes || !wait.rest(1)) break;
+  }
+  return EEP_OK;
+}
+
+uint32_t eep_pokes(eep_context* context) { return context->pokes.load(std::memory_order_seq_cst); }
+
+void eep_poke(eep_context* context) {
+  context->pokes.fetch_add(1, std::memory_order_seq_cst);
+  eep::ring_all(*context->control);
+}
+
+int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, uint64_t bytes, uint64_t deadline_ns,
+             uint32_t* done) {
+  using namespace eep;
+  Members members;
+  if (const int error = take_members(*context, lane, "receive", members)) return error;
+  if (const int error = check_peer(*context, members, source, "receive")) return error;
+  if (bytes && !data) return fail(EEP_ERROR_ARGUMENT, "receive: there is nowhere to put the data");
+  *done = 0;
+  Lane::Stream& stream = stream_in(context->lanes.lane[lane].received[source], members);
+  const LaneView own(context->shape, context->at, context->region, lane);
+  const uint64_t part = context->shape.pipe_bytes;
+  uint64_t offset = 0, tag = 0;
+  do {
+    const uint64_t sequence = stream.sequence + 1;
+    const eep_pipe_cell* cell = nullptr;
+    if (!wait_for_peer(*context, members, source, deadline_ns, kLookForLeft, [&] {
+          cell = next_cell(*context, members, source, sequence);
+          return cell != nullptr;
+        }))
+      return EEP_OK;
+    const uint64_t whole = load_relaxed(cell->bytes), at = load_relaxed(cell->offset), name = load_relaxed(cell->tag);
+    if (!offset) {
+      if (whole != bytes && !at)
+        return fail(EEP_ERROR_ARGUMENT, "receive: the message from rank %u has %llu bytes, there is room for %llu",
+                    source, static_cast<unsigned long long>(whole), static_cast<unsigned long long>(bytes));
+      tag = name;
+    }
+    if (whole != bytes || at != offset || name != tag) {
+      condemn(*context, source);
+      return EEP_OK;
+    }
+    const uint64_t size = std::min(part, bytes - offset);
+    if (size) std::memcpy(static_cast<uint8_t*>(data) + offset, cell + 1, size);
+    if (!is_unchanged(*cell, members.epoch, sequence)) {
+      report(*context->control, EEP_STATUS_TORN);
+      return EEP_OK;
+    }
+    stream.sequence = sequence;
+    store_release(own.pipe(members.slot[source]).taken, eep_flag_make(members.epoch, sequence, 0));
+    ring(*members.control[source]);
+    offset += size;
+  } while (offset < bytes);
+  *done = 1;
+  return EEP_OK;
+}

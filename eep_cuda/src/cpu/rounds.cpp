@@ -1,0 +1,224 @@
+#include "cpu/rounds.h"
+
+#include <cstdio>
+
+#include "common/fault.h"
+#include "cpu/wait.h"
+
+namespace eep {
+namespace {
+
+// How long a wait may not look whether a peer left, or opened its lane: neither rings our bell.
+constexpr uint64_t kLookForLeft = 20'000'000, kLookForLane = 1'000'000;
+
+constexpr const char* kKinds[] = {"barrier", "broadcast", "all_reduce",     "reduce",    "all_gather",
+                                  "gather",  "scatter",   "reduce_scatter", "all_to_all"};
+constexpr const char* kElements[] = {"u8",  "i8",  "u16",  "i16", "u32", "i32",  "u64",
+                                     "i64", "f16", "bf16", "f32", "f64", "bool", "bytes"};
+constexpr const char* kReductions[] = {"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
+
+template <size_t count>
+const char* name_of(const char* const (&names)[count], uint64_t index) {
+  return index < count ? names[index] : "unknown";
+}
+
+struct Sentence {
+  char text[160];
+};
+
+// "all_reduce (sum) of 64 bytes (f32)"
+Sentence describe(uint64_t call, uint64_t bytes) {
+  const uint64_t kind = call & 0xff;
+  const bool reduces = kind == EEP_ALL_REDUCE || kind == EEP_REDUCE || kind == EEP_REDUCE_SCATTER;
+  const bool rooted = kind == EEP_BROADCAST || kind == EEP_REDUCE || kind == EEP_GATHER || kind == EEP_SCATTER;
+  char reduction[16] = "", root[24] = "";
+  if (reduces) std::snprintf(reduction, sizeof reduction, " (%s)", name_of(kReductions, call >> 16 & 0xff));
+  if (rooted) std::snprintf(root, sizeof root, " with root %u", unsigned(call >> 24 & 0xffff));
+  Sentence sentence;
+  if (kind == EEP_BARRIER)
+    std::snprintf(sentence.text, sizeof sentence.text, "barrier");
+  else
+    std::snprintf(sentence.text, sizeof sentence.text, "%s%s of %llu bytes (%s)%s", name_of(kKinds, kind), reduction,
+                  static_cast<unsigned long long>(bytes), name_of(kElements, call >> 8 & 0xff), root);
+  return sentence;
+}
+
+}  // namespace
+
+Rounds::Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns)
+    : context_(context),
+      members_(members),
+      state_(context.lanes.lane[members.lane].calls),
+      own_(context.shape, context.at, context.region, members.lane),
+      call_(call),
+      bytes_(bytes),
+      deadline_ns_(deadline_ns),
+      reachable_(members.active & ~(given_up(*context.control) & ~rank_bit(members.me))),
+      sound_(reachable_),
+      told_{} {
+  // Ranks enter a new view together, so that counting from one again keeps them in step, joiners included.
+  if (state_.epoch != members.epoch) state_ = {members.epoch, 0, 0, 0, {}};
+}
+
+LaneView Rounds::view(uint32_t rank) const {
+  if (rank == members_.me) return own_;
+  return {context_.shape, context_.at, members_.region[rank], state_.lane_of[rank]};
+}
+
+void Rounds::drop(uint64_t ranks) {
+  reachable_ &= ~ranks;
+  sound_ &= ~ranks;
+}
+
+void Rounds::distrust(uint64_t ranks, eep_status why) {
+  if (!ranks) return;
+  sound_ &= ~ranks;
+  report(*context_.control, why);
+}
+
+// Members open their lanes in any order and at any time; one that has not done so yet is waited for like a flag.
+void Rounds::find_lanes() {
+  const uint64_t others = reachable_ & ~rank_bit(members_.me);
+  uint64_t missing = 0;
+  for_each_rank(others, [&](uint32_t rank) {
+    const bool known = state_.known & rank_bit(rank);
+    if (!known || load_acquire(members_.control[rank]->groups[state_.lane_of[rank]]) != members_.group)
+      missing |= rank_bit(rank);
+  });
+  state_.known |= others & ~missing;
+  BoundedWait wait(*context_.control, members_.epoch, deadline_ns_, kLookForLane);
+  while (missing) {
+    wait.begin_look();
+    const uint64_t left = left_among(members_, missing);
+    for_each_rank(missing, [&](uint32_t rank) {
+      const int lane = find_lane(members_, rank, context_.shape.lanes);
+      if (lane < 0) return;
+      state_.lane_of[rank] = static_cast<uint8_t>(lane);
+      state_.known |= rank_bit(rank);
+      missing &= ~rank_bit(rank);
+    });
+    if (missing) {
+      const uint64_t still = wait.pause(missing, missing & left);
+      drop(missing & ~still);
+      missing = still;
+    }
+  }
+}
+
+// A member may be one round ahead already; it cannot be two.
+bool Rounds::has_entered(uint32_t rank, uint64_t round) const {
+  const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+  const uint64_t flag = load_acquire(mailbox.flag);
+  return (eep_flag_is(flag, members_.epoch, round) || eep_flag_is(flag, members_.epoch, round + 1)) &&
+         load_relaxed(mailbox.group) == members_.group;
+}
+
+uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
+  BoundedWait wait(*context_.control, members_.epoch, deadline_ns_, kLookForLeft);
+  uint64_t missing = sources, arrived = 0;
+  while (missing) {
+    wait.begin_look();
+    // Who says that it left has written all that it owed before: what is not here on a look after that never comes.
+    const uint64_t left = wait.is_slow() ? left_among(members_, missing) : 0;
+    for_each_rank(missing, [&](uint32_t rank) {
+      if (has_entered(rank, round)) arrived |= rank_bit(rank);
+    });
+    missing &= ~arrived;
+    if (missing) missing = wait.pause(missing, missing & left);
+  }
+  drop(sources & ~arrived);
+  if (arrived != sources && is_revoked(*context_.control, members_.epoch)) over_ = true;
+  return arrived;
+}
+
+bool Rounds::agrees(uint32_t rank, uint64_t round) {
+  const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+  const uint64_t call = load_relaxed(mailbox.call[round % 2]), bytes = load_relaxed(mailbox.bytes[round % 2]),
+                 members = load_relaxed(mailbox.members[round % 2]);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // Only a member that dropped us enters yet another round before we enter the next one.
+  if (!has_entered(rank, round)) {
+    distrust(rank_bit(rank), EEP_STATUS_TORN);
+    return false;
+  }
+  if (call != call_ || (bytes != bytes_ && (call & 0xff) != EEP_ALL_TO_ALL)) {
+    fail(EEP_ERROR_MISMATCH, "rank %u called %s while this rank called %s", rank, describe(call, bytes).text,
+         describe(call_, bytes_).text);
+    refuse();
+    return false;
+  }
+  if (members == told_[round % 2]) return true;
+  distrust(rank_bit(rank), EEP_STATUS_SUSPECT);
+  return false;
+}
+
+uint8_t* Rounds::begin() {
+  if (is_over()) return nullptr;
+  if (first_) find_lanes();
+  // Every member that entered the last round is done with the one before, whose half this round uses.
+  if (const uint64_t behind = reachable_ & ~state_.entered; state_.round && behind) {
+    const uint64_t arrived = wait_until_entered(behind, state_.round);
+    // What somebody called that this rank did not need to hear of in time; of an earlier call it is no longer news.
+    if (!first_) for_each_rank(arrived, [&](uint32_t rank) { agrees(rank, state_.round); });
+  }
+  if (is_over() || is_revoked(*context_.control, members_.epoch)) {
+    if (!mismatch_) over_ = true, report(*context_.control, EEP_STATUS_REVOKED);
+    return nullptr;
+  }
+  first_ = false;
+  ++state_.round;
+  state_.entered = rank_bit(members_.me);
+  store_relaxed(own_.stamp(state_.round), uint64_t{0});
+  std::atomic_thread_fence(std::memory_order_release);
+  return own_.outbox(state_.round);
+}
+
+void Rounds::publish() {
+  fault::pass(fault::kCollectiveFilled);
+  const uint64_t flag = eep_flag_make(members_.epoch, state_.round, 0), half = state_.round % 2;
+  store_release(own_.stamp(state_.round), flag);
+  told_[half] = sound_;
+  const uint32_t own_slot = members_.slot[members_.me];
+  const uint64_t others = reachable_ & ~rank_bit(members_.me);
+  int sent = 0;
+  for_each_rank(others, [&](uint32_t rank) {
+    if (sent++ == std::popcount(others) / 2) fault::pass(fault::kCollectiveMidFlags);
+    eep_lane_mailbox& mailbox = view(rank).mailbox(own_slot);
+    store_relaxed(mailbox.group, members_.group);
+    store_relaxed(mailbox.call[half], call_);
+    store_relaxed(mailbox.bytes[half], bytes_);
+    store_relaxed(mailbox.members[half], sound_);
+    store_release(mailbox.flag, flag);
+    ring(*members_.control[rank]);
+  });
+  fault::pass(fault::kCollectiveAfterFlags);
+}
+
+uint64_t Rounds::await(uint64_t sources) {
+  sources &= reachable_;
+  uint64_t usable = sources & rank_bit(members_.me);
+  const uint64_t arrived = wait_until_entered(sources & ~rank_bit(members_.me), state_.round);
+  state_.entered |= arrived;
+  if (over_) return 0;
+  for_each_rank(arrived, [&](uint32_t rank) {
+    if (!mismatch_ && agrees(rank, state_.round)) usable |= rank_bit(rank);
+  });
+  if (mismatch_) return 0;
+  fault::pass(fault::kCollectiveBeforeCopy);
+  return usable;
+}
+
+uint64_t Rounds::unchanged(uint64_t sources, uint64_t round) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  uint64_t torn = 0;
+  for_each_rank(sources, [&](uint32_t rank) {
+    if (load_acquire(view(rank).stamp(round)) != eep_flag_make(members_.epoch, round, 0)) torn |= rank_bit(rank);
+  });
+  distrust(torn, EEP_STATUS_TORN);
+  return sources & ~torn;
+}
+
+uint64_t Rounds::taken(uint64_t sources) { return unchanged(sources, state_.round); }
+uint64_t Rounds::taken_before(uint64_t sources) { return unchanged(sources, state_.round - 1); }
+
+}  // namespace eep

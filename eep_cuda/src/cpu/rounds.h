@@ -1,0 +1,69 @@
+// The rounds of one call of a collective: entering them in step, saying so, and knowing whose part can be taken.
+//
+//   begin()    nobody can be reading the half of our outbox that this round uses: fill it
+//   publish()  stamp it and tell every member
+//   await()    whose part is there, is of the same call, and was made with the same members
+//   taken()    after reading: whose part did not change meanwhile
+//
+// A member that is lost is not waited for again, and its loss is told to the others with the next round, so that a sum
+// in which somebody's part is missing is not taken for a whole one by anybody. The call goes on in step with those that
+// are left; only a revoke and a mismatch end it early.
+#ifndef EEP_CPU_ROUNDS_H_
+#define EEP_CPU_ROUNDS_H_
+
+#include "cpu/context.h"
+
+namespace eep {
+
+class Rounds {
+ public:
+  Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns);
+
+  // The half to fill, or null when the call is over.
+  uint8_t* begin();
+  void publish();
+  uint64_t await(uint64_t sources);
+  uint64_t taken(uint64_t sources);
+  // Ends the call with EEP_ERROR_MISMATCH; the sentence was given to fail().
+  void refuse() { mismatch_ = true; }
+
+  bool is_over() const { return over_ || mismatch_; }
+  bool is_mismatch() const { return mismatch_; }
+  // The members that took part from beginning to end, this rank included.
+  uint64_t answered() const { return is_over() ? 0 : sound_; }
+
+  // What `rank` put into its outbox in this round, or the one before.
+  const uint8_t* outbox(uint32_t rank, bool previous = false) const {
+    return view(rank).outbox(state_.round - previous);
+  }
+  uint64_t bytes_of(uint32_t rank) const {
+    return rank == members_.me ? bytes_ : load_relaxed(own_.mailbox(members_.slot[rank]).bytes[state_.round % 2]);
+  }
+  // As taken(), for what was read of the round before.
+  uint64_t taken_before(uint64_t sources);
+
+ private:
+  LaneView view(uint32_t rank) const;
+  void find_lanes();
+  bool has_entered(uint32_t rank, uint64_t round) const;
+  uint64_t wait_until_entered(uint64_t sources, uint64_t round);
+  // Whether the words of `rank` about `round` are those of our own call; sets what follows if they are not.
+  bool agrees(uint32_t rank, uint64_t round);
+  void drop(uint64_t ranks);
+  void distrust(uint64_t ranks, eep_status why);
+  uint64_t unchanged(uint64_t sources, uint64_t round);
+
+  eep_context& context_;
+  const Members& members_;
+  Lane::Calls& state_;
+  const LaneView own_;
+  const uint64_t call_, bytes_, deadline_ns_;
+  uint64_t reachable_;  // whom we tell and wait for
+  uint64_t sound_;      // those of them whose part was whole in every round; what we tell the others of this call
+  uint64_t told_[2];    // by round % 2
+  bool first_ = true, over_ = false, mismatch_ = false;
+};
+
+}  // namespace eep
+
+#endif  // EEP_CPU_ROUNDS_H_

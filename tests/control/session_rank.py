@@ -1,0 +1,81 @@
+"""A rank that runs steps in a session, as a server does: tell each other the sizes, run several layers, commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import eep
+from eep.control.buffer_plane import member_rendezvous
+from eep.recovery import Session
+from tests import moe
+
+CONFIG = moe.Config()
+DEADLINE_MS = 3000.0
+LAYERS = 3
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
+    journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
+    place = member_rendezvous()
+    dist.init_process_group(
+        "eep",
+        store=dist.HashStore(),
+        rank=rank,
+        world_size=CONFIG.max_ranks,
+        pg_options=eep.pg.Options(defer_join=True, rendezvous=place / "groups"),
+    )
+    group = dist.group.WORLD
+    buffer = CONFIG.buffer(rank, str(place / "tokens"), incarnation=incarnation, timeout_ms=DEADLINE_MS)
+    session = Session(group.world, buffer, lambda view: 7)
+    idle = random.Random(rank)
+    seed = 0
+    with journal.open("a", buffering=1) as lines:
+        while True:
+            has_batch = idle.random() < 0.8
+            counts = torch.full((CONFIG.max_ranks,), -1)
+
+            def gather(has_batch: bool = has_batch, counts: torch.Tensor = counts) -> list[int]:
+                dist.all_gather_single(counts, torch.tensor([int(has_batch)]))
+                return counts.tolist()
+
+            try:
+                told = session.collect(gather, lambda: layers(buffer, rank, -1, session.view))
+            except eep.RankRemoved:
+                return
+            assert [count >= 0 for count in told] == [r in session.view.active for r in range(CONFIG.max_ranks)]
+            results, batches = session.run(lambda: layers(buffer, rank, seed if has_batch else -1, session.view))
+            if has_batch:
+                exact = all(
+                    torch.equal(result, moe.reference(CONFIG, batch))
+                    for result, batch in zip(results, batches, strict=True)
+                )
+                line = {"epoch": session.view.epoch, "seed": seed, "committed": True, "exact": exact}
+                lines.write(json.dumps({**line, "repeated": session.repeated}) + "\n")
+                seed += 1
+
+
+def layers(buffer: eep.Buffer, rank: int, seed: int, view: eep.View) -> tuple[list[torch.Tensor], list[moe.Batch]]:
+    """A forward pass of several layers; without tokens of its own where ``seed`` is negative."""
+    results, batches = [], []
+    for layer in range(LAYERS):
+        tokens = 0 if seed < 0 else None
+        batch = moe.make_batch(CONFIG, rank, max(seed, 0) * LAYERS + layer, view.active, tokens)
+        received = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
+        results.append(buffer.combine(moe.run_experts(buffer, received), received))
+        batches.append(batch)
+        time.sleep(0.001)  # a model does more than exchange: most kills should hit the middle of a step
+    return results, batches
+
+
+if __name__ == "__main__":
+    sys.exit(main())
