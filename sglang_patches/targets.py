@@ -36,7 +36,6 @@ class Target:
 
 
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
-_NATIVE_ATTENTION = "layers.attention.torch_native_backend.TorchNativeAttnBackend."
 
 TARGETS = (
     Target("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
@@ -60,7 +59,7 @@ TARGETS = (
     Target("layers.moe.fused_moe_triton.layer.FusedMoE._weight_loader_impl", "loading one slot", ("expert_id",)),
     Target("layers.moe.ep_moe.layer.get_moe_impl_class", "the layer that uses our dispatcher", ("quant_config",)),
     Target("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
-    Target(_NATIVE_ATTENTION + "get_cuda_graph_seq_len_fill_value", "missing without CUDA", until="0.0.0"),
+    Target("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
     Target("layers.moe.fused_moe_native.moe_forward_native", "torch-native experts by local slot", ("layer", "x", "topk_output")),
     Target("layers.moe.topk.select_experts", "the torch-native gate knows no padding", ("hidden_states",)),
 )

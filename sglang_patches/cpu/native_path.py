@@ -10,9 +10,26 @@ import torch
 from sglang_patches import hooks
 
 
+_FILL_VALUES = ("get_cpu_graph_seq_len_fill_value", "get_cuda_graph_seq_len_fill_value")
+
+
 def register() -> None:
+    _define_fill_values()
     hooks.hook("layers.moe.fused_moe_native.moe_forward_native", _moe_forward)
     hooks.hook("layers.moe.topk.select_experts", _select_experts)
+
+
+def _define_fill_values() -> None:
+    """Batches of ranks that take part in a step together are padded with sequences; this backend says not of what length."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    for name in _FILL_VALUES:
+        if name not in vars(TorchNativeAttnBackend):
+            setattr(TorchNativeAttnBackend, name, _one)
+
+
+def _one(_: object) -> int:
+    return 1
 
 
 def _moe_forward(
