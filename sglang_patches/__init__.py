@@ -1,0 +1,27 @@
+"""The SGLang plugin: ``--ep-backend eep``.
+
+SGLang calls :func:`register` in every process that it prepares (entry-point group ``sglang.srt.plugins``). Without the flag
+all it does is to add the flags to the command line. With it, the hooks of one module per area of SGLang are installed, and a
+version of SGLang that lacks one of their targets is refused at the start.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def register() -> None:
+    """The entry point. SGLang logs and forgets ordinary exceptions of a plugin, so what must stop it is SystemExit."""
+    from sglang_patches import arguments, cpu, options, targets
+
+    if options.current() is not None:
+        from sglang_patches import hooks
+
+        hooks.install_all()
+        return
+    if "--ep-backend" in sys.argv or any(each.startswith("--ep-backend=") for each in sys.argv):
+        # Before anything is hooked: a version that we do not know must not get as far as "unrecognized arguments".
+        targets.require_supported()
+    if cpu.is_asked_for():
+        cpu.fill_gaps()
+    arguments.register()

@@ -1,0 +1,216 @@
+"""The command line: our flags, what they imply for SGLang's own, and what cannot be had together with them."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from sglang_patches import cpu, hooks
+from sglang_patches.options import Options
+
+logger = logging.getLogger(__name__)
+RENDEZVOUS = "EEP_SGLANG_RENDEZVOUS"
+"""Names the directory where ranks meet when no supervisor started them."""
+
+
+def register() -> None:
+    """The flags, in the process that parses the command line."""
+    hooks.hook("server_args.ServerArgs.add_cli_args", _add_flags, "after")
+    hooks.hook("server_args.ServerArgs.from_cli_args", _from_cli_args)
+    if cpu.is_asked_for():
+        from sglang_patches import launcher
+
+        launcher.start_fork_server()
+        launcher.register()
+    hooks.apply()
+
+
+def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("elastic expert parallelism (eep)")
+    add = group.add_argument
+    add("--ep-backend", choices=("eep",), default=None, help="Expert parallelism that survives the loss of any rank.")
+    add(
+        "--eep-max-ranks",
+        type=int,
+        metavar="N",
+        default=None,
+        help="How many ranks there may ever be; everything is laid out for that many (default: --ep-size).",
+    )
+    add(
+        "--eep-timeout-ms",
+        type=float,
+        metavar="MS",
+        default=None,
+        help="How long a rank waits for another within a step before it suspects it (default: 1000).",
+    )
+    add(
+        "--eep-redundant-experts",
+        type=int,
+        metavar="N",
+        default=None,
+        help="Expert slots beyond the number of experts, over all ranks (default: --ep-num-redundant-experts).",
+    )
+    add(
+        "--eep-backup",
+        choices=("off", "live", "checkpoint"),
+        default=None,
+        help="Keep every expert in host memory too, filled from the live parameters or from the checkpoint (default: off).",
+    )
+    add(
+        "--eep-store",
+        metavar="URL",
+        default=None,
+        help="Where views are agreed on, e.g. http://host:2379 for etcd (default: inside this server).",
+    )
+    add(
+        "--eep-on-lost-coverage",
+        choices=("refuse", "mask"),
+        default=None,
+        help="When the slots that are left cannot hold every expert: wait for a rank to come back, or serve without the "
+        "least used experts (default: refuse).",
+    )
+    add(
+        "--eep-relaunch",
+        choices=("on", "off"),
+        default=None,
+        help="Start a rank that died again (default: on).",
+    )
+
+
+def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.Namespace) -> Any:
+    given = {name: value for name, value in vars(arguments).items() if name.startswith("eep_") and value is not None}
+    if getattr(arguments, "ep_backend", None) is None:
+        if given:
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise SystemExit(f"{flags}: these have a meaning only together with --ep-backend eep")
+        return original(cls, arguments)
+    options = parse(arguments)
+    imply(arguments, options)
+    options.publish()
+    _make_rendezvous()
+    if _device_of(arguments) == "cpu":
+        os.environ[cpu.ASKED_FOR] = "1"
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+        from sglang_patches import launcher
+
+        launcher.start_fork_server()
+    hooks.install_all()
+    return original(cls, arguments)
+
+
+def parse(arguments: argparse.Namespace) -> Options:
+    """The options, or SystemExit with what is wrong with them."""
+    refuse_combinations(arguments)
+    ranks = arguments.tp_size
+    max_ranks = ranks if arguments.eep_max_ranks is None else arguments.eep_max_ranks
+    if max_ranks < ranks:
+        raise SystemExit(f"--eep-max-ranks {max_ranks} is less than the {ranks} ranks that --tp-size asks for")
+    timeout = 1000.0 if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
+    if not 0 < timeout < 1e9:
+        raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
+    redundant = arguments.eep_redundant_experts
+    if redundant is None:
+        redundant = getattr(arguments, "ep_num_redundant_experts", 0) or 0
+    if redundant < 0:
+        raise SystemExit(f"--eep-redundant-experts cannot be negative, got {redundant}")
+    return Options(
+        max_ranks=max_ranks,
+        timeout_ms=timeout,
+        redundant_experts=redundant,
+        backup=arguments.eep_backup or "off",
+        store=arguments.eep_store or "",
+        on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",
+        relaunch=arguments.eep_relaunch != "off",
+    )
+
+
+def refuse_combinations(arguments: argparse.Namespace) -> None:
+    """SystemExit if something was asked for that does not go together with ``--ep-backend eep``, with the reason."""
+
+    def value(name: str, default: Any = None) -> Any:
+        return getattr(arguments, name, default)
+
+    ranks = value("tp_size", 1)
+    wrong = [
+        reason
+        for is_wrong, reason in (
+            (value("pp_size", 1) != 1, "--pp-size must be 1: a lost pipeline stage cannot be replaced yet"),
+            (value("nnodes", 1) != 1, "--nnodes must be 1: regions reach as far as one host"),
+            (ranks > 1 and not value("enable_dp_attention"), "--enable-dp-attention is needed: a rank must own its requests"),
+            (value("dp_size", 1) != ranks, "--dp-size must equal --tp-size: attention may not be split over ranks"),
+            (value("ep_size", 1) not in (1, ranks), "--ep-size must equal --tp-size: every rank hosts experts"),
+            (value("attn_cp_size", 1) not in (None, 1), "--attn-cp-size must be 1: attention may not be split over ranks"),
+            (value("speculative_algorithm"), "--speculative-algorithm is not supported: a draft may outlive a lost step"),
+            (
+                value("enable_two_batch_overlap") or value("enable_single_batch_overlap"),
+                "batch overlap is not supported: a step must be over before it is known to be good",
+            ),
+            (value("enable_eplb"), "--enable-eplb is not supported: placement is decided by eep"),
+            (value("elastic_ep_backend"), "--elastic-ep-backend is another elastic backend; choose one of the two"),
+            (value("init_expert_location", "trivial") != "trivial", "--init-expert-location is decided by eep"),
+            (
+                value("moe_a2a_backend") not in (None, "none", "mooncake"),
+                "--moe-a2a-backend is decided by eep; leave it out",
+            ),
+            (
+                value("disaggregation_mode", "null") not in (None, "null"),
+                "prefill/decode disaggregation is not supported",
+            ),
+            (value("enable_lora"), "--enable-lora is not supported"),
+            (value("chunked_prefill_size") == -1, "--chunked-prefill-size must not be -1: a step needs a largest size"),
+        )
+        if is_wrong
+    ]
+    if wrong:
+        raise SystemExit("--ep-backend eep cannot be used like this:\n  " + "\n  ".join(wrong))
+
+
+def imply(arguments: argparse.Namespace, options: Options) -> None:
+    """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line tells what a user may wonder about."""
+    if not arguments.disable_overlap_schedule:
+        logger.info("--ep-backend eep turns overlap scheduling off: a step is committed only when it is known to be good")
+    implied = {
+        # The models branch on the name of a backend, and this one's branches do what ours needs; see dispatcher.py.
+        "moe_a2a_backend": "mooncake",
+        "ep_size": arguments.tp_size,
+        "ep_num_redundant_experts": options.redundant_experts,
+        "disable_overlap_schedule": True,
+        # No collective between ranks remains in a step but the exchange of tokens and the one at its boundary.
+        "moe_dense_tp_size": 1 if arguments.tp_size > 1 else None,
+        "enable_dp_lm_head": arguments.tp_size > 1,
+        "enable_dp_attention_local_control_broadcast": arguments.tp_size > 1,
+        "disable_custom_all_reduce": True,
+        # A shared expert that is fused into the routed ones would have to be placed like them.
+        "disable_shared_experts_fusion": True,
+    }
+    for name, value in implied.items():
+        if not hasattr(arguments, name):
+            raise SystemExit(f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have")
+        setattr(arguments, name, value)
+
+
+def _make_rendezvous() -> None:
+    """A private directory where ranks that no supervisor starts meet; it goes with this process."""
+    path = tempfile.mkdtemp(prefix="eep-sglang-")
+    os.environ[RENDEZVOUS] = path
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a child that was forked
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+
+
+def _device_of(arguments: argparse.Namespace) -> str:
+    if arguments.device:
+        return str(arguments.device)
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,97 @@
+"""The exchange of tokens between ranks: SGLang's dispatcher interface over :class:`eep.Buffer`.
+
+SGLang's models branch on the name of an all-to-all backend. ``arguments.py`` names ``mooncake``, whose branches do what is
+right for any backend that exchanges tokens inside the MoE layer; here the class behind that name becomes ours, and the
+layer stays the plain ``FusedMoE``, which takes tokens in the STANDARD format: rows, the local slots that each row is for (-1
+for "not here"), and their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from eep.received import RankTokens
+from sglang_patches import hooks, instance
+
+
+def register() -> None:
+    hooks.hook("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", _create, "replace")
+    hooks.hook("layers.moe.ep_moe.layer.get_moe_impl_class", _impl_class, "replace")
+    hooks.hook("layers.moe.utils.MoeA2ABackend.is_deepep", _is_deepep)
+
+
+def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
+    shape = instance.MoeShape(
+        experts=moe_runner_config.num_experts - instance.options.required().redundant_experts,
+        slots_per_rank=moe_runner_config.num_local_experts,
+        hidden=moe_runner_config.hidden_size,
+        topk=moe_runner_config.top_k,
+        dtype=moe_runner_config.params_dtype,
+    )
+    here = instance.current()
+    return make_dispatcher(here, here.add_layer(moe_runner_config.layer_id, shape))
+
+
+def _impl_class(*_: Any, **__: Any) -> Any:
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    return FusedMoE
+
+
+def _is_deepep(original: Callable[[Any], bool], backend: Any) -> bool:
+    # Version 0.5.17 of Qwen3-MoE asks for this one backend by name.
+    return original(backend) or backend.is_mooncake()
+
+
+def make_dispatcher(here: instance.Instance, layer: int) -> Any:
+    """A dispatcher for one MoE layer. The class is made here because its base is SGLang's."""
+    from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    class EepDispatcher(BaseDispatcher):  # type: ignore[misc]
+        def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> Any:
+            self._exchange = Exchange(here, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
+            x, ids, weights = self._exchange.received()
+            return StandardDispatchOutput(x, None, StandardTopKOutput(weights, ids, topk_output.router_logits))
+
+        def combine(self, combine_input: Any) -> torch.Tensor:
+            return self._exchange.combine(combine_input.hidden_states)
+
+    return EepDispatcher()
+
+
+class Exchange:
+    """One dispatch and its combine."""
+
+    def __init__(
+        self, here: instance.Instance, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+    ) -> None:
+        slots = here.location.choice[layer]
+        # -1 stays -1: rows that are only padding go nowhere.
+        chosen = torch.where(topk_ids >= 0, slots[topk_ids.long().clamp(min=0)], -1)
+        self._buffer = here.buffer
+        self._dtype = x.dtype
+        tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), topk_weights.float().contiguous())
+        assert isinstance(tokens, RankTokens)
+        self._tokens = tokens
+        # On a GPU the shape may not depend on the data, and kernels skip rows that are for nobody here.
+        self._rows = tokens.rows() if x.device.type == "cpu" else None
+
+    def received(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows, the local slots that each is for, and their weights."""
+        tokens = self._tokens
+        if self._rows is None:
+            return tokens.x, tokens.topk_idx, tokens.topk_weights
+        return tokens.x[self._rows], tokens.topk_idx[self._rows], tokens.topk_weights[self._rows]
+
+    def combine(self, y: torch.Tensor) -> torch.Tensor:
+        """The sums of what all ranks made of the tokens that this one sent."""
+        if self._rows is None:
+            return self._buffer.combine(y.to(self._buffer.combine_dtype), self._tokens).to(self._dtype)
+        outbox = self._buffer.combine_input()
+        outbox[self._rows] = y.to(outbox.dtype)
+        return self._buffer.combine(outbox, self._tokens).to(self._dtype)

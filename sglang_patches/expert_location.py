@@ -1,0 +1,64 @@
+"""Which slot hosts which expert, as this rank's gate sees it.
+
+Slots are numbered by capacity: rank ``r`` owns ``slots_per_rank`` slots from ``r * slots_per_rank`` on. All ranks start from
+the same placement, a pure function of the command line and the model, so that a rank which starts alone loads the experts
+that the others expect it to have.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from eep.experts.packing import EMPTY
+from eep.experts.placement import Placement, plan
+from eep.experts.routing import RoutingTables
+
+
+def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int, max_ranks: int) -> Placement:
+    """Where the experts are when ``ranks`` ranks have started and none was lost. One host: regions reach no further."""
+    return plan(np.ones((layers, experts)), None, range(ranks), slots_per_rank, topology=[0] * max_ranks)
+
+
+class ExpertLocation:
+    """The placement in force, and ``choice[layer, expert]``: the slot to which this rank sends its tokens.
+
+    Both are tensors that stay where they are: a new placement is written into them between steps.
+    """
+
+    def __init__(self, placement: Placement, rank: int, device: torch.device | str = "cpu") -> None:
+        self.rank = rank
+        self.tables = RoutingTables(
+            placement.layers,
+            placement.experts,
+            placement.max_ranks * placement.slots_per_rank,
+            placement.max_ranks,
+            device,
+        )
+        self.choice = torch.full((placement.layers, placement.experts), EMPTY, dtype=torch.int64, device=device)
+        self.publish(placement)
+
+    def publish(self, placement: Placement) -> None:
+        """Send tokens by ``placement`` from the next step on."""
+        self.tables.publish(placement)
+        self.choice.copy_(torch.from_numpy(choose_copies(placement, self.rank)))
+        self.placement = placement
+
+    def held_by(self, rank: int, layer: int) -> list[int]:
+        """The expert in each slot of a rank, ``EMPTY`` for none."""
+        size = self.placement.slots_per_rank
+        held: list[int] = self.placement.physical_to_logical[layer, rank * size : (rank + 1) * size].tolist()
+        return held
+
+
+def choose_copies(placement: Placement, rank: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """``[layers, experts]``: the copy that ``rank`` uses: its own if it has one, else they are shared out by turns."""
+    slots = placement.logical_to_physical
+    counts = placement.replica_counts
+    turn = rank % np.maximum(counts, 1)
+    chosen = np.take_along_axis(slots, turn[..., None], axis=2)[..., 0]
+    own = slots // placement.slots_per_rank == rank
+    own &= slots != EMPTY
+    mine = np.take_along_axis(slots, own.argmax(axis=2)[..., None], axis=2)[..., 0]
+    result: np.ndarray[tuple[int, int], np.dtype[np.int64]] = np.where(own.any(axis=2), mine, chosen)
+    return result

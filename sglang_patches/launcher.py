@@ -1,0 +1,103 @@
+"""How the processes of the server are started.
+
+Two things go wrong when SGLang starts a child by ``spawn``: importing SGLang takes longer than everything else that a rank
+does before it serves, and the child finds its function by importing SGLang before any plugin is loaded. So each child runs a
+:class:`ChildProcess`, which loads the plugin first, and where there is no GPU children are forked from a **fork server** that
+has imported everything. A process that has a CUDA context cannot be forked from, so on a GPU ``spawn`` stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
+from typing import Any
+
+from sglang_patches import cpu, hooks
+
+_PRELOAD = "sglang_patches.preload"
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+class ChildProcess:
+    """A function of SGLang as the target of a process: its environment is the parent's, and the plugin is loaded in it.
+
+    It is pickled as names and strings. ``extra`` are variables for this child alone.
+    """
+
+    def __init__(
+        self, module: str, name: str, environment: Mapping[str, str] | None = None, extra: Mapping[str, str] | None = None
+    ) -> None:
+        self._module, self._name = module, name
+        self._environment = environment
+        self._extra = dict(extra or {})
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> ChildProcess:
+        return function if isinstance(function, ChildProcess) else cls(function.__module__, function.__qualname__)
+
+    def having(self, extra: Mapping[str, str]) -> ChildProcess:
+        """The same with variables of its own."""
+        return ChildProcess(self._module, self._name, extra={**self._extra, **extra})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A child of the fork server has the fork server's environment, which is that of a while ago.
+        return ChildProcess, (self._module, self._name, dict(os.environ), self._extra)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self._environment is not None:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        os.environ.update(self._extra)
+        _keep_fork_server()
+        if cpu.is_asked_for():
+            cpu.fill_gaps()
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+        return getattr(importlib.import_module(self._module), self._name)(*arguments, **named)
+
+
+def start_fork_server() -> None:
+    """Let the fork server import SGLang while this process does the same. Without effect if it runs already."""
+    multiprocessing.set_forkserver_preload([_PRELOAD])
+    forkserver.ensure_running()
+
+
+def _keep_fork_server() -> None:
+    """Let a child of the fork server start its own children there too, instead of from a second one that must import again."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_address is not None and server._forkserver_pid is None:  # we come from it, and did not start it
+        server.ensure_running = lambda: None
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it is gone, however that comes about."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def register() -> None:
+    hooks.hook("entrypoints.engine._set_envs_and_config", _choose_start_method, "after")
+    hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _launch_subprocesses)
+    from sglang.srt.entrypoints import engine
+
+    hooks.rebind(
+        "entrypoints.engine.run_data_parallel_controller_process",
+        ChildProcess.of(engine.run_data_parallel_controller_process),
+    )
+
+
+def _choose_start_method(_: None, server_args: Any) -> None:
+    if cpu.is_asked_for():
+        multiprocessing.set_start_method("forkserver", force=True)
+
+
+def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
+    for each in ("run_scheduler_process_func", "run_detokenizer_process_func"):
+        if each in named:
+            named[each] = ChildProcess.of(named[each])
+    return original(cls, *arguments, **named)

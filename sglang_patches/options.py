@@ -1,0 +1,44 @@
+"""What the user asked the plugin for, as every process of the server knows it.
+
+The launcher parses the flags once and leaves them in one environment variable, which all its child processes inherit.
+SGLang's own ``ServerArgs`` is sealed and travels by pickle, so nothing of ours is added to it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import msgspec
+
+VARIABLE = "EEP_SGLANG_OPTIONS"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The values of the ``--eep-*`` flags. That there are any means that ``--ep-backend eep`` was given."""
+
+    max_ranks: int
+    timeout_ms: float = 1000.0
+    redundant_experts: int = 0
+    backup: Literal["off", "live", "checkpoint"] = "off"
+    store: str = ""
+    on_lost_coverage: Literal["refuse", "mask"] = "refuse"
+    relaunch: bool = True
+
+    def publish(self) -> None:
+        """Let this process and those it starts from now on know."""
+        os.environ[VARIABLE] = msgspec.json.encode(self).decode()
+
+
+def current() -> Options | None:
+    """The options of this server; None if it was started without ``--ep-backend eep``."""
+    text = os.environ.get(VARIABLE)
+    return msgspec.json.decode(text, type=Options) if text else None
+
+
+def required() -> Options:
+    """The options, in code that runs only with ``--ep-backend eep``."""
+    options = current()
+    if options is None:
+        raise RuntimeError(f"{VARIABLE} is not set: this process belongs to no server started with --ep-backend eep")
+    return options

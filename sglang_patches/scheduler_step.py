@@ -1,0 +1,34 @@
+"""The step of a scheduler: where it begins, and whether what came of it may be used.
+
+A step begins at the exchange of batch sizes between ranks (``MLPSyncBatchInfo.all_gather``): that is where views change. It
+ends with the forward pass: if a rank was lost meanwhile, the pass is run again with the same batch. That is safe because a
+pass writes only to the cache slots of its batch, and what it writes there does not depend on how often it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_patches import hooks, instance
+
+
+def register() -> None:
+    hooks.hook("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", _all_gather)
+    hooks.hook("model_executor.model_runner.ModelRunner.forward", _forward)
+
+
+def _all_gather(original: Callable[..., None], info: Any, *arguments: Any, **named: Any) -> None:
+    instance.current().session.boundary()
+    original(info, *arguments, **named)
+
+
+def _forward(original: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
+    if not instance.is_started():
+        return original(runner, *arguments, **named)
+    session = instance.current().session
+    while True:
+        output = original(runner, *arguments, **named)
+        if session.check():
+            return output
+        session.boundary()

@@ -1,0 +1,158 @@
+"""Which names of SGLang the plugin hooks, in which versions they exist, and a check that they are there.
+
+The check reads the source files of the installed package and imports none of them, so it can run before anything else, and
+against the wheel of a version that is not installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PREFIX = "sglang.srt."
+OLDEST, NEWEST = "0.5.17", "0.5.23"
+"""The versions between which the plugin was run."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A name below ``sglang.srt``: a module, then a function, or a class and a method."""
+
+    name: str
+    why: str
+    parameters: tuple[str, ...] = ()
+    """Those that our hook relies on."""
+    since: str = OLDEST
+    until: str = "9999"
+
+    def is_in(self, version: str) -> bool:
+        return numbers(self.since) <= numbers(version) < numbers(self.until)
+
+
+_CONTROLLER = "managers.data_parallel_controller.DataParallelController."
+
+TARGETS = (
+    Target("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
+    Target("server_args.ServerArgs.from_cli_args", "the flags, and those that they imply", ("cls", "args")),
+    Target("plugins.load_plugins", "our own hooks in processes that SGLang does not prepare"),
+    Target("plugins.hook_registry.HookRegistry.apply_hooks", "installing hooks"),
+    Target("entrypoints.engine._set_envs_and_config", "how child processes are started", ("server_args",)),
+    Target("entrypoints.engine.run_data_parallel_controller_process", "plugins in the controller"),
+    Target("entrypoints.engine.run_detokenizer_process", "plugins in the detokenizer"),
+    Target("entrypoints.engine.Engine._launch_scheduler_processes", "the controller owns the schedulers", ("cls",)),
+    Target("entrypoints.engine.Engine._launch_subprocesses", "what child processes run", ("cls", "run_scheduler_process_func")),
+    Target("managers.scheduler.run_scheduler_process", "what a rank runs", ("server_args", "port_args", "tp_rank", "dp_rank")),
+    Target(_CONTROLLER + "launch_tensor_parallel_group", "start, watch and relaunch ranks", ("server_args", "worker_ports")),
+    Target(_CONTROLLER + "event_loop", "route to ranks that live"),
+    Target("managers.tokenizer_manager.TokenizerManager._send_one_request", "keep what is needed to replay a request"),
+    Target("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")),
+    Target("model_executor.model_runner.ModelRunner.forward", "the end of a step", ("forward_batch",)),
+    Target("model_executor.model_runner.ModelRunner.load_model", "expert weights in memory that repair can write", ("self",)),
+    Target("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
+    Target("layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader", "which slot an expert is loaded into", ("expert_id",)),
+    Target("layers.moe.fused_moe_triton.layer.FusedMoE._weight_loader_impl", "loading one slot", ("expert_id",)),
+    Target("layers.moe.ep_moe.layer.get_moe_impl_class", "the layer that uses our dispatcher", ("quant_config",)),
+    Target("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
+    Target("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
+    Target("layers.moe.fused_moe_native.moe_forward_native", "torch-native experts by local slot", ("layer", "x", "topk_output")),
+    Target("layers.moe.topk.select_experts", "the torch-native gate knows no padding", ("hidden_states",)),
+)
+_BY_NAME = {target.name: target for target in TARGETS}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare: what follows the third is of no matter here."""
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
+
+
+@cache
+def installed_version() -> str:
+    return importlib.metadata.version("sglang")
+
+
+def exists_in(name: str, version: str) -> bool:
+    """Whether the table says that the target exists in that version."""
+    return _BY_NAME[name].is_in(version)
+
+
+def missing(version: str, package: Path) -> list[str]:
+    """What the table expects of ``version`` and the source files in ``package`` (``.../sglang/srt``) do not have."""
+    return [f"{PREFIX}{target.name} ({trouble})" for target, trouble in _troubles(version, package)]
+
+
+def require_supported() -> None:
+    """Ends the process with a sentence if the installed SGLang lacks a target."""
+    try:
+        version = installed_version()
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit("--ep-backend eep needs SGLang, which is not installed") from None
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    lacking = missing(version, Path(next(iter(spec.submodule_search_locations or ()))) / "srt")
+    if lacking:
+        raise SystemExit(
+            f"--ep-backend eep cannot run on SGLang {version}: it has no {', no '.join(lacking)}. "
+            f"Versions {OLDEST} to {NEWEST} are known to work."
+        )
+
+
+def _troubles(version: str, package: Path) -> Iterator[tuple[Target, str]]:
+    for target in TARGETS:
+        if target.is_in(version):
+            trouble = _trouble(target, package)
+            if trouble:
+                yield target, trouble
+
+
+def _trouble(target: Target, package: Path) -> str | None:
+    parts = target.name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        base = package.joinpath(*parts[:length])
+        file = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
+        if file.is_file():
+            return _trouble_in(_tree(file), parts[length:], target.parameters)
+    return "no such module"
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def _trouble_in(tree: ast.AST, names: list[str], parameters: tuple[str, ...]) -> str | None:
+    scope: ast.AST = tree
+    for name in names:
+        found = next((node for node in _statements(scope) if name in _binds(node)), None)
+        if found is None:
+            return f"no name {name}"
+        scope = found
+    if parameters and isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+        known = {each.arg for each in (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)}
+        absent = [each for each in parameters if each not in known]
+        if absent:
+            return f"no parameter {', '.join(absent)}"
+    return None
+
+
+def _statements(scope: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a module or class, those under ``if`` and ``try`` included."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _statements(node)
+
+
+def _binds(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign):
+        return {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return {node.target.id} if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else set()
