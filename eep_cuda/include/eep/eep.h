@@ -22,7 +22,8 @@ typedef enum {
   EEP_ERROR_PHASE = -2,     // dispatch and combine called out of turn
   EEP_ERROR_VIEW = -3,      // the view changed between a dispatch and its combine: start the step again
   EEP_ERROR_DEVICE = -4,    // the device or its driver refused
-  EEP_ERROR_MISMATCH = -5,  // the members of a group called different things, on a CPU; on a GPU the status word says so
+  EEP_ERROR_MISMATCH =
+      -5,  // the members of a group called different things, on a CPU; on a GPU the status word says so
 } eep_error;
 
 typedef struct eep_context eep_context;  // one per buffer; owned by the library
@@ -43,9 +44,25 @@ EEP_API int eep_publish_table(eep_context* context);
 EEP_API int eep_publish_deadline(eep_context* context);  // the same for a change of the deadline alone
 EEP_API const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t channel);
 
-// CUDA: how many thread blocks a kernel takes (0: as before), each of which fills a multiprocessor; and, for
-// benchmarks, membership as launch parameters instead of memory. A CPU has neither and answers EEP_OK.
-EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership);
+// CUDA: how many thread blocks a kernel takes (0: as before), each of which fills a multiprocessor; and what benchmarks
+// ask for, eep_bench bits. A CPU has neither and answers EEP_OK.
+EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench);
+
+typedef enum {
+  EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory
+  EEP_BENCH_STAMPS = 2,            // dispatch notes when each block passes its stations
+} eep_bench;
+
+#define EEP_STATIONS 7         // start, members read, rows issued, rows counted, flags sent, flags seen, end
+#define EEP_STAMPED_BLOCKS 32  // those beyond share the stamps of others
+
+typedef struct {
+  uint64_t began_ns, ended_ns;  // by the timer that all blocks share
+  int64_t clock[EEP_STATIONS];  // by the block's own clock; 0 where it did not pass
+} eep_block_stamps;
+
+// What the last dispatch of this context noted, of `blocks` blocks.
+EEP_API int eep_stamps(eep_context* context, eep_block_stamps* stamps, uint32_t blocks);
 
 // ---- the two kernels, each in a send and a receive phase ----
 
@@ -161,9 +178,9 @@ typedef struct {
   uint32_t ranks[EEP_MAX_RANKS];
 } eep_group;
 
-// A rank of the instance, not of the group, wherever a rank is meant; blocks are in the order of the group. The blocks of
-// ranks that take no part keep what they held. Whatever is reduced is added in the order of the group: 16-bit floats in f32,
-// rounded once at the end.
+// A rank of the instance, not of the group, wherever a rank is meant; blocks are in the order of the group. The blocks
+// of ranks that take no part keep what they held. Whatever is reduced is added in the order of the group: 16-bit floats
+// in f32, rounded once at the end.
 typedef struct {
   const void* in;
   void* out;  // may be `in`
@@ -182,9 +199,9 @@ typedef struct {
   uint32_t reserved;
 } eep_collective_args;
 
-// Takes a free lane for a group that this rank belongs to. Members find each other's lane by the id of the group, so that
-// groups may be opened in any order. A group with another id and the same members is another group. Opening a group again
-// with more members keeps its lane: that is how a group grows.
+// Takes a free lane for a group that this rank belongs to. Members find each other's lane by the id of the group, so
+// that groups may be opened in any order. A group with another id and the same members is another group. Opening a
+// group again with more members keeps its lane: that is how a group grows.
 EEP_API int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane);
 EEP_API int eep_lane_close(eep_context* context, uint32_t lane);
 // One call at a time per lane; lanes do not disturb each other, nor do messages.
@@ -199,12 +216,12 @@ typedef struct {
   uint32_t arrived;  // 0: none came before the wait ended
 } eep_message;
 
-// Returns when the last part of the message is in the pipe. `done` is 0 if it could not be sent: the epoch ended, or the
-// deadline passed, or `to` left.
+// Returns when the last part of the message is in the pipe. `done` is 0 if it could not be sent: the epoch ended, or
+// the deadline passed, or `to` left.
 EEP_API int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, const void* data, uint64_t bytes,
                      uint64_t deadline_ns, uint32_t* done);
-// Waits for a message of one of `sources` (a mask of ranks) and describes it, without taking it. Ends, with nothing, when
-// the epoch ends, the deadline passes, every source has left, or eep_poke() was called since `pokes` was read.
+// Waits for a message of one of `sources` (a mask of ranks) and describes it, without taking it. Ends, with nothing,
+// when the epoch ends, the deadline passes, every source has left, or eep_poke() was called since `pokes` was read.
 EEP_API int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t pokes, uint64_t deadline_ns,
                       eep_message* message);
 EEP_API uint32_t eep_pokes(eep_context* context);
@@ -215,8 +232,8 @@ EEP_API int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void*
 
 // ---- weights ----
 
-// Copies `count` blocks, which do not overlap, to where they are wanted: between any memory that this device reaches, at the
-// speed of a copy however small the blocks are. On a GPU in the order of `stream`; the arrays may go at once.
+// Copies `count` blocks, which do not overlap, to where they are wanted: between any memory that this device reaches,
+// at the speed of a copy however small the blocks are. On a GPU in the order of `stream`; the arrays may go at once.
 EEP_API int eep_copy_batch(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes,
                            void* stream);
 
