@@ -13,7 +13,7 @@ import multiprocessing as mp
 import os
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,8 +21,10 @@ import torch
 
 import eep
 from eep import native
+from eep.experts.transport import copy_all
 
 ROUNDS = 20  # per graph
+STAMPED_BLOCKS = 32
 SETTLE = 4  # first rounds of a graph, which pay for ranks that start apart
 PATIENCE_S = 120
 
@@ -35,6 +37,8 @@ class Case:
     wire: str = "bf16"
     topk: int = 8
     experts: int = 256
+    stamped: bool = False
+    """Whether rank 0 notes when the blocks of its dispatches pass their stations, for :meth:`Fleet.stations`."""
     fixed: bool = False
     """Membership as launch parameters instead of the table in memory: what a build without elasticity does."""
 
@@ -80,7 +84,9 @@ class Rank:
     def connect(self) -> None:
         self.buffer.connect_ranks(range(self.case.ranks))
         library, context = self.buffer._library, self.buffer._context
-        native.check(library, library.eep_tune(context, 0, int(self.case.fixed)))
+        stamped = self.case.stamped and self.buffer.rank == 0
+        asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
+        native.check(library, library.eep_tune(context, 0, asked))
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:
         for number in range(count):
@@ -113,6 +119,25 @@ class Rank:
     def round_us(self) -> float:
         return self.around[0].elapsed_time(self.around[1]) * 1e3 / ROUNDS
 
+    def stations_us(self) -> list[float]:
+        """When the last block passed each station of the last dispatch, counted from the start of the first block."""
+        library, context = self.buffer._library, self.buffer._context
+        stamps = (native.BlockStamps * STAMPED_BLOCKS)()
+        native.check(library, library.eep_stamps(context, stamps, len(stamps)))
+        blocks = [block for block in stamps if block.clock[0]]
+        first = min(block.began_ns for block in blocks)
+        # The shared timer is coarse; over all blocks together it still tells how fast the clocks tick.
+        ticks = sum(block.clock[-1] - block.clock[0] for block in blocks)
+        us_per_tick = sum(block.ended_ns - block.began_ns for block in blocks) / 1e3 / ticks
+        return [
+            max(
+                (block.began_ns - first) / 1e3 + (block.clock[station] - block.clock[0]) * us_per_tick
+                for block in blocks
+                if block.clock[station]
+            )
+            for station in range(len(native.BlockStamps.STATIONS))
+        ]
+
     def split_us(self) -> list[tuple[float, float]]:
         marks = self.marks
         return [
@@ -138,7 +163,7 @@ def measure_ranks(case: Case, place: str, replays: int, owned: list[int]) -> dic
         torch.cuda.synchronize()
         for rank in ranks:
             rank.capture()
-        seen: dict[str, list[Any]] = {"round": [], "split": []}
+        seen: dict[str, list[Any]] = {"round": [], "split": [], "stations": []}
         for kind in ("round", "split"):
             for replay in range(replays + 3):
                 if alone:
@@ -150,6 +175,8 @@ def measure_ranks(case: Case, place: str, replays: int, owned: list[int]) -> dic
                     continue
                 if kind == "round":
                     seen["round"].append(max(rank.round_us() for rank in ranks))
+                    if case.stamped and 0 in owned:
+                        seen["stations"].append(ranks[owned.index(0)].stations_us())
                 elif 0 in owned:
                     seen["split"] += ranks[owned.index(0)].split_us()
         for rank in ranks:
@@ -187,10 +214,19 @@ class Fleet:
         """A measurement that one process makes alone."""
         return self._ask(1, call, *arguments)[0]
 
-    def measure(self, case: Case, replays: int) -> dict[str, Any]:
+    def stations(self, case: Case, replays: int) -> dict[str, float]:
+        """Where a dispatch of rank 0 spends its time: medians, in us, by station."""
+        seen = self._measure(replace(case, stamped=True), replays)[0]["stations"]
+        medians = [statistics.median(times) for times in zip(*seen, strict=True)]
+        return dict(zip(native.BlockStamps.STATIONS, medians, strict=True))
+
+    def _measure(self, case: Case, replays: int) -> list[Any]:
         with eep.Rendezvous.temporary() as rendezvous:
             count = 1 if self.kind == "streams" else case.ranks
-            answers = self._ask(count, "measure_ranks", case, str(rendezvous.path), replays)
+            return self._ask(count, "measure_ranks", case, str(rendezvous.path), replays)
+
+    def measure(self, case: Case, replays: int) -> dict[str, Any]:
+        answers = self._measure(case, replays)
         rounds = [max(times) for times in zip(*(answer["round"] for answer in answers), strict=True)]
         return summarize(case, self.kind, rounds, answers[0]["split"])
 
@@ -256,6 +292,22 @@ def copy_rate() -> float:
     for _ in range(10):
         begin.record()
         target.copy_(source)
+        end.record()
+        end.synchronize()
+        rates.append(2 * source.numel() / (begin.elapsed_time(end) * 1e3))
+    return statistics.median(rates)
+
+
+def batched_copy_rate() -> float:
+    """The same for expert weights: 96 experts of three tensors each, from one place to another in one batch."""
+    sizes = [7168 * 2048, 7168 * 2048, 2048 * 7168] * 96  # bytes; fp8
+    source, target = (torch.empty(sum(sizes), dtype=torch.uint8, device="cuda") for _ in range(2))
+    targets, sources = target.split(sizes), source.split(sizes)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    rates = []
+    for _ in range(10):
+        begin.record()
+        copy_all(targets, sources)
         end.record()
         end.synchronize()
         rates.append(2 * source.numel() / (begin.elapsed_time(end) * 1e3))

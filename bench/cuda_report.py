@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 import torch
-from cuda_exchange import Case, exchanged_rows, ranks_as
+from cuda_exchange import Case, Fleet, exchanged_rows, ranks_as
 from provenance import provenance
 
 BARS_US = {"dispatch": 31.0, "combine": 41.0, "fp8 dispatch": 25.0}
@@ -68,6 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{head['machine']['gpu']}, copy rate {rate / 1e3:.0f} GB/s, commit {head['commit']}\n\n{HEADER}",
                 flush=True,
             )
+            if kind == "processes":
+                head["batched_copy_gb_per_s"] = fleet.ask_one("batched_copy_rate") / 1e3
+                print_stations(head, fleet, arguments.replays)
             for case in cases(arguments):
                 result = fleet.measure(case, arguments.replays)
                 result["floor_us"] = floor_us(case, rate)
@@ -84,6 +87,19 @@ def run(arguments: argparse.Namespace) -> int:
         (folder / "dispatch_combine-cuda.json").write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
         plot(results, folder / "dispatch_combine-cuda.png")
     return 0
+
+
+def print_stations(head: dict[str, Any], fleet: Fleet, replays: int) -> None:
+    """Where a dispatch spends its time, and how fast weights are copied: shown, and kept with the results."""
+    ratio = head["batched_copy_gb_per_s"] / head["copy_gb_per_s_processes"]
+    print(f"\na batch of 288 expert tensors is copied at {ratio:.2f} of the copy rate")
+    head["dispatch_stations_us"] = {}
+    for wire in ("bf16", "fp8"):
+        times = fleet.stations(Case(8, 128, 7168, wire), replays)
+        head["dispatch_stations_us"][wire] = times
+        passed = ", ".join(f"{name} {time:.1f}" for name, time in times.items())
+        print(f"8 ranks, 128 tokens of 7168, {wire}: the last block of a dispatch passes (us): {passed}")
+    print()
 
 
 def summary(results: list[dict[str, Any]], kind: str) -> str:

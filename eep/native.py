@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 import pathlib
-from ctypes import POINTER, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 
 from eep.collective_abi import CollectiveArgs, Group, Message
 from eep.errors import EepError, EpochRevoked
@@ -19,6 +19,7 @@ ABI_VERSION = 2
 MAX_TOPK = 16
 MAX_TOKENS = 65535
 SCALE_GROUP = 128
+BENCH_FIXED_MEMBERSHIP, BENCH_STAMPS = 1, 2
 
 LAYOUTS = {"rank": 0, "expert": 1}
 TYPES = {"f32": 0, "bf16": 1, "fp8": 2, "fp8_pow2": 3, "fp8_ue8m0": 4}
@@ -142,6 +143,13 @@ class CombineRecvArgs(ctypes.Structure):
     )
 
 
+class BlockStamps(ctypes.Structure):
+    """When a block of a dispatch passed its stations; for benchmarks."""
+
+    STATIONS = ("start", "members read", "rows issued", "rows counted", "flags sent", "flags seen", "end")
+    _fields_ = (("began_ns", c_uint64), ("ended_ns", c_uint64), ("clock", c_int64 * len(STATIONS)))
+
+
 class AbiField(ctypes.Structure):
     _fields_ = (("name", c_char_p), ("offset", c_uint64), ("size", c_uint64))
 
@@ -153,6 +161,7 @@ _PROTOTYPES = {
     "eep_create": (c_int, (POINTER(Shape), c_uint32, c_void_p, c_void_p, POINTER(c_void_p))),
     "eep_destroy": (None, (c_void_p,)),
     "eep_tune": (c_int, (c_void_p, c_uint32, c_uint32)),
+    "eep_stamps": (c_int, (c_void_p, POINTER(BlockStamps), c_uint32)),
     "eep_table": (POINTER(PeerTable), (c_void_p,)),
     "eep_publish_table": (c_int, (c_void_p,)),
     "eep_publish_deadline": (c_int, (c_void_p,)),

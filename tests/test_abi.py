@@ -25,6 +25,7 @@ MIRRORS = {
     "eep_combine_recv_args": native.CombineRecvArgs,
     "eep_group": collective_abi.Group,
     "eep_collective_args": collective_abi.CollectiveArgs,
+    "eep_block_stamps": native.BlockStamps,
     "eep_message": collective_abi.Message,
     "eep_lane_mailbox": collective_abi.LaneMailbox,
 }

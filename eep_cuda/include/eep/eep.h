@@ -44,9 +44,25 @@ EEP_API int eep_publish_table(eep_context* context);
 EEP_API int eep_publish_deadline(eep_context* context);  // the same for a change of the deadline alone
 EEP_API const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t channel);
 
-// CUDA: how many thread blocks a kernel takes (0: as before), each of which fills a multiprocessor; and, for
-// benchmarks, membership as launch parameters instead of memory. A CPU has neither and answers EEP_OK.
-EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership);
+// CUDA: how many thread blocks a kernel takes (0: as before), each of which fills a multiprocessor; and what benchmarks
+// ask for, eep_bench bits. A CPU has neither and answers EEP_OK.
+EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench);
+
+typedef enum {
+  EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory
+  EEP_BENCH_STAMPS = 2,            // dispatch notes when each block passes its stations
+} eep_bench;
+
+#define EEP_STATIONS 7         // start, members read, rows issued, rows counted, flags sent, flags seen, end
+#define EEP_STAMPED_BLOCKS 32  // those beyond share the stamps of others
+
+typedef struct {
+  uint64_t began_ns, ended_ns;  // by the timer that all blocks share
+  int64_t clock[EEP_STATIONS];  // by the block's own clock; 0 where it did not pass
+} eep_block_stamps;
+
+// What the last dispatch of this context noted, of `blocks` blocks.
+EEP_API int eep_stamps(eep_context* context, eep_block_stamps* stamps, uint32_t blocks);
 
 // ---- the two kernels, each in a send and a receive phase ----
 
@@ -216,8 +232,8 @@ EEP_API int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void*
 
 // ---- weights ----
 
-// Copies `count` blocks, which do not overlap, to where they are wanted: between any memory that this device reaches, at the
-// speed of a copy however small the blocks are. On a GPU in the order of `stream`; the arrays may go at once.
+// Copies `count` blocks, which do not overlap, to where they are wanted: between any memory that this device reaches,
+// at the speed of a copy however small the blocks are. On a GPU in the order of `stream`; the arrays may go at once.
 EEP_API int eep_copy_batch(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes,
                            void* stream);
 

@@ -77,6 +77,10 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
 
 int eep_publish_deadline(eep_context*) { return EEP_OK; }
 int eep_tune(eep_context*, uint32_t, uint32_t) { return EEP_OK; }
+
+int eep_stamps(eep_context*, eep_block_stamps*, uint32_t) {
+  return eep::fail(EEP_ERROR_ARGUMENT, "only kernels of a GPU note when they pass their stations");
+}
 void eep_destroy(eep_context* context) { delete context; }
 int eep_publish_table(eep_context* context) {
   eep::forget_trouble(*context->control);  // the kernels read the host's copy itself

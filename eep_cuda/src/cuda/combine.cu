@@ -63,7 +63,7 @@ __device__ void find_parts(const Home& home, const eep_combine_recv_args& args, 
   const uint32_t lane = threadIdx.x % 32;
   const int64_t* experts = args.topk_idx + static_cast<uint64_t>(token) * args.topk;
   if (home.shape.layout == EEP_LAYOUT_RANK) {
-    const uint64_t hosts = hosts_of(home, experts, args.topk) & members.reachable;
+    const uint64_t hosts = hosts_of(home, lane < args.topk ? experts[lane] : -1) & members.reachable;
     for (uint32_t rank = lane; rank < home.shape.max_ranks; rank += 32)
       if (hosts >> rank & 1) {
         const uint32_t place = __popcll(hosts & (rank_bit(rank) - 1));

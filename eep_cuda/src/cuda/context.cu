@@ -119,11 +119,18 @@ int eep_publish_deadline(eep_context* context) {
                          "publishing a deadline");
 }
 
-int eep_tune(eep_context* context, uint32_t blocks, uint32_t fixed_membership) {
+int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench) {
   if (blocks > 1024) return eep::fail(EEP_ERROR_ARGUMENT, "a kernel takes at most 1024 blocks, got %u", blocks);
   if (blocks) context->blocks = blocks;
-  context->fixed_membership = fixed_membership;
+  context->bench = bench;
   return EEP_OK;
+}
+
+int eep_stamps(eep_context* context, eep_block_stamps* stamps, uint32_t blocks) {
+  if (blocks > EEP_STAMPED_BLOCKS)
+    return eep::fail(EEP_ERROR_ARGUMENT, "at most %u blocks are stamped, got %u", EEP_STAMPED_BLOCKS, blocks);
+  return eep::check_cuda(
+      cudaMemcpy(stamps, context->home.state->stamps, blocks * sizeof *stamps, cudaMemcpyDeviceToHost), "stamps");
 }
 
 const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t channel) {

@@ -1,15 +1,17 @@
 // Dispatch: put each token once into the inbox of every rank that hosts one of its experts, say so, and wait for the
 // rest.
 //
-// Blocks put rows in parallel; the last one to finish sends the flags and settles which sources arrived, so that all
-// blocks act on one verdict: a source is taken whole or not at all. Rows are used where they lie; only the routing
-// metadata is copied out, checked.
+// Blocks put rows in parallel; the last one to finish sends the flags and settles which sources arrived. The others
+// look for the flags themselves, which costs less than to be told; where one is missing or wrong, all act on the
+// verdict of the one that settles. So a source is taken whole or not at all in every step that can be trusted. Rows are
+// used where they lie; only the routing metadata is copied out, checked.
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
 #include <type_traits>
 
 #include "cuda/members.cuh"
+#include "cuda/stopwatch.cuh"
 
 namespace eep {
 namespace {
@@ -22,34 +24,47 @@ enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 // Neighbouring items go to different blocks, so that few tokens still use all of them.
 __device__ inline uint32_t first_item() { return threadIdx.x / 32 * gridDim.x + blockIdx.x; }
 
+// Which of its top-k experts this lane speaks for, loaded ahead of its use; -1 in lanes beyond top-k.
+__device__ inline int64_t load_choice(const eep_dispatch_send_args& args, uint32_t token) {
+  const uint32_t lane = threadIdx.x % 32;
+  return lane < args.topk ? args.topk_idx[static_cast<uint64_t>(token) * args.topk + lane] : -1;
+}
+
 // Moves rows of 16-byte vectors as they are. Each warp takes `V` vectors a lane of one token, all loads in flight at
-// once. `meanwhile` runs once, while the first of them are on their way.
-template <uint32_t V, bool kExact, typename Meanwhile>
+// once. `prepare` runs once, by all threads, while the first of them are on their way: before it, nothing is known of
+// the members, and nothing needs to be.
+template <uint32_t V, bool kExact, typename Prepare>
 __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                         Meanwhile meanwhile) {
-  bool is_first = true;
+                         Prepare prepare) {
   const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden * eep_element_bytes(args.x_type) / sizeof(uint4);
-  const uint32_t chunks = (vectors + 32 * V - 1) / (32 * V), own_slot = members.slot[home.rank];
+  const uint32_t chunks = (vectors + 32 * V - 1) / (32 * V), items = args.tokens * chunks;
   const uint64_t row_bytes = static_cast<uint64_t>(vectors) * sizeof(uint4);
-  for (uint32_t item = first_item(); item < args.tokens * chunks; item += gridDim.x * kWarps) {
+  uint4 data[V];
+  int64_t choice = -1;
+  const auto load = [&](uint32_t item) {
     const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
     const uint4* row = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(args.x) + token * row_bytes);
-    uint4 data[V];
+    choice = load_choice(args, token);
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i)
       if (kExact || first + i * 32 < vectors) data[i] = load_input(row + first + i * 32);
-    if (is_first) meanwhile();
-    is_first = false;
-    uint64_t hosts = hosts_of(home, args.topk_idx + static_cast<uint64_t>(token) * args.topk, args.topk);
-    for (hosts &= members.reachable; hosts; hosts &= hosts - 1) {
+  };
+  uint32_t item = first_item();
+  if (item < items) load(item);
+  prepare();
+  const uint32_t own_slot = members.slot[home.rank];
+  while (item < items) {
+    const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
+    for (uint64_t hosts = hosts_of(home, choice) & members.reachable; hosts; hosts &= hosts - 1) {
       const ChannelView inbox(home, members.region[__ffsll(hosts) - 1], args.channel);
       uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, row_bytes));
 #pragma unroll
       for (uint32_t i = 0; i < V; ++i)
         if (kExact || first + i * 32 < vectors) store_row(to + first + i * 32, data[i]);
     }
+    item += gridDim.x * kWarps;
+    if (item < items) load(item);
   }
-  if (is_first) meanwhile();
 }
 
 struct Scale {
@@ -67,26 +82,31 @@ __device__ Scale scale_for(float largest, bool power_of_two) {
 }
 
 // Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token.
-template <bool kF32, uint32_t V, typename Meanwhile>
+template <bool kF32, uint32_t V, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                                   Meanwhile meanwhile) {
-  bool is_first = true;
+                                   Prepare prepare) {
   constexpr uint32_t kValues = 16, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
   const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
-  const uint32_t chunks = (units + 32 * V - 1) / (32 * V), own_slot = members.slot[home.rank];
-  for (uint32_t item = first_item(); item < args.tokens * chunks; item += gridDim.x * kWarps) {
+  const uint32_t chunks = (units + 32 * V - 1) / (32 * V), items = args.tokens * chunks;
+  uint4 raw[V][kLoads];
+  int64_t choice = -1;
+  const auto load = [&](uint32_t item) {
     const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
     const uint4* row = static_cast<const uint4*>(args.x) + static_cast<uint64_t>(token) * units * kLoads;
-    uint4 raw[V][kLoads];
+    choice = load_choice(args, token);
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i)
 #pragma unroll
       for (uint32_t j = 0; j < kLoads; ++j)
         raw[i][j] = first + i * 32 < units ? load_input(row + (first + i * 32) * kLoads + j) : make_uint4(0, 0, 0, 0);
-    if (is_first) meanwhile();
-    is_first = false;
-    const uint64_t hosts =
-        hosts_of(home, args.topk_idx + static_cast<uint64_t>(token) * args.topk, args.topk) & members.reachable;
+  };
+  uint32_t item = first_item();
+  if (item < items) load(item);
+  prepare();
+  const uint32_t own_slot = members.slot[home.rank];
+  while (item < items) {
+    const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
+    const uint64_t hosts = hosts_of(home, choice) & members.reachable;
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
       const uint32_t* words = reinterpret_cast<const uint32_t*>(raw[i]);
@@ -120,8 +140,9 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
           reinterpret_cast<float*>(scales)[unit / kLanesPerGroup] = scale.value;
       }
     }
+    item += gridDim.x * kWarps;
+    if (item < items) load(item);
   }
-  if (is_first) meanwhile();
 }
 
 // ---- routing metadata ----
@@ -244,7 +265,47 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
   }
 }
 
-template <uint32_t kPhases, typename Membership>
+// The tokens of each slot, as one warp finds them by itself, or as the verdict says if not all is as it should be.
+__device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
+                             uint32_t* slot_counts) {
+  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  ChannelState& channel = home.state->channels[args.channel];
+  const uint64_t settled = eep_flag_make(members.epoch, members.round, 0);
+  const uint64_t envelope = eep_envelope(args.wire_type, args.topk, home.shape.hidden);
+  uint64_t sound = 0;
+  uint32_t counts[2] = {0, 0};
+  for (uint32_t looks = 1; sound != members.reachable; ++looks) {
+    bool is_sound[2], is_wrong = false;
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t rank = threadIdx.x + 32 * half;
+      is_sound[half] = sound >> rank & 1;
+      if (is_sound[half] || !(members.reachable >> rank & 1)) continue;
+      const eep_mailbox* box = inbox.mailbox(members.slot[rank]);
+      const uint64_t flag = load_acquire_sys(&box->dispatch_flag);
+      if (!eep_flag_is(flag, members.epoch, members.round)) continue;
+      counts[half] = eep_flag_count(flag);
+      is_sound[half] = counts[half] <= home.shape.max_tokens && box->envelope == envelope;
+      is_wrong |= !is_sound[half];
+    }
+    sound = vote(is_sound[0], is_sound[1]);
+    // The block that settles ends its own wait at the deadline, so that this one ends as well.
+    const bool is_settled = looks % 32 == 0 && load_acquire_gpu(&channel.verdict) == settled;
+    if (__any_sync(~0u, is_wrong || is_settled)) break;
+  }
+  if (sound != members.reachable) {
+    while (load_acquire_gpu(&channel.verdict) != settled) {
+    }
+    sound = channel.snapshot.received;
+    for (uint32_t half = 0; half < 2; ++half) counts[half] = channel.snapshot.count[threadIdx.x + 32 * half];
+  }
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t rank = threadIdx.x + 32 * half;
+    if (sound >> rank & 1) slot_counts[members.slot[rank]] = counts[half];
+  }
+}
+
+// `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers.
+template <uint32_t kPhases, typename Membership, bool kEncodes, bool kStamped>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
                     const __grid_constant__ eep_dispatch_recv_args receive,
@@ -254,32 +315,42 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ uint32_t slot_counts[EEP_MAX_RANKS * EEP_INCARNATIONS];
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
+  const Stopwatch<kStamped> stopwatch(home);
+  for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
   if constexpr (kPhases & kSend) {
-    if constexpr (std::is_same_v<Membership, FixedMembers>)
-      read_members(membership, channel, members);
-    else
-      read_members(home, number, members);
+    const auto prepare = [&] {
+      if constexpr (std::is_same_v<Membership, FixedMembers>)
+        read_members(membership, channel, members);
+      else
+        read_members(home, number, members);
+      stopwatch.stamp(kMembersRead);
+      put_routing(home, send, members);
+    };
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
-    const auto routing = [&] { put_routing(home, send, members); };
-    if (eep_is_fp8(send.wire_type) && send.x_type == EEP_TYPE_F32)
-      put_quantized_rows<true, 2>(home, send, members, routing);
-    else if (eep_is_fp8(send.wire_type))
-      put_quantized_rows<false, 4>(home, send, members, routing);
-    else if (vectors % (32 * 8) == 0)
-      put_rows<8, true>(home, send, members, routing);
-    else if (vectors % (32 * 7) == 0)
-      put_rows<7, true>(home, send, members, routing);
-    else
-      put_rows<4, false>(home, send, members, routing);
+    if constexpr (kEncodes) {
+      if (send.x_type == EEP_TYPE_F32)
+        put_quantized_rows<true, 2>(home, send, members, prepare);
+      else
+        put_quantized_rows<false, 4>(home, send, members, prepare);
+    } else if (vectors % (32 * 8) == 0) {
+      put_rows<8, true>(home, send, members, prepare);
+    } else if (vectors % (32 * 7) == 0) {
+      put_rows<7, true>(home, send, members, prepare);
+    } else {
+      put_rows<4, false>(home, send, members, prepare);
+    }
     __syncthreads();
+    stopwatch.stamp(kRowsIssued);
     if (threadIdx.x == 0) {
       __threadfence();  // the rows of this block before the count; the last block releases all of them to the others
       is_last = atomicAdd(&channel.senders_done, 1) == gridDim.x - 1;
       if (is_last) channel.senders_done = 0;
     }
     __syncthreads();
+    stopwatch.stamp(kRowsCounted);
     if (is_last && threadIdx.x < 32) {
       send_flags(home, send, members);
+      stopwatch.stamp(kFlagsSent);
       leave_snapshot(home, send, members);
     }
   } else {
@@ -288,20 +359,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
   if constexpr (kPhases & kReceive) {
-    const uint64_t settled = eep_flag_make(members.epoch, members.round, 0);
     if (is_last && threadIdx.x < 32) settle_sources(home, receive, members);
     if (home.shape.layout == EEP_LAYOUT_EXPERT) return;  // packing has kernels of its own
-    // The block that settles ends its own wait at the deadline, so that this one ends as well.
-    if (threadIdx.x == 0)
-      while (load_acquire_gpu(&channel.verdict) != settled) {
-      }
-    for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
+    if (threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
     __syncthreads();
-    if (threadIdx.x < home.shape.max_ranks && (channel.snapshot.received >> threadIdx.x & 1))
-      slot_counts[members.slot[threadIdx.x]] = channel.snapshot.count[threadIdx.x];
-    __syncthreads();
+    stopwatch.stamp(kFlagsSeen);
     take_routing(home, receive, members, slot_counts);
   }
+  stopwatch.stamp(kEnded);
 }
 
 FixedMembers fixed_members(const eep_context& context) {
@@ -315,15 +380,27 @@ FixedMembers fixed_members(const eep_context& context) {
   return fixed;
 }
 
+template <uint32_t kPhases, bool kEncodes>
+void launch_kernel(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
+                   cudaStream_t stream) {
+  if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP) {
+    const auto kernel = dispatch_kernel<kPhases, FixedMembers, kEncodes, false>;
+    kernel<<<context->blocks, kThreads, 0, stream>>>(context->home, send, receive, fixed_members(*context));
+  } else {
+    const auto kernel = context->bench & EEP_BENCH_STAMPS ? dispatch_kernel<kPhases, InMemory, kEncodes, true>
+                                                          : dispatch_kernel<kPhases, InMemory, kEncodes, false>;
+    kernel<<<context->blocks, kThreads, 0, stream>>>(context->home, send, receive, InMemory{});
+  }
+}
+
 template <uint32_t kPhases>
 int launch(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
            void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
-  if (context->fixed_membership)
-    dispatch_kernel<kPhases>
-        <<<context->blocks, kThreads, 0, on>>>(context->home, send, receive, fixed_members(*context));
+  if (kPhases & kSend && eep_is_fp8(send.wire_type))
+    launch_kernel<kPhases, (kPhases & kSend) != 0>(context, send, receive, on);
   else
-    dispatch_kernel<kPhases><<<context->blocks, kThreads, 0, on>>>(context->home, send, receive, InMemory{});
+    launch_kernel<kPhases, false>(context, send, receive, on);
   if (const int error = check_cuda(cudaGetLastError(), "dispatch")) return error;
   if (kPhases & kReceive && context->home.shape.layout == EEP_LAYOUT_EXPERT) return pack(context, receive, stream);
   return EEP_OK;
@@ -351,8 +428,10 @@ int begin_receive(eep_context* context, const eep_dispatch_recv_args& args) {
 }  // namespace
 
 cudaError_t load_dispatch() {
-  return load_kernels(dispatch_kernel<kSend, InMemory>, dispatch_kernel<kReceive, InMemory>,
-                      dispatch_kernel<kSend | kReceive, InMemory>);
+  return load_kernels(dispatch_kernel<kSend, InMemory, false, false>, dispatch_kernel<kSend, InMemory, true, false>,
+                      dispatch_kernel<kReceive, InMemory, false, false>,
+                      dispatch_kernel<kSend | kReceive, InMemory, false, false>,
+                      dispatch_kernel<kSend | kReceive, InMemory, true, false>);
 }
 
 }  // namespace eep

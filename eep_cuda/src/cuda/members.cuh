@@ -96,15 +96,11 @@ __device__ inline void read_snapshot(const Home& home, uint32_t channel, Members
   __syncthreads();
 }
 
-// The ranks that host an expert of a token, as one full warp; `experts` are its top-k.
-__device__ inline uint64_t hosts_of(const Home& home, const int64_t* experts, uint32_t topk) {
-  const uint32_t lane = threadIdx.x % 32;
+// The ranks that host an expert of a token, as one full warp: each lane brings one of its top-k, or -1.
+__device__ inline uint64_t hosts_of(const Home& home, int64_t expert) {
+  const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * home.shape.local_experts;
   uint64_t mine = 0;
-  if (lane < topk) {
-    const int64_t expert = experts[lane];
-    const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * home.shape.local_experts;
-    if (expert >= 0 && expert < limit) mine = rank_bit(static_cast<uint32_t>(expert) / home.shape.local_experts);
-  }
+  if (expert >= 0 && expert < limit) mine = rank_bit(static_cast<uint32_t>(expert) / home.shape.local_experts);
   const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(mine));
   const uint32_t high = __reduce_or_sync(~0u, static_cast<uint32_t>(mine >> 32));
   return static_cast<uint64_t>(high) << 32 | low;

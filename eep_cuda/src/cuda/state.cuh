@@ -52,6 +52,7 @@ struct DeviceState {
   ChannelState channels[EEP_MAX_CHANNELS];
   Lane lanes[EEP_MAX_LANES];
   PartState parts[EEP_MAX_LANES][kMaxParts];
+  eep_block_stamps stamps[EEP_STAMPED_BLOCKS];
 };
 
 // Everything a kernel is told. Nothing of it changes while the buffer lives, so that graphs may hold it.
@@ -111,7 +112,7 @@ struct eep_context {
   eep_control_page* control = nullptr;
   bool is_registered = false;        // the control page, with the GPU
   uint32_t blocks = 0;               // per kernel: what may spin at once must fit on the GPU at once
-  bool fixed_membership = false;     // benchmarks only: the table as launch parameters instead of memory
+  uint32_t bench = 0;                // eep_bench
   int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row
   eep::Lane* lanes = nullptr;        // the host's copy, in pinned memory
   cudaStream_t side = nullptr;  // for what must reach the kernels while some of them run, or while a graph is captured

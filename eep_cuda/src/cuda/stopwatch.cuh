@@ -1,0 +1,39 @@
+// When a block of a dispatch passed its stations: what the benchmark asks where the time goes. Compiled away otherwise.
+#ifndef EEP_CUDA_STOPWATCH_CUH_
+#define EEP_CUDA_STOPWATCH_CUH_
+
+#include "cuda/device.cuh"
+
+namespace eep {
+
+enum Station : uint32_t { kStarted, kMembersRead, kRowsIssued, kRowsCounted, kFlagsSent, kFlagsSeen, kEnded };
+static_assert(kEnded + 1 == EEP_STATIONS);
+
+// Thread 0 of each block takes the times, with the clock of its multiprocessor: finer than the timer that all share,
+// which is read at both ends to tell how the clocks of different blocks lie to each other.
+template <bool kOn>
+class Stopwatch {
+ public:
+  __device__ explicit Stopwatch(const Home& home) : stamps_(home.state->stamps + blockIdx.x % EEP_STAMPED_BLOCKS) {
+    if constexpr (kOn)
+      if (threadIdx.x == 0) {
+        stamps_->began_ns = now_ns();
+        for (int64_t& time : stamps_->clock) time = 0;  // not every block passes every station
+      }
+    stamp(kStarted);
+  }
+  __device__ void stamp(Station station) const {
+    if constexpr (kOn)
+      if (threadIdx.x == 0) {
+        stamps_->clock[station] = clock64();
+        if (station == kEnded) stamps_->ended_ns = now_ns();
+      }
+  }
+
+ private:
+  eep_block_stamps* stamps_;
+};
+
+}  // namespace eep
+
+#endif  // EEP_CUDA_STOPWATCH_CUH_
