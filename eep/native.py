@@ -172,6 +172,10 @@ _PROTOTYPES = {
     "eep_pokes": (c_uint32, (c_void_p,)),
     "eep_poke": (None, (c_void_p,)),
     "eep_recv": (c_int, (c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
+    "eep_copy_batch": (
+        c_int,
+        (c_uint32, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint64), c_void_p),
+    ),
     "eep_control_state": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),

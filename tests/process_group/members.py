@@ -30,6 +30,7 @@ class GroupConfig:
     max_ranks: int | None = None
     backend: str = "eep"
     chunk_bytes: int = 1 << 20
+    device: str = "cpu"
 
 
 def values(seed: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -48,12 +49,13 @@ def run_collective(
     dtype: torch.dtype = torch.float32,
     op: Any = None,
     root: int = 0,
+    device: str = "cpu",
 ) -> list[torch.Tensor]:
     """One collective on contributions that depend on ``seed`` and rank only; what this rank holds afterwards."""
     op = dist.ReduceOp.SUM if op is None else op
-    mine = values(seed, rank, shape, dtype)
-    blocks = [values(seed + 7, rank * size + i, shape, dtype) for i in range(size)]
-    empty = [torch.full(shape, 9, dtype=dtype) for _ in range(size)]
+    mine = values(seed, rank, shape, dtype).to(device)
+    blocks = [values(seed + 7, rank * size + i, shape, dtype).to(device) for i in range(size)]
+    empty = [torch.full(shape, 9, dtype=dtype, device=device) for _ in range(size)]
     match name:
         case "broadcast":
             dist.broadcast(mine, group=group, group_src=root)
@@ -113,6 +115,8 @@ class MemberProgram:
                 rendezvous=self.path,
                 max_ranks=self.config.max_ranks,
                 chunk_bytes=self.config.chunk_bytes,
+                devices=("cpu",) if self.config.device == "cpu" else ("cpu", self.config.device),
+                device_timeout_ms=self.timeout / timedelta(milliseconds=1),
             )
             # Nothing of ours goes through the store.
             store: dist.Store = dist.HashStore()
@@ -138,7 +142,11 @@ class MemberProgram:
         pg = self.groups[group]
         results: list[torch.Tensor] = []
         for i in range(count):
-            results += run_collective(name, pg, pg.rank(), pg.size(), seed + i, **kwargs)
+            results += run_collective(name, pg, pg.rank(), pg.size(), seed + i, device=self.config.device, **kwargs)
+        # On a GPU calls are only launched: whether they went well is known when the results are read.
+        results = [result.cpu() for result in results]
+        if self.config.device != "cpu":
+            eep.pg.check(pg)
         return results
 
     def run_floats(self, seed: int, length: int, dtype: torch.dtype) -> torch.Tensor:

@@ -214,6 +214,13 @@ EEP_API void eep_poke(eep_context* context);
 EEP_API int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, uint64_t bytes,
                      uint64_t deadline_ns, uint32_t* done);
 
+// ---- weights ----
+
+// Copies `count` blocks, which do not overlap, to where they are wanted: between any memory that this device reaches, at the
+// speed of a copy however small the blocks are. On a GPU in the order of `stream`; the arrays may go at once.
+EEP_API int eep_copy_batch(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes,
+                           void* stream);
+
 // ---- control ----
 
 // Ends `epoch` and all before it for the owner of this page; whoever waits there leaves at once.
