@@ -138,7 +138,8 @@ def save(head: dict, results: list[Result]) -> None:
     document = {**head, "cases": [result.as_json() for result in results]}
     written[0].write_text(json.dumps(document, indent=1) + "\n")
     table = "\n".join([header(), *map(row, results)])
-    note = f"`{head['command']}`, {head['date']}; {subject}; load {machine['load_average']} before, {machine['load_average_after']} after"
+    load = f"load {machine['load_average']} before, {machine['load_average_after']} after"
+    note = f"`{head['command']}`, {head['date']}; {subject}; {load}"
     written[1].write_text(f"{note}\n\n```\n{table}\n```\n\n{summary(results)}\n")
     plot(results, subject, written[2])
     print("\n".join(f"wrote {path.relative_to(RESULTS.parent.parent)}" for path in written))
