@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import cpu, hooks
+from sglang_patches import cpu, hooks, launcher
 from sglang_patches.options import Options
 
 logger = logging.getLogger(__name__)
@@ -23,11 +23,6 @@ def register() -> None:
     """The flags, in the process that parses the command line."""
     hooks.hook("server_args.ServerArgs.add_cli_args", _add_flags, "after")
     hooks.hook("server_args.ServerArgs.from_cli_args", _from_cli_args)
-    if cpu.is_asked_for():
-        from sglang_patches import launcher
-
-        launcher.start_fork_server()
-        launcher.register()
     hooks.apply()
 
 
@@ -97,8 +92,6 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
     if _device_of(arguments) == "cpu":
         os.environ[cpu.ASKED_FOR] = "1"
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-        from sglang_patches import launcher
-
         launcher.start_fork_server()
     hooks.install_all()
     return original(cls, arguments)

@@ -7,7 +7,7 @@ hook is checked after it was applied, and the process ends with a sentence if on
 from __future__ import annotations
 
 import importlib
-import sys
+import importlib.util
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -70,4 +70,3 @@ def install_all() -> None:
             importlib.import_module(f"sglang_patches.{area}").register()
     apply()
     _installed = True
-    sys.modules[__name__].__dict__.setdefault("_done", True)
