@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -58,27 +58,34 @@ class Fleet:
 @contextlib.contextmanager
 def fleet(ranks: int, shape: Shape, max_tokens: int) -> Iterator[Fleet]:
     """``ranks`` connected processes for the length of a with block; none of them outlives it."""
+    with Rendezvous.temporary() as rendezvous:
+        seats = [Seat(rank, ranks, shape, max_tokens, str(rendezvous.path)) for rank in range(ranks)]
+        with started(run_rank, seats) as ready:
+            yield ready
+
+
+@contextlib.contextmanager
+def started(life: Callable[[Any, Connection], None], seats: Sequence[Any]) -> Iterator[Fleet]:
+    """A process that leads ``life`` for each of the ``seats``, in the order of ranks."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "eep.buffer"])
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
-    with Rendezvous.temporary() as rendezvous:
-        try:
-            for rank in range(ranks):
-                ours, theirs = context.Pipe()
-                seat = Seat(rank, ranks, shape, max_tokens, str(rendezvous.path))
-                process = context.Process(target=run_rank, args=(seat, theirs), name=f"rank-{rank}", daemon=True)
-                process.start()
-                theirs.close()  # so that the end of the rank is the end of the pipe
-                processes.append(process)
-                pipes.append(ours)
-            yield Fleet(processes, pipes)
-        finally:
-            for pipe in pipes:
-                pipe.close()
-            deadline = time.monotonic() + 10
-            for process in processes:
-                process.join(max(0.0, deadline - time.monotonic()))
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+    try:
+        for rank, seat in enumerate(seats):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=life, args=(seat, theirs), name=f"rank-{rank}", daemon=True)
+            process.start()
+            theirs.close()  # so that the end of the rank is the end of the pipe
+            processes.append(process)
+            pipes.append(ours)
+        yield Fleet(processes, pipes)
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        deadline = time.monotonic() + 10
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()

@@ -172,6 +172,10 @@ _PROTOTYPES = {
     "eep_pokes": (c_uint32, (c_void_p,)),
     "eep_poke": (None, (c_void_p,)),
     "eep_recv": (c_int, (c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
+    "eep_copy_batch": (
+        c_int,
+        (c_uint32, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint64), c_void_p),
+    ),
     "eep_control_state": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),
@@ -184,10 +188,12 @@ _PROTOTYPES = {
 
 
 def _find(name: str) -> pathlib.Path:
-    # An editable install has the package in two places: the sources, and what the build put beside them.
+    # An editable install has the package in two places: the sources, and what pip has built, which may be older than
+    # what "make build" has put beside the sources.
     import eep
 
-    places = [pathlib.Path(place) / "lib" for place in eep.__path__]
+    packages = dict.fromkeys([pathlib.Path(__file__).parent, *map(pathlib.Path, eep.__path__)])
+    places = [package / "lib" for package in packages]
     if override := os.environ.get("EEP_LIBRARY_DIR"):
         places.insert(0, pathlib.Path(override))
     for place in places:

@@ -11,25 +11,28 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 
+Life = tuple[int, int]
+"""A rank and its incarnation."""
+
 
 class PeerWatch:
-    """Calls ``ended(rank)``, in its own thread, once for each followed process that is gone."""
+    """Calls ``ended(life)``, in its own thread, once for each followed process that is gone."""
 
-    def __init__(self, ended: Callable[[int], None]) -> None:
+    def __init__(self, ended: Callable[[Life], None]) -> None:
         self._ended = ended
         self._lock = threading.Lock()
-        self._followed: dict[int, int] = {}  # our own copy of a pidfd, by rank
+        self._followed: dict[Life, int] = {}  # our own copy of a pidfd
         self._let_go: list[int] = []
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="eep-peer-watch", daemon=True)
         self._thread.start()
 
-    def follow(self, processes: Mapping[int, int]) -> None:
-        """From now on follows these (rank: pidfd), and no others. The descriptors stay the caller's."""
+    def follow(self, processes: Mapping[Life, int]) -> None:
+        """From now on follows these (life: pidfd), and no others. The descriptors stay the caller's."""
         with self._lock:
             self._let_go += self._followed.values()
-            self._followed = {rank: os.dup(process) for rank, process in processes.items()}
+            self._followed = {life: os.dup(process) for life, process in processes.items()}
         os.eventfd_write(self._news, 1)
 
     def close(self) -> None:
@@ -49,21 +52,21 @@ class PeerWatch:
                 for descriptor in self._let_go:
                     os.close(descriptor)
                 self._let_go = []
-                ranks = {descriptor: rank for rank, descriptor in self._followed.items()}
+                lives = {descriptor: life for life, descriptor in self._followed.items()}
             poller = select.poll()
-            for descriptor in (self._news, *ranks):
+            for descriptor in (self._news, *lives):
                 poller.register(descriptor, select.POLLIN)
             ready = [descriptor for descriptor, _ in poller.poll()]
             if self._news in ready:
                 os.eventfd_read(self._news)
             for descriptor in ready:
-                if descriptor in ranks and not self._closed:
-                    self._forget(ranks[descriptor], descriptor)
+                if descriptor in lives and not self._closed:
+                    self._forget(lives[descriptor], descriptor)
 
-    def _forget(self, rank: int, descriptor: int) -> None:
+    def _forget(self, life: Life, descriptor: int) -> None:
         with self._lock:
-            if self._followed.get(rank) != descriptor:
+            if self._followed.get(life) != descriptor:
                 return  # the view has changed meanwhile
-            del self._followed[rank]
+            del self._followed[life]
             self._let_go.append(descriptor)
-        self._ended(rank)
+        self._ended(life)

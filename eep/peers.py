@@ -161,10 +161,12 @@ class Peers:
                         continue  # a rank that is just coming or going has no say
                     views[rank] = offer.view
                     offer.close()
-            for view in views.values():
+            # Others may join at the same time: they are still alone, and let nobody in.
+            settled = {rank: view for rank, view in views.items() if set(view.active) - {rank}}
+            for view in settled.values():
                 members = set(view.active) - {me[0]}
                 invited = me[0] in view.active and view.incarnations[me[0]] == me[1] and view.epoch > self.view.epoch
-                if invited and all(views.get(member) == view for member in members):
+                if invited and members <= views.keys() and all(settled.get(r, view) == view for r in members):
                     return self.apply(view, max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 raise PeerUnreachable(
@@ -191,10 +193,10 @@ class Peers:
         self._offers.clear()
 
     @property
-    def processes(self) -> dict[int, int]:
-        """The pidfd of every peer in the view."""
+    def processes(self) -> dict[tuple[int, int], int]:
+        """The pidfd of every peer in the view, by rank and incarnation."""
         with self._mappings:
-            return {rank: offer.process for rank, offer in self._offers.items()}
+            return {(rank, offer.incarnation): offer.process for rank, offer in self._offers.items()}
 
     def has_left(self, rank: int) -> bool:
         """Whether that peer closed on purpose. What it owed was written before it said so."""

@@ -33,6 +33,7 @@ __all__ = [
     "Options",
     "answered",
     "apply_view",
+    "check",
     "deactivate_ranks",
     "get_active_ranks",
     "get_peer_state",
@@ -55,13 +56,13 @@ def get_active_ranks(pg: Any) -> tuple[int, ...]:
 def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
     """Goes on without ``ranks``. Every survivor calls it; pending calls end with :class:`eep.EpochRevoked`."""
     group = _eep(pg)
-    return group.world.deactivate([group.world_rank(rank) for rank in ranks], timeout)
+    return group.agreement.deactivate([group.world_rank(rank) for rank in ranks], timeout)
 
 
 def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[str]:
     """Of each rank: ``active``, ``waiting`` (asks to be let in), ``starting`` (there, not ready) or ``absent``."""
     group = _eep(pg)
-    return [group.world.state_of(group.world_rank(rank)) for rank in ranks]
+    return [group.agreement.state_of(group.world_rank(rank)) for rank in ranks]
 
 
 def recover_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
@@ -70,17 +71,24 @@ def recover_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -
     Raises :class:`eep.PeerUnreachable`, and changes nothing anywhere, if one of them cannot be reached by everybody.
     """
     group = _eep(pg)
-    return group.world.recover([group.world_rank(rank) for rank in ranks], timeout)
+    return group.agreement.recover([group.world_rank(rank) for rank in ranks], timeout)
 
 
 def join(pg: Any, *, timeout: float = PATIENCE) -> View:
     """For a process started with ``Options(defer_join=True)``: waits until the others let it in, into all its groups."""
-    return _eep(pg).world.join(timeout)
+    return _eep(pg).agreement.join(timeout)
 
 
 def apply_view(pg: Any, view: View, *, timeout: float = PATIENCE) -> View:
     """Enters a view that a supervisor has committed."""
     return _eep(pg).world.apply(view, timeout)
+
+
+def check(pg: Any) -> None:
+    """Raises :class:`eep.StepFailed` if something went wrong in this view: on a GPU, where calls are only launched, this is
+    how a step that is over is found to be good. Needs no synchronisation beyond the one after which results are read."""
+    for endpoint in _eep(pg).world.endpoints:
+        endpoint.status().raise_if_bad()
 
 
 def split(pg: Any, ranks: Iterable[int], *, name: str | None = None) -> EepProcessGroup | None:

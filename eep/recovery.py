@@ -58,7 +58,7 @@ class Session:
         """``timeout``: how many seconds a peer may take to enter an epoch that all have agreed on."""
         self._world, self._buffer, self._repair, self._timeout = world, buffer, repair, timeout
         self._lane = world.open_lane(_EXCHANGE, range(world.endpoint.max_ranks))
-        self._endpoints: tuple[Endpoint, ...] = (buffer, world.endpoint)
+        self._endpoints: tuple[Endpoint, ...] = (buffer, *world.endpoints)
         self._digest: int | None = None
         self._epoch = -1
         self.repeated = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from eep.errors import EpochRevoked, StepFailed
 from eep.peer_table import ControlPage, ranks_of
 
-_REVOKED, _SUSPECT, _CORRUPT, _MISROUTED, _TORN, _BAD_TABLE = (1 << bit for bit in range(6))
+_REVOKED, _SUSPECT, _CORRUPT, _MISROUTED, _TORN, _BAD_TABLE, _MISMATCH = (1 << bit for bit in range(7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,12 @@ class Status:
     """A peer that had dropped us overwrote what we were reading."""
     bad_table: bool = False
     """An entry of our own peer table made no sense and was skipped."""
+    mismatched: bool = False
+    """A member of a process group called another collective than we did, or met other ranks in it."""
 
     @property
     def ok(self) -> bool:
-        return not (self.revoked or self.suspects or self.corrupt or self.misrouted or self.torn or self.bad_table)
+        return self == Status(self.epoch)
 
     def __str__(self) -> str:
         said = [
@@ -42,6 +44,7 @@ class Status:
             (self.misrouted, "a token was routed to a rank outside the view"),
             (self.torn, "a peer overwrote results while they were read"),
             (self.bad_table, "the peer table holds an entry that makes no sense"),
+            (self.mismatched, "the members of a process group did not make the same call, or not with the same ranks"),
         ]
         return f"epoch {self.epoch}: " + ("; ".join(text for is_so, text in said if is_so) or "all well")
 
@@ -67,4 +70,5 @@ def read_status(page: ControlPage, epoch: int) -> Status:
         misrouted=bool(bits & _MISROUTED),
         torn=bool(bits & _TORN),
         bad_table=bool(bits & _BAD_TABLE),
+        mismatched=bool(bits & _MISMATCH),
     )

@@ -9,8 +9,12 @@ import subprocess
 
 import pytest
 
+from eep import native
+
 ROOT = pathlib.Path(__file__).parents[1]
-KERNELS = ("dispatch", "combine", "barrier", "pack", "publish")
+CROSSING = ("dispatch", "combine", "barrier", "collective_move", "collective_reduce")
+"""Files of kernels that signal to other ranks."""
+KERNELS = (*CROSSING, "pack", "publish", "weights")
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, which is not installed")
 
@@ -27,7 +31,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return texts
 
 
-@pytest.mark.parametrize("kernel", ["dispatch", "combine", "barrier"])
+@pytest.mark.parametrize("kernel", CROSSING)
 def test_words_that_cross_ranks_are_of_system_scope(ptx: dict[str, str], kernel: str) -> None:
     """Flags are stored after a system fence and loaded with acquire.sys. Only the verdict stays on the GPU."""
     text = ptx[kernel]
@@ -44,3 +48,9 @@ def test_no_kernel_traps(ptx: dict[str, str], kernel: str) -> None:
     """A trap in one process would end every process that shares the GPU."""
     assert not re.search(r"\b(trap|brkpt|exit\.err)\b", ptx[kernel])
     assert "__assertfail" not in ptx[kernel]
+
+
+def test_both_backends_export_the_same_functions() -> None:
+    """Whoever loads one can load the other. Needs no driver: nothing of CUDA is called."""
+    for backend in ("cpu", "cuda"):
+        assert native.load(backend).eep_abi_version() == native.ABI_VERSION

@@ -279,3 +279,15 @@ def test_a_joiner_that_dies_leaves_the_survivors_as_they_were(group: Ranks) -> N
     group.check_steps(SURVIVORS, seed=3)
     group.replace(VICTIM, SURVIVORS)
     group.check_steps(ALL, seed=4)
+
+
+def test_several_join_at_once(group: Ranks) -> None:
+    for rank in (1, 2, 3):
+        group[rank].kill()
+    group[0].call("disconnect", [1, 2, 3])
+    for rank in (1, 2, 3):
+        group.launch(rank).call("warm_up")
+        group[rank].send("join")
+    group[0].call("connect", [1, 2, 3])
+    assert len({group[rank].answer() for rank in (1, 2, 3)}) == 1
+    group.check_steps(ALL, seed=70, count=2)

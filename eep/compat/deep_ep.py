@@ -16,6 +16,9 @@ first, by source rank and then by token. This is different:
 * **Two dispatches in flight**, a third one raises; a dispatch is over with its combine. They take turns on
   two sets of tensors, so that what one returned stands until the one after the next.
 * ``handle[0]`` is how combine finds its dispatch: hand on that very tensor, not a copy.
+* **CPU or GPU.** Memory is made where the tokens of the first dispatch are. On a GPU calls are work of the
+  current stream and may be captured in a graph once the memory is there; a ``topk_idx`` of combine that
+  names other experts than the dispatch is then not noticed.
 
 The process group (gloo, or another that carries CPU tensors) only serves the constructor, to agree on a
 rendezvous directory on this host. Variables of the environment make an instance elastic; the first is set for
@@ -57,10 +60,14 @@ _WIRE = "bf16"  # the widest; each dispatch says what it sends
 
 
 class EventOverlap:
-    """What a stream would wait for. On CPU a call is done when it returns: there is nothing to wait for."""
+    """What another stream would wait for. On CPU a call is done when it returns: there is nothing to wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def current_stream_wait(self) -> None:
-        pass
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
 
 
 class Buffer:
@@ -145,17 +152,18 @@ class Buffer:
         if use_fp8 and use_ue8m0 and not round_scale:
             raise ValueError("use_ue8m0 sends powers of two: it needs round_scale as well")
         wire = _WIRE if not use_fp8 else "fp8_ue8m0" if use_ue8m0 else "fp8_pow2" if round_scale else "fp8"
-        _check("x", x, torch.bfloat16, None, None)
-        _check("topk_idx", topk_idx, torch.int64, len(x), None)
+        device = x.device
+        _check(device, "x", x, torch.bfloat16, None, None)
+        _check(device, "topk_idx", topk_idx, torch.int64, len(x), None)
         if len(x) > (limit := num_max_dispatch_tokens_per_rank):
             raise ValueError(f"x has {len(x)} tokens, more than num_max_dispatch_tokens_per_rank, {limit}")
         if (stats := cumulative_local_expert_recv_stats) is not None:
             local_experts = _local_experts(num_experts, self.group_size)
-            _check("cumulative_local_expert_recv_stats", stats, torch.int32, local_experts)
+            _check(device, "cumulative_local_expert_recv_stats", stats, torch.int32, local_experts)
         if len(self._flights) == _CHANNELS:
             raise EepError("two dispatches are in flight already; combine one of them before the next")
 
-        inner = self._sized(limit, x.shape[1], num_experts)
+        inner = self._sized(limit, x.shape[1], num_experts, device)
         # In turns even when both are free: peers that are slower to finish a combine take the same one.
         channel = self._turn if self._turn not in self._flights else 1 - self._turn
         sent = inner.dispatch_send(x, topk_idx.clone(), channel=channel, wire=wire)
@@ -175,7 +183,7 @@ class Buffer:
             receive()
         recv_x = tokens.x if tokens.scales is None else (tokens.x, tokens.scales)
         handle = (tokens.src_info, tokens.layout_range, limit, inner.hidden, num_experts)
-        return recv_x, tokens.expert_counts, handle, EventOverlap(), receive if return_recv_hook else None
+        return recv_x, tokens.expert_counts, handle, EventOverlap(device), receive if return_recv_hook else None
 
     def low_latency_combine(
         self,
@@ -200,15 +208,16 @@ class Buffer:
         _refuse(async_finish and return_recv_hook, "async_finish with return_recv_hook", "choose one")
         # Everything is checked before anything is sent: half a combine could not be taken back.
         inner, tokens = self._find(handle[0])
-        dispatched = tokens.sent.topk_idx
-        _check("x", x, torch.bfloat16, *tokens.x.shape)
-        _check("topk_idx", topk_idx, torch.int64, *dispatched.shape)
-        _check("topk_weights", topk_weights, torch.float32, *dispatched.shape)
-        if not ((topk_idx == dispatched) | (topk_idx == -1)).all():
+        dispatched, device = tokens.sent.topk_idx, inner.device
+        _check(device, "x", x, torch.bfloat16, *tokens.x.shape)
+        _check(device, "topk_idx", topk_idx, torch.int64, *dispatched.shape)
+        _check(device, "topk_weights", topk_weights, torch.float32, *dispatched.shape)
+        # To look at values on a GPU would be to wait for it.
+        if device.type == "cpu" and not ((topk_idx == dispatched) | (topk_idx == -1)).all():
             raise ValueError("topk_idx names experts to which the dispatch of this handle did not send the token")
         if out is None:
-            out = torch.empty(len(dispatched), inner.hidden, dtype=torch.bfloat16)
-        _check("out", out, torch.bfloat16, len(dispatched), inner.hidden)
+            out = torch.empty(len(dispatched), inner.hidden, dtype=torch.bfloat16, device=device)
+        _check(device, "out", out, torch.bfloat16, len(dispatched), inner.hidden)
         sent = dataclasses.replace(tokens.sent, topk_idx=topk_idx, topk_weights=topk_weights)
         inner.combine_send(inner.combine_input(sent.channel) if zero_copy else x, tokens)
 
@@ -219,7 +228,7 @@ class Buffer:
 
         if not return_recv_hook:
             receive()
-        return out, EventOverlap(), receive if return_recv_hook else None
+        return out, EventOverlap(device), receive if return_recv_hook else None
 
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """Where experts may write their outputs, bf16 ``[L, R*T, H]``, for a combine with ``zero_copy``."""
@@ -227,8 +236,11 @@ class Buffer:
         return inner.combine_input(tokens.sent.channel)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Makes the memory for these sizes if it is not there, all ranks together. Flags need no cleaning."""
-        self._sized(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        """Makes the memory for these sizes if it is not there, all ranks together: on the GPU if there is one and no
+        dispatch has said otherwise. Flags need no cleaning."""
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(default) if self._inner is None else self._inner.device
+        self._sized(num_max_dispatch_tokens_per_rank, hidden, num_experts, device)
 
     # ---- who is in ----
 
@@ -261,7 +273,9 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Fills int32 ``[max_ranks]``: 1 for ranks that are not in or were dropped since the last change."""
         self._check_open()
-        _check("mask_status", mask_status, torch.int32, self.max_ranks)
+        _check(mask_status.device, "mask_status", mask_status, torch.int32, self.max_ranks)
+        if mask_status.is_cuda:
+            torch.cuda.current_stream().synchronize()  # what was dispatched so far counts
         alive = set(range(self.group_size))
         if self._inner is not None:
             status = self._inner.status()
@@ -303,19 +317,20 @@ class Buffer:
             raise EepError("rank 0 could not make a rendezvous directory; its own error says why")
         return pathlib.Path(os.fsdecode(bytes(told.tolist()).rstrip(b"\0")))
 
-    def _sized(self, max_tokens: int, hidden: int, num_experts: int) -> eep.Buffer:
-        """The inner buffer for these sizes, made and connected if need be."""
+    def _sized(self, max_tokens: int, hidden: int, num_experts: int, device: torch.device) -> eep.Buffer:
+        """The inner buffer for these sizes on such a device, made and connected if need be."""
         self._check_open()
         local_experts, old = _local_experts(num_experts, self.group_size), self._inner
         if old is not None:
-            if (old.max_tokens, old.hidden, old.local_experts) == (max_tokens, hidden, local_experts):
+            fits = (old.max_tokens, old.hidden, old.local_experts) == (max_tokens, hidden, local_experts)
+            if fits and old.device.type == device.type:
                 return old
             if self._flights:
                 raise EepError("the sizes change while a dispatch is in flight; combine it first")
         inner = eep.Buffer(
             self.rank,
             # A place for each choice of sizes: a peer that still has its old memory is not found by mistake.
-            rendezvous=self.rendezvous / f"tokens{max_tokens}-hidden{hidden}-experts{local_experts}",
+            rendezvous=self.rendezvous / f"tokens{max_tokens}-hidden{hidden}-experts{local_experts}-{device.type}",
             max_ranks=self.max_ranks,
             max_tokens=max_tokens,
             hidden=hidden,
@@ -324,6 +339,7 @@ class Buffer:
             layout="expert",
             wire=_WIRE,
             channels=_CHANNELS,
+            device=device.type,
             timeout_ms=self._timeout_ms,
         )
         try:
@@ -377,15 +393,15 @@ def _local_experts(num_experts: int, num_ranks: int) -> int:
     return num_experts // num_ranks
 
 
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int | None) -> None:
+def _check(device: torch.device, name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int | None) -> None:
     if tensor.dtype != dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     sizes = [got if want is None else want for want, got in zip(shape, tensor.shape, strict=False)]
     if len(shape) != tensor.dim() or sizes != list(tensor.shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must be of shape [{wanted}], got {list(tensor.shape)}")
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous and on cpu; copy it there, or call .contiguous() on it")
+    if tensor.device.type != device.type or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous and on {device.type}; copy it there, or call .contiguous() on it")
 
 
 def _refuse(is_used: bool, name: str, instead: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a supervisor is spoken to: its ranks and its operators connect here, over a Unix socket of mode 0600.
+"""Where a supervisor is spoken to: ranks, watchers and operators connect here, over a Unix socket of mode 0600.
 
 The front knows who speaks; what it means is for the core to say. Whatever does not verify ends its
 connection and is counted.
@@ -28,8 +28,11 @@ from eep.control.messages import (
     SayRevoked,
     SaySettled,
     SaySuspect,
+    TellGone,
     TellRefused,
     TellRevoke,
+    TellView,
+    Watch,
 )
 from eep.control.pulse import PulseWatch
 from eep.control.wire import Received
@@ -72,6 +75,9 @@ class Front:
         self._who: dict[Connection, tuple[int, int]] = {}
         self._pages: dict[int, ControlPage] = {}
         self._pulses: dict[int, PulseWatch] = {}
+        self._watchers: set[Connection] = set()
+        self._gone: dict[int, int] = {}
+        """The last incarnation of each rank that watchers were told is gone."""
         self._listener: socket.socket | None = None
 
     @property
@@ -82,11 +88,8 @@ class Front:
     def listen(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._path.unlink(missing_ok=True)
-        before = os.umask(0o177)  # the socket is 0600 from its first moment
-        try:
-            listener.bind(str(self._path))
-        finally:
-            os.umask(before)
+        os.fchmod(listener.fileno(), 0o600)  # before it has a name; the umask is not ours alone to change
+        listener.bind(str(self._path))
         listener.listen(256)
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener, self._accept)
@@ -110,6 +113,16 @@ class Front:
     def tell(self, message: Message, epoch: int) -> None:
         for _, connection in list(self._members.values()):
             connection.send(message, epoch)
+        if isinstance(message, TellView):
+            for connection in list(self._watchers):
+                connection.send(message, epoch)
+
+    def tell_gone(self, rank: int, incarnation: int, reason: str, epoch: int) -> None:
+        """Watchers hear of each lost life once, when the first sign of its end is seen."""
+        if self._gone.get(rank, -1) < incarnation:
+            self._gone[rank] = incarnation
+            for connection in list(self._watchers):
+                connection.send(TellGone(rank, incarnation, reason[:1024]), epoch)
 
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""
@@ -136,6 +149,7 @@ class Front:
 
     def _closed(self, connection: Connection, kind: str, reason: str) -> None:
         self._connections.discard(connection)
+        self._watchers.discard(connection)
         who = self._who.pop(connection, None)
         if who is not None and self._members.get(who[0], (0, None))[1] is connection:
             del self._members[who[0]]
@@ -146,6 +160,11 @@ class Front:
         match received.message:
             case Register():
                 self._register(connection, received.message)
+            case Watch():
+                self._watchers.add(connection)
+                epoch, standing = self._desk.standing()
+                if standing is not None:
+                    connection.send(standing, epoch)
             case AskStatus():
                 connection.send(Answer(True, self._desk.status()), self._desk.standing()[0])
             case AskOperation():

@@ -3,7 +3,9 @@
 A supervisor that is killed cannot clean up. This process waits on a pipe whose other end only the
 supervisor holds; when it closes, every process that carries the supervisor's directory in its environment
 is killed (ranks, and whatever they started), and the directory goes, if the supervisor had made it. Run as
-``python -S keeper.py DIRECTORY [remove]``: it imports nothing of EEP, so that it is small and starts fast.
+``python -S keeper.py DIRECTORY [remove]``: it imports nothing of EEP, so that it is small and starts fast. It
+leaves its parent at once, so that who kills the supervisor with all its descendants does not kill the keeper too;
+its standard output closes when it is done.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ def end_all(mark: bytes) -> None:
 def main(directory: str, remove: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the pipe does, never before
+    if os.fork():
+        os._exit(0)
     while os.read(0, 1):
         pass
     end_all(b"EEP_CONTROL_DIR=" + os.fsencode(directory))

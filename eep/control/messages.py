@@ -81,6 +81,21 @@ class TellRefused(Message, frozen=True):
     reason: Text
 
 
+# From one who is no rank but wants to know who is in, and back. It is told views as ranks are.
+
+
+class Watch(Message, frozen=True):
+    """Tell me every view as it is committed, and every rank that is gone."""
+
+
+class TellGone(Message, frozen=True):
+    """This life of a rank is over or about to be ended. The view without it follows."""
+
+    rank: Rank
+    incarnation: Number
+    reason: Text
+
+
 # From an operator to a supervisor, and back.
 
 
@@ -103,5 +118,5 @@ class Answer(Message, frozen=True):
     body: Annotated[str, Meta(max_length=512 * 1024)]
 
 
-FromPeer = Register | SayReady | SaySettled | SaySuspect | SayRevoked | SayLeave | AskStatus | AskOperation
-FromSupervisor = TellView | TellRevoke | TellRefused | Answer
+FromPeer = Register | SayReady | SaySettled | SaySuspect | SayRevoked | SayLeave | Watch | AskStatus | AskOperation
+FromSupervisor = TellView | TellRevoke | TellRefused | TellGone | Answer

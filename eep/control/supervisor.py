@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from eep.control import keeper
 from eep.control.front import ControlPage, Front
 from eep.control.messages import AskOperation, Message, TellView
 from eep.control.private import CONTROL_DIRECTORY, PrivateDirectory
-from eep.control.processes import Processes
+from eep.control.processes import Launcher, Processes, SubprocessLauncher
 from eep.control.store import EmbeddedStore, Store
 from eep.control.store_driver import StoreDriver
 from eep.membership import (
@@ -40,6 +41,7 @@ from eep.membership import (
     Instance,
     Launch,
     ListReports,
+    Local,
     Notify,
     OperatorAsked,
     Policy,
@@ -48,6 +50,8 @@ from eep.membership import (
     Reject,
     Revoke,
     SetTimer,
+    State,
+    Status,
     StopAsked,
     Transition,
     initial_state,
@@ -60,6 +64,8 @@ from eep.observe.events import EventLog
 
 LEASE_TTL = 10.0
 STOPS_WITHIN = 30.0
+_GONE = ("DYING", "FENCING", "EXITED")
+"""Transitions after which nothing more is to be expected of a life."""
 
 
 def open_shared_page(descriptor: int) -> ControlPage:
@@ -69,19 +75,30 @@ def open_shared_page(descriptor: int) -> ControlPage:
     return SharedControlPage(descriptor)
 
 
+def _with_standby(state: State, standby: Sequence[int]) -> State:
+    resting = {rank: Local(Status.DOWN, keep=False) for rank in standby}
+    return replace(state, ranks={**state.ranks, **resting})
+
+
 class Supervisor:
-    """``command`` is what every rank runs; it finds its rank and its supervisor in the environment."""
+    """``command`` is what every rank runs, or a launcher of ranks; a rank finds itself in its environment.
+
+    ``standby`` are ranks of this host that run only when an operator asks for them. A directory that was not given is
+    made, and removed in the end; ``remove_directory`` says otherwise.
+    """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | Launcher,
         ranks: Sequence[int],
         *,
         max_ranks: int,
+        standby: Sequence[int] = (),
         host: str = "localhost",
         policy: Policy | None = None,
         store: Store | None = None,
         directory: Path | None = None,
+        remove_directory: bool | None = None,
         key: bytes | None = None,
         environment: Mapping[str, str] | None = None,
         lease_ttl: float = LEASE_TTL,
@@ -89,17 +106,18 @@ class Supervisor:
     ) -> None:
         policy = policy or Policy(max_ranks=max_ranks)
         self.ident = f"{host}#{secrets.token_hex(4)}"
-        self.state = initial_state(self.ident, tuple(ranks), policy)
+        self.state = _with_standby(initial_state(self.ident, (*ranks, *standby), policy), standby)
         self.rejected: Counter[str] = Counter()
         self.last_rejection = ""
         self._store = store or EmbeddedStore()
-        self._made_directory = directory is None
+        self._removes_directory = directory is None if remove_directory is None else remove_directory
         self.directory = PrivateDirectory.create(directory, key)
         self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
         self._events = EventLog(self.directory.events, host)
         self._front = Front(self.directory.socket, self.directory.key(), self, open_page)
         marks = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
-        self._processes = Processes(command, marks, self._exited)
+        launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
+        self._processes = Processes(launcher, marks, self._exited)
         self._driver = StoreDriver(
             self._store,
             self.ident,
@@ -139,20 +157,22 @@ class Supervisor:
         self._stopped = True
         self.feed(StopAsked())
         try:
-            await asyncio.wait_for(self.wait_until(lambda: not self._processes.pids), STOPS_WITHIN)
+            await asyncio.wait_for(self.wait_until(lambda: self._processes.all_ended), STOPS_WITHIN)
         except TimeoutError:
             self.reject("stuck", f"processes {self._processes.pids} do not end even when killed")
+        await self._processes.close()
         await self._driver.stop()
         await self._store.close()
         for timer in self._timers:
             timer.cancel()
         self._front.close()
         self._events.close()
-        if self._made_directory:
+        if self._removes_directory:
             self.directory.remove()
-        if self._keeper is not None and self._keeper.stdin is not None:
+        if self._keeper is not None and self._keeper.stdin is not None and self._keeper.stdout is not None:
             self._keeper.stdin.close()
-            self._keeper.wait()
+            await asyncio.to_thread(self._keeper.stdout.read)  # it has nothing to say; that ends when it does
+            self._keeper.stdout.close()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline."""
@@ -166,9 +186,11 @@ class Supervisor:
 
     def _start_keeper(self) -> None:
         arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path)]
-        arguments += ["remove"] if self._made_directory else []
+        arguments += ["remove"] if self._removes_directory else []
         # A session of its own, so that what kills the supervisor's group leaves the keeper to do its work.
-        self._keeper = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
+        pipe = subprocess.PIPE
+        self._keeper = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, start_new_session=True)
+        self._keeper.wait()  # a few milliseconds: what stays is its child
 
     # The core, and what it asks for.
 
@@ -222,6 +244,8 @@ class Supervisor:
                     evidence=effect.evidence,
                     operation=effect.operation,
                 )
+                if effect.phase in _GONE:
+                    self._front.tell_gone(effect.rank, effect.incarnation, effect.cause, max(effect.epoch, 0))
 
     def _set_timer(self, effect: SetTimer) -> None:
         def fire() -> None:

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +25,7 @@ from eep.errors import EepError, PeerUnreachable
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, checksum
 from eep.experts.repair_plan import Origin, RepairPlan, Tier, Transfer
-from eep.experts.transport import PeerMemory
+from eep.experts.transport import PeerMemory, copy_all
 
 # Large enough that a batch is worth a request, small enough that little is lost with a source.
 BATCH_BYTES = 64 << 20
@@ -78,9 +79,7 @@ class PeerReader:
             theirs = ExpertMemory(self.layout, self.peers.region(self.rank))
         except PeerUnreachable as error:
             raise SourceLost(str(error)) from error
-        for want in wants:
-            for target, source in zip(want.into, theirs.pieces(want.layer, want.slot), strict=True):
-                target.copy_(source)
+        _copy(wants, theirs)
 
 
 @dataclass
@@ -91,9 +90,12 @@ class LocalReader:
         return True
 
     def read(self, wants: Sequence[Want]) -> None:
-        for want in wants:
-            for target, source in zip(want.into, self.memory.pieces(want.layer, want.slot), strict=True):
-                target.copy_(source)
+        _copy(wants, self.memory)
+
+
+def _copy(wants: Sequence[Want], memory: ExpertMemory) -> None:
+    sources = [memory.pieces(want.layer, want.slot) for want in wants]
+    copy_all(list(chain.from_iterable(want.into for want in wants)), list(chain.from_iterable(sources)))
 
 
 @dataclass
@@ -145,8 +147,7 @@ def repair(
         barrier()
     direct = [_Job(t, memory.pieces(t.layer, t.slot)) for t in mine.transfers if not t.staged]
     for job in aside:
-        for target, source in zip(memory.pieces(job.transfer.layer, job.transfer.slot), job.into, strict=True):
-            target.copy_(source)
+        copy_all(memory.pieces(job.transfer.layer, job.transfer.slot), job.into)
     _run(direct, memory, reader_of, checksums, report, deadline)
     return report
 

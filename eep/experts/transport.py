@@ -2,22 +2,25 @@
 
 A rank hands the descriptor of its region (a sealed memfd on a CPU, a driver allocation on a GPU, see ``eep.memory``) to
 processes of the same user, over a Unix socket in the private directory of the instance. Everything else copies between
-tensors and does not care what kind of memory they show.
+tensors, with :func:`copy_all`, and does not care what kind of memory they show.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import select
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from eep import native
 from eep.errors import PeerUnreachable
 from eep.memory import Memory, memory_of
 from eep.view import View
@@ -25,6 +28,28 @@ from eep.view import View
 _HELLO = b"EEP-EXPERTS-1\n"
 _PATIENCE_S = 2.0  # for a peer that has connected and then says nothing
 _CREDENTIALS = struct.Struct("3i")
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies each of ``sources``, bytes in one piece, to its target. On a GPU all at once, in the order of the stream."""
+    pairs = list(zip(targets, sources, strict=True))
+    for target, source in pairs:
+        if target.numel() != source.numel() or target.dtype != torch.uint8 or source.dtype != torch.uint8:
+            raise ValueError(
+                f"{source.numel()} of {source.dtype} cannot be copied to {target.numel()} of {target.dtype}"
+            )
+    devices = {tensor.device for pair in pairs for tensor in pair}
+    if len(devices) != 1 or not all(tensor.is_contiguous() for pair in pairs for tensor in pair):
+        for target, source in pairs:
+            target.copy_(source)
+        return
+    device = devices.pop()
+    library = native.load(device.type)
+    to, from_ = ((ctypes.c_void_p * len(pairs))(*(pair[side].data_ptr() for pair in pairs)) for side in (0, 1))
+    sizes = (ctypes.c_uint64 * len(pairs))(*(target.numel() for target, _ in pairs))
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else None
+        native.check(library, library.eep_copy_batch(len(pairs), to, from_, sizes, stream))
 
 
 class PeerMemory(Protocol):

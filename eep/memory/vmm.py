@@ -6,6 +6,7 @@ that made it (legacy CUDA IPC promises nothing of the kind). Calls the driver li
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -18,7 +19,10 @@ from eep.errors import EepError, PeerUnreachable
 if TYPE_CHECKING:
     import torch
 
-_PINNED, _ON_DEVICE, _POSIX_FD, _READ_WRITE = 1, 1, 1, 3
+_PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3
+_POSIX_FD, _FABRIC = 1, 8  # kinds of handles
+_HAS_FABRIC_HANDLES = 128  # an attribute of a device
+_FABRIC_HANDLE_BYTES = 64
 
 
 class _Location(ctypes.Structure):
@@ -64,14 +68,32 @@ def _call(name: str, *args: Any) -> None:
         raise EepError(f"{name} failed: {text.value.decode() if text.value else code}")
 
 
-def _properties(device: int) -> _AllocationProperties:
-    return _AllocationProperties(_PINNED, _POSIX_FD, _Location(_ON_DEVICE, device))
+def _properties(device: int, handle_types: int = _POSIX_FD) -> _AllocationProperties:
+    return _AllocationProperties(_PINNED, handle_types, _Location(_ON_DEVICE, device))
 
 
-def _granularity(device: int) -> int:
+def _granularity(device: int, handle_types: int = _POSIX_FD) -> int:
     size = c_size_t()
-    _call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(_properties(device)), 0)
+    _call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(_properties(device, handle_types)), 0)
     return size.value
+
+
+def _create(device: int, size: int) -> int:
+    """A new allocation, exportable to the fabric too where the device and its driver allow it."""
+    has_fabric = c_int()
+    if _driver().cuDeviceGetAttribute(ctypes.byref(has_fabric), _HAS_FABRIC_HANDLES, device) == 0 and has_fabric.value:
+        # A device may say so on a host that was not set up for it (no IMEX channel): then the driver refuses here.
+        with contextlib.suppress(EepError):
+            both = _POSIX_FD | _FABRIC
+            if size % _granularity(device, both) == 0:
+                return _create_with(device, size, both)
+    return _create_with(device, size, _POSIX_FD)
+
+
+def _create_with(device: int, size: int, handle_types: int) -> int:
+    handle, properties = c_ulonglong(), _properties(device, handle_types)
+    _call("cuMemCreate", ctypes.byref(handle), c_size_t(size), ctypes.byref(properties), c_ulonglong(0))
+    return handle.value
 
 
 def _current_device() -> int:
@@ -126,15 +148,13 @@ class DeviceMemory:
     def create(cls, label: str, size: int) -> DeviceMemory:
         """New memory, zeroed."""
         device = _current_device()
-        handle, fd = c_ulonglong(), c_int()
-        rounded = c_size_t(_rounded(size, device))
-        _call("cuMemCreate", ctypes.byref(handle), rounded, ctypes.byref(_properties(device)), c_ulonglong(0))
+        handle, fd = _create(device, _rounded(size, device)), c_int()
         try:
-            _call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, _POSIX_FD, c_ulonglong(0))
+            _call("cuMemExportToShareableHandle", ctypes.byref(fd), c_ulonglong(handle), _POSIX_FD, c_ulonglong(0))
         except EepError:
-            _driver().cuMemRelease(handle)
+            _driver().cuMemRelease(c_ulonglong(handle))
             raise
-        memory = cls(fd.value, size, handle.value, device)
+        memory = cls(fd.value, size, handle, device)
         memory.bytes_at(0, size).zero_()
         _current_device()  # zeroed before anybody is told of it
         return memory
@@ -157,6 +177,21 @@ class DeviceMemory:
 
         whole = torch.as_tensor(self._mapping, device="cuda")
         return whole[offset : offset + size]
+
+    def fabric_handle(self) -> bytes | None:
+        """A handle by which another host of the same NVLink domain could map this memory, where the driver gives one.
+
+        Nobody sends these yet: ranks exchange descriptors, on one host. No such import has been run.
+        """
+        handle, exported = c_ulonglong(), ctypes.create_string_buffer(_FABRIC_HANDLE_BYTES)
+        _call("cuMemRetainAllocationHandle", ctypes.byref(handle), c_void_p(self.address))
+        try:
+            _call("cuMemExportToShareableHandle", exported, handle, _FABRIC, c_ulonglong(0))
+        except EepError:
+            return None
+        finally:
+            _driver().cuMemRelease(handle)
+        return exported.raw
 
     def close(self) -> None:
         """Lets go of the descriptor now, and of the mapping as soon as no tensor looks into it any more."""

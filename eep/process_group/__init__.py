@@ -2,7 +2,8 @@
 
 ``options`` what a caller may choose · ``backend`` how torch makes groups · ``group`` torch's interface · ``calls`` tensors
 to native arguments · ``lane`` a group's calls into the library · ``messages`` send and receive · ``world`` the membership
-that all groups of a process share · ``gate`` between calls and views · ``work`` what a call gives back.
+that all groups of a process share · ``agreement`` on views, without a supervisor · ``gate`` between calls and views ·
+``work`` what a call gives back.
 
 :mod:`eep.pg` is what users call beside ``torch.distributed`` itself.
 """
@@ -17,7 +18,7 @@ def register() -> None:
     from torch.distributed import Backend
 
     if "EEP" not in Backend._plugins:
-        Backend.register_backend("eep", _create, extended_api=True, devices=["cpu"])
+        Backend.register_backend("eep", _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create(backend: Any, options: Any) -> Any:

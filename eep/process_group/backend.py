@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from eep.errors import EepError
+from eep.process_group.agreement import Agreement
 from eep.process_group.group import EepProcessGroup
 from eep.process_group.options import Options
 from eep.process_group.world import World
@@ -21,7 +22,7 @@ from eep.rendezvous import Rendezvous
 RENDEZVOUS = "EEP_RENDEZVOUS"
 INCARNATION = "EEP_INCARNATION"
 
-_world: World | None = None
+_world: tuple[World, Agreement] | None = None
 
 
 def create(backend: Any, options: Options | None) -> EepProcessGroup:
@@ -40,34 +41,35 @@ def create(backend: Any, options: Options | None) -> EepProcessGroup:
         raise EepError(
             "the default group must be on the eep backend too: torch.distributed.init_process_group('eep', ...)"
         )
-    if backend.global_ranks_in_group:
-        return EepProcessGroup(_world, backend.group_id, ranks, backend.timeout)
-    return EepProcessGroup(_world, backend.group_id, ranks, backend.timeout, close_world)
+    closed = None if backend.global_ranks_in_group else close_world
+    return EepProcessGroup(*_world, backend.group_id, ranks, backend.timeout, closed)
 
 
 def close_world() -> None:
     """Leaves the instance, if this process is in one."""
     global _world
-    world, _world = _world, None
-    if world is not None:
-        world.close()
+    parts, _world = _world, None
+    for part in parts or ():
+        part.close()
 
 
-def _make_world(backend: Any, options: Options, timeout: float) -> World:
+def _make_world(backend: Any, options: Options, timeout: float) -> tuple[World, Agreement]:
     if options.incarnation is None and INCARNATION in os.environ:
         options = replace(options, incarnation=int(os.environ[INCARNATION]))
     rendezvous, temporary = _rendezvous(backend.store, options)
-    world = World(backend.group_rank, backend.group_size, rendezvous, options, temporary)
+    world = World(backend.group_rank, backend.group_size, rendezvous, options)
+    agreement = Agreement(world, rendezvous, temporary=temporary)
     try:
         if options.defer_join:
             world.start_alone()
         else:
-            world.found(timeout)
+            agreement.found(timeout)
     except BaseException:
         world.close()
+        agreement.close()
         raise
     world.on_growth(_tell_torch)
-    return world
+    return world, agreement
 
 
 def _rendezvous(store: Any, options: Options) -> tuple[Rendezvous, bool]:

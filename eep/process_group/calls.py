@@ -6,14 +6,17 @@ Bad input raises ``ValueError`` or ``TypeError`` and changes nothing. Launches n
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
 
 from eep.collective_abi import CollectiveArgs, Element, Kind, Reduction
+from eep.peer_table import MAX_RANKS
 
 _ELEMENTS = {
     torch.uint8: Element.U8,
@@ -31,16 +34,22 @@ _ELEMENTS = {
     torch.bool: Element.BOOL,
 }
 _REDUCTIONS = {
-    ReduceOp.SUM: Reduction.SUM,
-    ReduceOp.AVG: Reduction.AVG,
-    ReduceOp.MIN: Reduction.MIN,
-    ReduceOp.MAX: Reduction.MAX,
-    ReduceOp.PRODUCT: Reduction.PROD,
-    ReduceOp.BAND: Reduction.BAND,
-    ReduceOp.BOR: Reduction.BOR,
-    ReduceOp.BXOR: Reduction.BXOR,
+    # By number: torch makes a new object for each look at an operator, and compares those slowly.
+    operator.index(op): reduction  # type: ignore[arg-type]
+    for op, reduction in (
+        (ReduceOp.SUM, Reduction.SUM),
+        (ReduceOp.AVG, Reduction.AVG),
+        (ReduceOp.MIN, Reduction.MIN),
+        (ReduceOp.MAX, Reduction.MAX),
+        (ReduceOp.PRODUCT, Reduction.PROD),
+        (ReduceOp.BAND, Reduction.BAND),
+        (ReduceOp.BOR, Reduction.BOR),
+        (ReduceOp.BXOR, Reduction.BXOR),
+    )
 }
 _BITWISE = (Reduction.BAND, Reduction.BOR, Reduction.BXOR)
+_POINTERS = tuple(ctypes.c_void_p * count for count in range(MAX_RANKS + 1))
+_SIZES = tuple(ctypes.c_uint64 * count for count in range(MAX_RANKS + 1))
 
 
 @dataclass(slots=True)
@@ -54,7 +63,7 @@ class Call:
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
-    known = _REDUCTIONS.get(getattr(op, "op", op))
+    known = _REDUCTIONS.get(operator.index(getattr(op, "op", op)))
     if known is None:
         raise ValueError(f"the eep backend cannot reduce with {op}; it knows {', '.join(r.name for r in Reduction)}")
     if dtype not in _ELEMENTS:
@@ -139,22 +148,64 @@ def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) 
     args = CollectiveArgs(kind=Kind.ALL_TO_ALL, element=_element(outputs[0]))
     pointers = _pointers(inputs), _pointers(outputs)
     args.in_blocks, args.out_blocks = pointers
-    sizes = tuple((ctypes.c_uint64 * len(blocks))(*map(_bytes, blocks)) for blocks in (inputs, outputs))
+    sizes = tuple(_SIZES[len(blocks)](*map(_bytes, blocks)) for blocks in (inputs, outputs))
     args.in_bytes, args.out_bytes = sizes
     return Call("all_to_all", args, [*outputs, *inputs], [*pointers, *sizes])
 
 
-def blocks_of(name: str, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """A tensor as ``count`` equal blocks, one per rank of the group."""
-    check(name, tensor)
-    if tensor.numel() % count:
-        raise ValueError(f"{name}: {tensor.numel()} elements cannot be divided among {count} ranks")
-    return list(tensor.view(-1).view(count, -1).unbind()) if tensor.numel() else [tensor.view(-1)] * count
+# ---- tensors that hold a block for each of ``count`` ranks ----
 
 
-def splits_of(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
-    """A tensor cut along its first dimension: into ``sizes``, or equally if there are none."""
-    check(name, tensor)
+def all_gather_single(output: torch.Tensor, tensor: torch.Tensor, count: int) -> Call:
+    check("all_gather", tensor, output)
+    pointers = _blocks("all_gather", output, tensor, count)
+    args = _args(Kind.ALL_GATHER, tensor)
+    args.in_ = tensor.data_ptr()
+    args.out_blocks = pointers
+    return Call("all_gather", args, [tensor, output], [pointers])
+
+
+def reduce_scatter_single(output: torch.Tensor, tensor: torch.Tensor, op: Any, count: int) -> Call:
+    check("reduce_scatter", output, tensor)
+    pointers = _blocks("reduce_scatter", tensor, output, count)
+    args = _args(Kind.REDUCE_SCATTER, output, reduction_of(op, output.dtype))
+    args.out = output.data_ptr()
+    args.in_blocks = pointers
+    return Call("reduce_scatter", args, [output, tensor], [pointers])
+
+
+def all_to_all_single(
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
+    count: int,
+) -> Call:
+    """Tensors are cut along their first dimension: as the splits say, or equally if there are none."""
+    check("all_to_all_single", output, tensor)
+    if output.dtype != tensor.dtype:
+        raise TypeError(f"all_to_all_single needs tensors of one type, got {output.dtype} and {tensor.dtype}")
+    args = CollectiveArgs(kind=Kind.ALL_TO_ALL, element=_element(output))
+    args.in_blocks, args.in_bytes = given = _splits("all_to_all_single", tensor, input_splits, count)
+    args.out_blocks, args.out_bytes = got = _splits("all_to_all_single", output, output_splits, count)
+    return Call("all_to_all", args, [output, tensor], [given, got])
+
+
+def _blocks(name: str, whole: torch.Tensor, part: torch.Tensor, count: int) -> Any:
+    """The addresses of ``count`` blocks of ``whole``, each of the size of ``part``."""
+    if whole.dtype != part.dtype:
+        raise TypeError(f"{name}: tensors must be of one type, got {part.dtype} and {whole.dtype}")
+    size = part.numel()
+    if whole.numel() != size * count:
+        raise ValueError(
+            f"{name}: {whole.numel()} elements are not {count} blocks of {size}, one for each rank of the group"
+        )
+    begin, step = whole.data_ptr(), size * part.element_size()
+    return _POINTERS[count](*[begin + step * i for i in range(count)])
+
+
+def _splits(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> tuple[Any, Any]:
+    """The addresses and the sizes in bytes of what goes to, or comes from, each rank."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if not sizes:
         if rows % count:
@@ -162,11 +213,14 @@ def splits_of(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int)
                 f"{name}: a first dimension of {rows} cannot be divided among {count} ranks; give split sizes"
             )
         sizes = [rows // count] * count
-    if len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
+    elif len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
         raise ValueError(
             f"{name}: split sizes {list(sizes)} do not divide a first dimension of {rows} among {count} ranks"
         )
-    return list(torch.split(tensor, list(sizes))) if tensor.dim() else [tensor]
+    row_bytes = _bytes(tensor) // rows if rows else 0
+    in_bytes = [size * row_bytes for size in sizes]
+    addresses = accumulate(in_bytes[:-1], initial=tensor.data_ptr())
+    return _POINTERS[count](*addresses), _SIZES[count](*in_bytes)
 
 
 def check(name: str, *tensors: torch.Tensor) -> None:
@@ -178,7 +232,7 @@ def check(name: str, *tensors: torch.Tensor) -> None:
             raise ValueError(f"{name}: the eep backend does not support {tensor.layout} tensors; call .to_dense()")
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: tensors must be contiguous; call .contiguous() on them")
-        if tensor.device != tensors[0].device:
+        if tensor is not tensors[0] and tensor.device != tensors[0].device:
             raise ValueError(f"{name}: tensors must be on one device, got {tensors[0].device} and {tensor.device}")
 
 
@@ -199,8 +253,8 @@ def _element(tensor: torch.Tensor) -> Element:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes
 
 
 def _pointers(tensors: Sequence[torch.Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+    return _POINTERS[len(tensors)](*[tensor.data_ptr() for tensor in tensors])

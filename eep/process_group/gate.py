@@ -13,18 +13,19 @@ class Gate:
     """Calls go through with :meth:`passing`; :meth:`alone` first makes those inside leave, then keeps all out."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._shut = False
 
     def enter(self) -> None:
-        with self._changed:
+        with self._lock:
             while self._shut:
                 self._changed.wait()
             self._inside += 1
 
     def leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._inside -= 1
             if self._shut:
                 self._changed.notify_all()

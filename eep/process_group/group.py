@@ -1,13 +1,10 @@
 """The process group that torch sees: each of its methods makes calls of tensors, and has them run in order.
 
-A call that its caller waits for runs in the caller's thread; others run, one after the other, in a thread of the group. Torch
-has had two names for some methods; both are here.
+Torch has had two names for some methods; both are here.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,8 +13,10 @@ import torch
 
 from eep.errors import EepError
 from eep.process_group import calls
+from eep.process_group.agreement import Agreement
 from eep.process_group.calls import Call
 from eep.process_group.messages import Messages
+from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
 from eep.process_group.world import World
 
@@ -29,12 +28,16 @@ else:
     TorchGroup = torch.distributed.ProcessGroup
 
 
+_NONE = timedelta(0)
+
+
 class EepProcessGroup(TorchGroup):
     """A group over the active ranks of the world. See :mod:`eep.pg` for what it can do beside torch's interface."""
 
     def __init__(
         self,
         world: World,
+        agreement: Agreement,
         name: str,
         ranks: list[int],
         timeout: timedelta,
@@ -42,16 +45,14 @@ class EepProcessGroup(TorchGroup):
     ) -> None:
         """``closed`` is what follows the end of this group, if it is more than the end of its lane."""
         super().__init__(ranks.index(world.rank), len(ranks))
-        self.world = world
-        self._closed = closed or (lambda: world.close_lane(name))
+        self.world, self.agreement = world, agreement
+        self._closed = closed or (lambda: world.close_lanes(name))
         self.timeout = timeout.total_seconds()
         self._name = name
-        self._lane = world.open_lane(name, ranks)
+        self._lanes = {device: world.open_lane(name, list(ranks), device) for device in world.devices}
+        self._lane = self._lanes["cpu"]
         self._messages = Messages(world.endpoint, self._lane, self.timeout)
-        self._running = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[list[Call], float, EepWork] | None] = queue.SimpleQueue()
-        self._queued = 0
-        self._thread: threading.Thread | None = None
+        self._runner = Runner(name, self._lanes)
         self._destroyed = False
 
     # ---- what it is ----
@@ -79,9 +80,13 @@ class EepProcessGroup(TorchGroup):
     def getBackendName(self) -> str:
         return "eep"
 
+    def getGroupName(self) -> str:
+        """By which torch finds the group again: when it is destroyed, and from functional collectives."""
+        return self._name
+
     def active(self) -> tuple[int, ...]:
         """The ranks of this group that are in the view, as ranks of the group."""
-        return self._group_ranks(self._lane.active())
+        return self._lane.positions(self._lane.active())
 
     def world_rank(self, rank: int) -> int:
         """The rank of the world behind a rank of this group; in a group of all ranks also of those that may come."""
@@ -127,14 +132,14 @@ class EepProcessGroup(TorchGroup):
         return self.allgather([list(blocks) for blocks in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
-        return self.all_gather_single_coalesced([output], [tensor], opts)
+        return self._run([calls.all_gather_single(output, tensor, self.size())], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> EepWork:
         return self._run(
             [
-                calls.all_gather(calls.blocks_of("all_gather", output, self.size()), tensor)
+                calls.all_gather_single(output, tensor, self.size())
                 for output, tensor in zip(outputs, inputs, strict=True)
             ],
             opts,
@@ -180,13 +185,19 @@ class EepProcessGroup(TorchGroup):
         )
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
-        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+        op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
+        return self._run([calls.reduce_scatter_single(output, tensor, op, self.size())], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> EepWork:
-        return self.reduce_scatter(
-            outputs, [calls.blocks_of("reduce_scatter", tensor, self.size()) for tensor in inputs], opts
+        op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
+        return self._run(
+            [
+                calls.reduce_scatter_single(output, tensor, op, self.size())
+                for output, tensor in zip(outputs, inputs, strict=True)
+            ],
+            opts,
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -205,9 +216,10 @@ class EepProcessGroup(TorchGroup):
         input_splits: Sequence[int] = (),
         opts: Any = None,
     ) -> EepWork:
-        outputs = calls.splits_of("all_to_all_single", output, output_splits, self.size())
-        inputs = calls.splits_of("all_to_all_single", tensor, input_splits, self.size())
-        return self._run([calls.all_to_all(outputs, inputs)], opts)
+        return self._run(
+            [calls.all_to_all_single(output, tensor, output_splits, input_splits, self.size())],
+            opts,
+        )
 
     alltoall_base = all_to_all_single
 
@@ -233,7 +245,7 @@ class EepProcessGroup(TorchGroup):
             return None
         members = [self._global(rank) for rank in sorted(set(ranks))]
         name = group_name or f"{self._name}/split/{','.join(map(str, members))}"
-        return EepProcessGroup(self.world, name, members, timedelta(seconds=self.timeout))
+        return EepProcessGroup(self.world, self.agreement, name, members, timedelta(seconds=self.timeout))
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = self._messages.timeout = timeout.total_seconds()
@@ -246,7 +258,7 @@ class EepProcessGroup(TorchGroup):
         if self._destroyed:
             return
         self._destroyed = True
-        self._queue.put(None)
+        self._runner.close()
         self._messages.close()
         self._closed()
 
@@ -255,49 +267,13 @@ class EepProcessGroup(TorchGroup):
     def _run(self, batch: list[Call], opts: Any) -> EepWork:
         if self._destroyed:
             raise EepError(f"{batch[0].name if batch else 'call'}: this process group was destroyed")
-        name = batch[0].name if batch else "nothing"
-        work = EepWork(name, [tensor for call in batch for tensor in call.tensors])
         timeout = _timeout(opts, self.timeout)
-        # Ahead of nobody: a call may run here only if none is queued, and none can be while it runs.
-        if not getattr(opts, "asyncOp", False) and self._running.acquire(blocking=False):
-            try:
-                if self._queued == 0:
-                    self._execute(batch, timeout, work)
-                    return work
-            finally:
-                self._running.release()
-        self._enqueue(batch, timeout, work)
-        return work
-
-    def _enqueue(self, batch: list[Call], timeout: float, work: EepWork) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
-            self._thread.start()
-        self._queued += 1
-        self._queue.put((batch, timeout, work))
-
-    def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            with self._running:
-                self._execute(*item)
-                self._queued -= 1
-
-    def _execute(self, batch: list[Call], timeout: float, work: EepWork) -> None:
-        def body() -> tuple[int, ...]:
-            answered = self._lane.active()
-            for call in batch:
-                answered &= self._lane.call(call.name, call.args, timeout)
-            return self._group_ranks(answered)
-
-        work.run(body)
+        return self._runner.run(batch, timeout, in_background=getattr(opts, "asyncOp", False))
 
     def _global(self, rank: int) -> int:
         if not 0 <= rank < self.size():
             raise ValueError(f"rank {rank} is not in this group of {self.size()}")
         return self.ranks[rank]
-
-    def _group_ranks(self, mask: int) -> tuple[int, ...]:
-        return tuple(i for i, rank in enumerate(self.ranks) if mask >> rank & 1)
 
     def _blocks(self, name: str, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(blocks) != self.size():
@@ -323,4 +299,4 @@ def _choice(opts: Any, given: dict[str, Any], name: str, keyword: str, default: 
 
 def _timeout(opts: Any, default: float) -> float:
     timeout = getattr(opts, "timeout", None)
-    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > timedelta(0) else default
+    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > _NONE else default

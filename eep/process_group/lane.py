@@ -10,6 +10,7 @@ from eep.collective_abi import CollectiveArgs, Group, Message
 from eep.endpoint import Endpoint
 from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.process_group.gate import Gate
+from eep.view import View
 
 
 def group_id(name: str) -> int:
@@ -25,13 +26,26 @@ class Lane:
         self._endpoint, self._gate, self._identity = endpoint, gate, identity
         self._library, self._context = endpoint._library, endpoint._context
         self._number = ctypes.c_uint32()
+        # What was found last, and for what: it is asked for at every call, and changes with the view only.
+        self._active_in: tuple[View | None, list[int], int] = None, [], 0
+        self._positions_of: tuple[int, list[int], tuple[int, ...]] = 0, [], ()
         self._open = True
         self._register()
 
     def active(self) -> int:
         """The members that are in the view, as a bit mask."""
-        view = self._endpoint.view.active
-        return sum(1 << rank for rank in self.ranks if rank in view)
+        view, ranks = self._endpoint.view, self.ranks
+        if view is not self._active_in[0] or ranks is not self._active_in[1]:
+            self._active_in = view, ranks, sum(1 << rank for rank in ranks if rank in view.active)
+        return self._active_in[2]
+
+    def positions(self, mask: int) -> tuple[int, ...]:
+        """Ranks of the instance, as a bit mask, as ranks of the group."""
+        known, ranks, found = self._positions_of
+        if mask != known or ranks is not self.ranks:
+            found = tuple(i for i, rank in enumerate(self.ranks) if mask >> rank & 1)
+            self._positions_of = mask, self.ranks, found
+        return found
 
     def grow(self, size: int) -> None:
         """Ranks were added to the instance, and belong to this group."""
@@ -48,7 +62,7 @@ class Lane:
             code = self._library.eep_collective(self._context, ctypes.byref(args), None)
             native.check(self._library, code)
             if args.answered != self.active():
-                raise self._failure(name)
+                raise self._failure(name, timeout)
         finally:
             self._gate.leave()
         return int(args.answered)
@@ -63,7 +77,7 @@ class Lane:
             )
             native.check(self._library, code)
             if not done.value:
-                raise self._failure(f"send to rank {to}")
+                raise self._failure(f"send to rank {to}", timeout)
         finally:
             self._gate.leave()
 
@@ -92,7 +106,7 @@ class Lane:
             )
             native.check(self._library, code)
             if not done.value:
-                raise self._failure(f"recv from rank {source}")
+                raise self._failure(f"recv from rank {source}", timeout)
         finally:
             self._gate.leave()
 
@@ -135,10 +149,35 @@ class Lane:
                 else StepFailed(f"{name}: rank {rank} is not in the view (epoch {self._endpoint.view.epoch})")
             )
 
-    def _failure(self, name: str) -> StepFailed:
+    def _failure(self, name: str, timeout: float | None = None) -> StepFailed:
         status = self._endpoint.status()
         kind = EpochRevoked if status.revoked else StepFailed
-        return kind(f"{name} cannot be trusted: {status}; run it again after the next view")
+        waited = f" (its timeout was {timeout:g} s)" if timeout is not None and status.suspects else ""
+        return kind(f"{name} cannot be trusted: {status}{waited}; run it again after the next view")
+
+
+class DeviceLane(Lane):
+    """A group's calls on a GPU: launched on the current stream and not waited for, so that they can be captured.
+
+    Whether they can be trusted is seen when the step is over (:meth:`eep.endpoint.Endpoint.status`); here only what the host
+    knows already is an error.
+    """
+
+    def call(self, name: str, args: CollectiveArgs, timeout: float) -> int:
+        self._gate.enter()
+        try:
+            self._check_open(name)
+            if not self._endpoint.status().ok:
+                raise self._failure(name)
+            args.lane = self._number.value
+            code = self._library.eep_collective(self._context, ctypes.byref(args), self._endpoint._stream())
+            native.check(self._library, code)
+        finally:
+            self._gate.leave()
+        return self.active()
+
+    def poke(self) -> None:
+        """There are no messages on a GPU."""
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -52,7 +52,7 @@ class Messages:
         self._closed = False
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> EepWork:
-        check("send", tensor)
+        _check("send", tensor)
         work = EepWork(f"send to rank {to}", [tensor])
         self._refuse_if_closed("send")
         if to not in self._senders:
@@ -62,7 +62,7 @@ class Messages:
         return work
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> EepWork:
-        check("recv", tensor)
+        _check("recv", tensor)
         work = EepWork(f"recv from {'any rank' if source is None else f'rank {source}'}", [tensor])
         self._refuse_if_closed("recv")
         with self._changed:
@@ -187,3 +187,9 @@ class Messages:
     def _refuse_if_closed(self, name: str) -> None:
         if self._closed:
             raise EepError(f"{name}: this process group was destroyed")
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    check(name, tensor)
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: messages are for CPU tensors; copy this one from {tensor.device} first")

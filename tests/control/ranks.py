@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -117,3 +118,18 @@ def records() -> None:
     while member.boundary() is not None:
         time.sleep(0.002)
     recorder.note(f"ended: {member.removed}")
+
+
+def signals_its_parent() -> None:
+    """Rank 1 does what some engines do when they fail: it signals its parent, and ends."""
+    if os.environ["EEP_RANK"] == "1":
+        os.kill(os.getppid(), signal.SIGQUIT)
+        os._exit(1)
+    steady()
+
+
+def tells_what_it_was_given(path: str) -> None:
+    """Writes down who it is, and returns."""
+    member = Member.connect()
+    stdin = os.readlink("/proc/self/fd/0")
+    Path(path).write_text(f"{member.rank} {member.incarnation} {os.environ['EEP_CONTROL_DIR']} {stdin}")

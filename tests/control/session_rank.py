@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,11 +50,12 @@ def main() -> None:
                 return counts.tolist()
 
             try:
-                told = session.collect(gather, lambda: layers(buffer, rank, -1, session.view))
+                told = session.collect(gather, partial(run_layers, buffer, rank, -1, session))
             except eep.RankRemoved:
                 return
             assert [count >= 0 for count in told] == [r in session.view.active for r in range(CONFIG.max_ranks)]
-            results, batches = session.run(lambda: layers(buffer, rank, seed if has_batch else -1, session.view))
+            batch_seed = seed if has_batch else -1
+            results, batches = session.run(partial(run_layers, buffer, rank, batch_seed, session))
             if has_batch:
                 exact = all(
                     torch.equal(result, moe.reference(CONFIG, batch))
@@ -64,9 +66,11 @@ def main() -> None:
                 seed += 1
 
 
-def layers(buffer: eep.Buffer, rank: int, seed: int, view: eep.View) -> tuple[list[torch.Tensor], list[moe.Batch]]:
+def run_layers(
+    buffer: eep.Buffer, rank: int, seed: int, session: Session
+) -> tuple[list[torch.Tensor], list[moe.Batch]]:
     """A forward pass of several layers; without tokens of its own where ``seed`` is negative."""
-    results, batches = [], []
+    results, batches, view = [], [], session.view
     for layer in range(LAYERS):
         tokens = 0 if seed < 0 else None
         batch = moe.make_batch(CONFIG, rank, max(seed, 0) * LAYERS + layer, view.active, tokens)

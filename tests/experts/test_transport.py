@@ -7,9 +7,10 @@ import pathlib
 import socket
 
 import pytest
+import torch
 
 from eep.errors import PeerUnreachable
-from eep.experts.transport import MappedPeers, RegionServer, socket_path
+from eep.experts.transport import MappedPeers, RegionServer, copy_all, socket_path
 from eep.memory.shm import SharedMemory
 from eep.view import View
 
@@ -76,3 +77,17 @@ def test_a_peer_that_answers_nonsense_is_unreachable(tmp_path: pathlib.Path) -> 
         peers = MappedPeers(tmp_path, VIEW, 8192)
         # Nobody accepts: the connection is made by the kernel, and the answer never comes.
         assert not peers.alive(1)
+
+
+def test_copies_go_where_they_should() -> None:
+    sources = [torch.arange(size, dtype=torch.uint8) for size in (0, 1, 200)]
+    targets = [torch.zeros(size, dtype=torch.uint8) for size in (0, 1, 200)]
+    copy_all(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+    strided = torch.zeros(400, dtype=torch.uint8)[::2]
+    copy_all([strided], [sources[2]])
+    assert torch.equal(strided, sources[2])
+    with pytest.raises(ValueError, match="cannot be copied"):
+        copy_all([targets[1]], [sources[2]])
+    with pytest.raises(ValueError, match="shorter"):
+        copy_all(targets, sources[:2])

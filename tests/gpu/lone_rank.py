@@ -7,7 +7,9 @@ import sys
 import torch
 
 import eep
+from eep.experts.transport import copy_all
 from tests import moe
+from tests.gpu.lane_ranks import LaneConfig, LaneProgram
 
 
 def main() -> None:
@@ -23,6 +25,19 @@ def main() -> None:
                     assert torch.equal(output, moe.reference(config, moe.make_batch(config, 0, seed, (0,))))
                 buffer.barrier()
                 buffer.status().raise_if_bad()
+    # Small halves, so that a few kilobytes already take several rounds.
+    for dtype in ("float32", "bfloat16", "uint8"):
+        with eep.Rendezvous.temporary() as place:
+            program = LaneProgram(0, str(place.path), LaneConfig(max_ranks=2, parts=3, lane_bytes=8192), 60_000, None)
+            program.buffer.connect_ranks([0])
+            for seed, (count, offset) in enumerate([(0, 0), (7, 1), (9001, 0), (20_000, 1)]):
+                program.run(seed, (0,), count, dtype, offset).raise_if_bad()
+            program.buffer.close()
+    for size in (0, 1, 4097, 300_000):
+        source = torch.arange(size, device="cuda").to(torch.uint8)
+        target = torch.zeros(size + 1, dtype=torch.uint8, device="cuda")
+        copy_all([target[1:]], [source])
+        assert torch.equal(target[1:], source)
     print("all well", file=sys.stderr)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("xxhash")
 
@@ -17,7 +18,7 @@ from eep.experts.layout import ExpertMemory
 from eep.experts.placement import Placement, plan
 from eep.experts.repair import LocalReader, PeerReader, Reader, repair
 from eep.experts.repair_plan import Origin, Tier, plan_repair
-from eep.experts.transport import MappedPeers, RegionServer
+from eep.experts.transport import MappedPeers, RegionServer, copy_all
 from eep.memory import memory_of
 from eep.view import View
 from tests.experts import model
@@ -105,3 +106,16 @@ def test_from_another_process_and_from_disk(tmp_path: pathlib.Path) -> None:
         for process in ranks:
             process.kill()
             process.join()
+
+
+def test_copies_of_any_size_at_once() -> None:
+    """More than one launch takes, aligned and not, small and large, into the middle of a tensor that stays as it was."""
+    sizes = [0, 1, 15, 16, 4096, 65_535, 65_536, 65_537, 1_000_003, *range(100, 200)]
+    sources = [torch.randint(0, 255, (size + 3,), dtype=torch.uint8, device="cuda")[3:] for size in sizes]
+    targets = [torch.full((size + 32,), 7, dtype=torch.uint8, device="cuda") for size in sizes]
+    for shift in (0, 3, 16):
+        ends = [target[shift : shift + size] for target, size in zip(targets, sizes, strict=True)]
+        copy_all(ends, sources)
+        for target, source, size in zip(targets, sources, sizes, strict=True):
+            assert torch.equal(target[shift : shift + size], source)
+            assert (target[shift + size :] == 7).all()

@@ -18,6 +18,9 @@ from tests.ranks import PATIENCE_S, RankProcess, Ranks
 
 MOVES = ("broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all", "all_to_all_single")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single")
+# Torch has renamed these.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 COLLECTIVES = (*MOVES, *REDUCTIONS, "barrier")
 
 
@@ -27,6 +30,7 @@ class GroupConfig:
     max_ranks: int | None = None
     backend: str = "eep"
     chunk_bytes: int = 1 << 20
+    device: str = "cpu"
 
 
 def values(seed: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -45,12 +49,13 @@ def run_collective(
     dtype: torch.dtype = torch.float32,
     op: Any = None,
     root: int = 0,
+    device: str = "cpu",
 ) -> list[torch.Tensor]:
     """One collective on contributions that depend on ``seed`` and rank only; what this rank holds afterwards."""
     op = dist.ReduceOp.SUM if op is None else op
-    mine = values(seed, rank, shape, dtype)
-    blocks = [values(seed + 7, rank * size + i, shape, dtype) for i in range(size)]
-    empty = [torch.full(shape, 9, dtype=dtype) for _ in range(size)]
+    mine = values(seed, rank, shape, dtype).to(device)
+    blocks = [values(seed + 7, rank * size + i, shape, dtype).to(device) for i in range(size)]
+    empty = [torch.full(shape, 9, dtype=dtype, device=device) for _ in range(size)]
     match name:
         case "broadcast":
             dist.broadcast(mine, group=group, group_src=root)
@@ -66,7 +71,7 @@ def run_collective(
             return empty
         case "all_gather_single":
             out = torch.cat(empty)
-            dist.all_gather_into_tensor(out, mine, group=group)
+            all_gather_single(out, mine, group=group)
             return [out]
         case "gather":
             dist.gather(mine, empty if rank == root else None, group=group, group_dst=root)
@@ -78,7 +83,7 @@ def run_collective(
             dist.reduce_scatter(mine, blocks, op, group=group)
             return [mine]
         case "reduce_scatter_single":
-            dist.reduce_scatter_tensor(mine, torch.cat(blocks), op, group=group)
+            reduce_scatter_single(mine, torch.cat(blocks), op, group=group)
             return [mine]
         case "all_to_all":
             dist.all_to_all(empty, blocks, group=group)
@@ -110,6 +115,8 @@ class MemberProgram:
                 rendezvous=self.path,
                 max_ranks=self.config.max_ranks,
                 chunk_bytes=self.config.chunk_bytes,
+                devices=("cpu",) if self.config.device == "cpu" else ("cpu", self.config.device),
+                device_timeout_ms=self.timeout / timedelta(milliseconds=1),
             )
             # Nothing of ours goes through the store.
             store: dist.Store = dist.HashStore()
@@ -135,7 +142,11 @@ class MemberProgram:
         pg = self.groups[group]
         results: list[torch.Tensor] = []
         for i in range(count):
-            results += run_collective(name, pg, pg.rank(), pg.size(), seed + i, **kwargs)
+            results += run_collective(name, pg, pg.rank(), pg.size(), seed + i, device=self.config.device, **kwargs)
+        # On a GPU calls are only launched: whether they went well is known when the results are read.
+        results = [result.cpu() for result in results]
+        if self.config.device != "cpu":
+            eep.pg.check(pg)
         return results
 
     def run_floats(self, seed: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -189,7 +200,7 @@ class MemberProgram:
     def answered(self, seed: int) -> tuple[torch.Tensor, tuple[int, ...]]:
         pg = self.groups["world"]
         out = torch.full((pg.size(), 2), 9.0)
-        work = dist.all_gather_into_tensor(out, values(seed, pg.rank(), (2,), torch.float32), async_op=True)
+        work = all_gather_single(out, values(seed, pg.rank(), (2,), torch.float32), async_op=True)
         work.wait()
         return out, eep.pg.answered(work)
 
@@ -244,6 +255,9 @@ class MemberProgram:
 
     def arm(self, point: str, action: str, skip: int = 0, sleep_ms: float = 0) -> None:
         faults.arm(point, action, skip=skip, sleep_ms=sleep_ms)
+
+    def disarm(self) -> None:
+        faults.disarm()
 
     def destroy(self) -> None:
         dist.destroy_process_group()

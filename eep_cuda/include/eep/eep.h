@@ -22,7 +22,8 @@ typedef enum {
   EEP_ERROR_PHASE = -2,     // dispatch and combine called out of turn
   EEP_ERROR_VIEW = -3,      // the view changed between a dispatch and its combine: start the step again
   EEP_ERROR_DEVICE = -4,    // the device or its driver refused
-  EEP_ERROR_MISMATCH = -5,  // the members of a group called different things, on a CPU; on a GPU the status word says so
+  EEP_ERROR_MISMATCH =
+      -5,  // the members of a group called different things, on a CPU; on a GPU the status word says so
 } eep_error;
 
 typedef struct eep_context eep_context;  // one per buffer; owned by the library
@@ -161,9 +162,9 @@ typedef struct {
   uint32_t ranks[EEP_MAX_RANKS];
 } eep_group;
 
-// A rank of the instance, not of the group, wherever a rank is meant; blocks are in the order of the group. The blocks of
-// ranks that take no part keep what they held. Whatever is reduced is added in the order of the group: 16-bit floats in f32,
-// rounded once at the end.
+// A rank of the instance, not of the group, wherever a rank is meant; blocks are in the order of the group. The blocks
+// of ranks that take no part keep what they held. Whatever is reduced is added in the order of the group: 16-bit floats
+// in f32, rounded once at the end.
 typedef struct {
   const void* in;
   void* out;  // may be `in`
@@ -182,9 +183,9 @@ typedef struct {
   uint32_t reserved;
 } eep_collective_args;
 
-// Takes a free lane for a group that this rank belongs to. Members find each other's lane by the id of the group, so that
-// groups may be opened in any order. A group with another id and the same members is another group. Opening a group again
-// with more members keeps its lane: that is how a group grows.
+// Takes a free lane for a group that this rank belongs to. Members find each other's lane by the id of the group, so
+// that groups may be opened in any order. A group with another id and the same members is another group. Opening a
+// group again with more members keeps its lane: that is how a group grows.
 EEP_API int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane);
 EEP_API int eep_lane_close(eep_context* context, uint32_t lane);
 // One call at a time per lane; lanes do not disturb each other, nor do messages.
@@ -199,12 +200,12 @@ typedef struct {
   uint32_t arrived;  // 0: none came before the wait ended
 } eep_message;
 
-// Returns when the last part of the message is in the pipe. `done` is 0 if it could not be sent: the epoch ended, or the
-// deadline passed, or `to` left.
+// Returns when the last part of the message is in the pipe. `done` is 0 if it could not be sent: the epoch ended, or
+// the deadline passed, or `to` left.
 EEP_API int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, const void* data, uint64_t bytes,
                      uint64_t deadline_ns, uint32_t* done);
-// Waits for a message of one of `sources` (a mask of ranks) and describes it, without taking it. Ends, with nothing, when
-// the epoch ends, the deadline passes, every source has left, or eep_poke() was called since `pokes` was read.
+// Waits for a message of one of `sources` (a mask of ranks) and describes it, without taking it. Ends, with nothing,
+// when the epoch ends, the deadline passes, every source has left, or eep_poke() was called since `pokes` was read.
 EEP_API int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t pokes, uint64_t deadline_ns,
                       eep_message* message);
 EEP_API uint32_t eep_pokes(eep_context* context);
@@ -212,6 +213,13 @@ EEP_API void eep_poke(eep_context* context);
 // Takes the message that eep_probe() showed for `source`. `done` as in eep_send().
 EEP_API int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, uint64_t bytes,
                      uint64_t deadline_ns, uint32_t* done);
+
+// ---- weights ----
+
+// Copies `count` blocks, which do not overlap, to where they are wanted: between any memory that this device reaches, at the
+// speed of a copy however small the blocks are. On a GPU in the order of `stream`; the arrays may go at once.
+EEP_API int eep_copy_batch(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes,
+                           void* stream);
 
 // ---- control ----
 

@@ -54,6 +54,7 @@ typedef enum {
   EEP_STATUS_MISROUTED = 8,   // a token was routed to a rank that is not in the view
   EEP_STATUS_TORN = 16,       // an outbox changed while it was read
   EEP_STATUS_BAD_TABLE = 32,  // an entry of this rank's peer table makes no sense; it was skipped
+  EEP_STATUS_MISMATCH = 64,   // a member of a group called something else, or met other ranks; its part was not taken
 } eep_status;
 
 typedef enum { EEP_PHASE_IDLE = 0, EEP_PHASE_SENT, EEP_PHASE_RECEIVED, EEP_PHASE_PUBLISHED } eep_phase;

@@ -138,6 +138,12 @@ int check_combine_recv(const eep_shape& shape, const eep_combine_recv_args& args
   return EEP_OK;
 }
 
+int check_copies(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes) {
+  for (uint32_t i = 0; i < count; ++i)
+    if (bytes[i] && (!to[i] || !from[i])) return fail(EEP_ERROR_ARGUMENT, "copy %u has nowhere to come from or go", i);
+  return EEP_OK;
+}
+
 }  // namespace eep
 
 uint32_t eep_abi_version(void) { return EEP_ABI_VERSION; }

@@ -24,6 +24,7 @@ int check_in_view(const eep_peer_table& table, const char* call);
 int check_dispatch_send(const eep_shape& shape, const eep_dispatch_send_args& args);
 int check_dispatch_recv(const eep_shape& shape, const eep_dispatch_recv_args& args);
 int check_combine_send(const eep_shape& shape, const eep_combine_send_args& args);
+int check_copies(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes);
 int check_combine_recv(const eep_shape& shape, const eep_combine_recv_args& args, uint32_t dispatched_tokens);
 
 }  // namespace eep

@@ -12,8 +12,8 @@ namespace eep {
 namespace {
 
 constexpr uint64_t kAlignment = 64;  // of everything within a half; a multiple of every element
-// Up to here every rank reduces everything itself, which saves a round.
-constexpr uint64_t kReduceAtOnce = 16 * 1024;
+// As long as all values of all ranks are no more than this, every rank reduces everything itself, which saves a round.
+constexpr uint64_t kReduceAtOnce = 128 * 1024;
 
 void copy(void* to, const void* from, uint64_t bytes) {
   if (bytes && to != from) std::memmove(to, from, bytes);
@@ -260,6 +260,11 @@ void all_to_all(const Call& call) {
   } while (begin < largest && !call.rounds.is_over());
 }
 
+// The same on every member, as it depends on nothing but what they agree on.
+bool is_small(const Call& call) {
+  return call.args.bytes <= std::min(kReduceAtOnce / call.members.size, call.half_bytes);
+}
+
 void perform(const Call& call) {
   switch (call.args.kind) {
     case EEP_BARRIER:
@@ -267,7 +272,7 @@ void perform(const Call& call) {
     case EEP_BROADCAST:
       return broadcast(call);
     case EEP_ALL_REDUCE:
-      return call.args.bytes <= std::min(kReduceAtOnce, call.half_bytes) ? reduce_at_once(call) : all_reduce(call);
+      return is_small(call) ? reduce_at_once(call) : all_reduce(call);
     case EEP_REDUCE:
       return reduce_at_once(call);
     case EEP_ALL_GATHER:

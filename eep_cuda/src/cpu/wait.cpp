@@ -1,6 +1,7 @@
 #include "cpu/wait.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -57,7 +58,7 @@ uint64_t BoundedWait::pause(uint64_t missing, uint64_t gone) {
 bool BoundedWait::rest(uint32_t rings) {
   if (last_look_) return false;
   if (++looks_ < kLooksBeforeSleep) {
-    relax();
+    looks_ < kLooksBeforeYield ? relax() : static_cast<void>(sched_yield());
     return true;
   }
   const uint64_t now = now_ns();

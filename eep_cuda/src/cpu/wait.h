@@ -26,7 +26,10 @@ class BoundedWait {
   bool rest(uint32_t rings);
 
  private:
-  // Long enough for a peer that is running to finish its stores, short enough not to keep a peer from running.
+  // First long enough for a peer that is running to finish its stores, short enough not to keep a peer from running.
+  // Then we let others run: where ranks are more than cores, the next to run is often the one that is missing, and it
+  // need not wake us.
+  static constexpr uint32_t kLooksBeforeYield = 16;
   static constexpr uint32_t kLooksBeforeSleep = 64;
   void sleep(uint64_t remaining_ns, uint32_t rings);
   eep_control_page& page_;

@@ -15,7 +15,7 @@ __global__ void barrier_kernel(const __grid_constant__ Home home, uint64_t deadl
     if (others >> rank & 1)
       store_release_sys(&ChannelView(home, members.region[rank], 0).mailbox(members.slot[home.rank])->barrier_flag,
                         eep_flag_make(epoch, round, 0));
-  const WaitFor wait{home.page, &state.trouble, epoch, deadline_ns};
+  const WaitFor wait{home.page, &state.trouble, epoch, deadline_ns, 0};
   const uint64_t arrived = wait_for(wait, others, [&](uint32_t rank) {
     const uint64_t flag = load_acquire_sys(&own.mailbox(members.slot[rank])->barrier_flag);
     // A peer may be one barrier ahead already; it cannot be two.
@@ -35,6 +35,8 @@ cudaError_t load_barrier() { return load_kernels(barrier_kernel); }
 }  // namespace eep
 
 int eep_barrier(eep_context* context, uint64_t deadline_ns, void* stream) {
+  if (!context->home.shape.channels)
+    return eep::fail(EEP_ERROR_ARGUMENT, "this region has only lanes: use the barrier of a process group");
   if (const int error = eep::check_in_view(context->table, "barrier")) return error;
   eep::barrier_kernel<<<1, 32, 0, static_cast<cudaStream_t>(stream)>>>(context->home, deadline_ns);
   return eep::check_cuda(cudaGetLastError(), "barrier");

@@ -41,7 +41,7 @@ __device__ void send_flags(const Home& home, uint32_t channel, const Members& me
 // By one warp: the ranks whose outbox holds what they made of our tokens.
 __device__ uint64_t await_outboxes(const Home& home, uint32_t channel, const Members& members, uint32_t tokens) {
   const ChannelView own(home, reinterpret_cast<uint64_t>(home.region), channel);
-  const WaitFor wait{home.page, &home.state->trouble, members.epoch, members.deadline_ns};
+  const WaitFor wait{home.page, &home.state->trouble, members.epoch, members.deadline_ns, 0};
   bool took_all[2] = {false, false};
   const uint64_t arrived = wait_for(wait, members.reachable, [&](uint32_t rank) {
     const uint64_t flag = load_acquire_sys(&own.mailbox(members.slot[rank])->combine_flag);

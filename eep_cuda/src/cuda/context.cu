@@ -1,5 +1,6 @@
 // Creation, and showing the kernels a new table. Host code; what runs per step is in the kernels' own files.
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 
@@ -26,13 +27,27 @@ uint32_t default_blocks(uint32_t max_ranks) {
 }  // namespace
 }  // namespace eep
 
+eep_context::~eep_context() {
+  cudaFree(home.state);
+  cudaFree(packed_source);
+  cudaFreeHost(lanes);
+  if (side) cudaStreamDestroy(side);
+  if (is_registered) cudaHostUnregister(control);
+}
+
 int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_page* control, eep_context** out) {
   using eep::check_cuda;
   if (const int error = eep::check_create(*shape, rank, region, control)) return error;
   if (shape->hidden % 8)
     return eep::fail(EEP_ERROR_ARGUMENT, "on a GPU hidden must be a multiple of 8, got %u", shape->hidden);
+  const uint32_t blocks = eep::default_blocks(shape->max_ranks);
+  if (shape->lanes && shape->lane_parts > blocks)
+    return eep::fail(EEP_ERROR_ARGUMENT, "lane_parts must be at most %u here, where %u ranks may share a GPU, got %u",
+                     blocks, shape->max_ranks, shape->lane_parts);
+  if (shape->lanes && shape->lane_bytes > eep::kMostLaneBytes)
+    return eep::fail(EEP_ERROR_ARGUMENT, "on a GPU lane_bytes must be at most %u, got %u", eep::kMostLaneBytes,
+                     shape->lane_bytes);
   auto context = std::make_unique<eep_context>();
-  *context = {};
   context->control = control;
   context->table.rank = rank;
   context->table.max_ranks = shape->max_ranks;
@@ -40,10 +55,11 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
   context->home.shape = *shape;
   context->home.at = eep_region_layout_of(shape);
   context->home.rank = rank;
-  context->blocks = eep::default_blocks(shape->max_ranks);
+  context->blocks = blocks;
   if (const int error = check_cuda(cudaHostRegister(control, sizeof *control, cudaHostRegisterMapped),
                                    "the control page cannot be shown to the GPU"))
     return error;
+  context->is_registered = true;
   void* page = nullptr;
   if (const int error = check_cuda(cudaHostGetDevicePointer(&page, control, 0), "the control page has no GPU address"))
     return error;
@@ -56,7 +72,17 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
     if (const int error = check_cuda(cudaMalloc(&context->packed_source, rows * sizeof(int32_t)), "no device memory"))
       return error;
   }
-  for (const auto load : {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier})
+  if (shape->lanes) {
+    if (const int error = check_cuda(cudaMallocHost(&context->lanes, EEP_MAX_LANES * sizeof(eep::Lane)), "no memory"))
+      return error;
+    std::memset(static_cast<void*>(context->lanes), 0, EEP_MAX_LANES * sizeof(eep::Lane));
+    if (const int error = check_cuda(cudaStreamCreateWithFlags(&context->side, cudaStreamNonBlocking), "no stream"))
+      return error;
+    for (const auto load : {eep::load_moves, eep::load_reductions})
+      if (const int error = check_cuda(load(), "loading the kernels")) return error;
+  }
+  for (const auto load :
+       {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier, eep::load_weights})
     if (const int error = check_cuda(load(), "loading the kernels")) return error;
   if (const int error = check_cuda(cudaDeviceSynchronize(), "creating a buffer")) return error;
   *out = context.release();
@@ -65,9 +91,6 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
 
 void eep_destroy(eep_context* context) {
   cudaDeviceSynchronize();  // a kernel may still look at what is freed here
-  cudaFree(context->home.state);
-  cudaFree(context->packed_source);
-  cudaHostUnregister(context->control);
   delete context;
 }
 
@@ -83,8 +106,11 @@ int eep_publish_table(eep_context* context) {
     // Offsets only: `state` is device memory.
     cudaMemset(&channel.senders_done, 0, sizeof channel.senders_done);
   }
-  return eep::check_cuda(cudaMemcpy(&state->table, &context->table, sizeof context->table, cudaMemcpyHostToDevice),
-                         "publishing a peer table");
+  if (const int error =
+          eep::check_cuda(cudaMemcpy(&state->table, &context->table, sizeof context->table, cudaMemcpyHostToDevice),
+                          "publishing a peer table"))
+    return error;
+  return eep::find_lanes(context);
 }
 
 int eep_publish_deadline(eep_context* context) {

@@ -100,6 +100,7 @@ struct WaitFor {
   Trouble* trouble;
   uint64_t epoch;
   uint64_t deadline_ns;
+  uint64_t hopeless;  // eep_status bits: once one of them is noted, what is missing will not come
 };
 
 // Waits, as one full warp, until `has_arrived(rank)` for each rank of `sources`; returns those for which it is true.
@@ -125,10 +126,13 @@ __device__ uint64_t wait_for(const WaitFor& wait, uint64_t sources, HasArrived h
       if (load_relaxed_sys(&wait.page->revoked_epoch) >= wait.epoch) {
         why = EEP_STATUS_REVOKED;
         given_up = missing;
+      } else if (*static_cast<volatile uint64_t*>(&wait.trouble->status) & wait.hopeless) {
+        why = EEP_STATUS_MISMATCH;
+        given_up = missing;
       } else if (last_look) {
         given_up = missing;
       }
-      if (given_up) note(wait.trouble, why, why == EEP_STATUS_REVOKED ? 0 : given_up);
+      if (given_up) note(wait.trouble, why, why == EEP_STATUS_SUSPECT ? given_up : 0);
       // The stopped clock of a preempted kernel must not cost a peer its place: look once more after it.
       last_look = now - began_ns >= wait.deadline_ns;
     }

@@ -209,7 +209,7 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
   ChannelState& channel = home.state->channels[args.channel];
   Trouble* trouble = &home.state->trouble;
   uint32_t counts[2] = {0, 0};
-  const WaitFor wait{home.page, trouble, members.epoch, members.deadline_ns};
+  const WaitFor wait{home.page, trouble, members.epoch, members.deadline_ns, 0};
   const uint64_t arrived = wait_for(wait, members.reachable, [&](uint32_t rank) {
     const uint64_t flag = load_acquire_sys(&inbox.mailbox(members.slot[rank])->dispatch_flag);
     if (!eep_flag_is(flag, members.epoch, members.round)) return false;

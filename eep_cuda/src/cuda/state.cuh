@@ -25,12 +25,33 @@ struct ChannelState {
   uint32_t senders_done;  // blocks of the dispatch that have put all their rows
 };
 
+constexpr uint32_t kMaxParts = 64;              // of a lane
+constexpr uint32_t kMostLaneBytes = 64u << 20;  // so that 32 bits number the vectors of a round
+constexpr uint32_t kUnknownLane = ~0u;
+
+// A process group as the kernels see it. The host writes it, a graph holds only the number of the lane.
+struct Lane {
+  uint64_t group;  // 0: the lane is free
+  uint32_t size;
+  uint32_t rank[EEP_MAX_RANKS];     // in the order of the group
+  uint32_t lane_at[EEP_MAX_RANKS];  // by rank: which lane of *its* region serves the group
+};
+
+// How far a part of a lane has come. Counted here, so that a graph has nothing of it baked in.
+struct PartState {
+  uint64_t epoch;
+  uint64_t round;  // the last one, in that epoch
+  uint64_t half;   // of the outbox, which comes next: alternates for ever, across epochs and groups
+};
+
 struct DeviceState {
   eep_peer_table table;
   Trouble trouble;
   uint64_t barrier_epoch;
   uint64_t barrier_round;
   ChannelState channels[EEP_MAX_CHANNELS];
+  Lane lanes[EEP_MAX_LANES];
+  PartState parts[EEP_MAX_LANES][kMaxParts];
 };
 
 // Everything a kernel is told. Nothing of it changes while the buffer lives, so that graphs may hold it.
@@ -85,17 +106,24 @@ int check_cuda(cudaError_t error, const char* what);
 }  // namespace eep
 
 struct eep_context {
-  eep::Home home;
-  eep_peer_table table;  // the host's copy
-  eep_control_page* control;
-  uint32_t blocks;         // per kernel: what may spin at once must fit on the GPU at once
-  bool fixed_membership;   // benchmarks only: the table as launch parameters instead of memory
-  int32_t* packed_source;  // expert layout: the inbox row behind each packed row
+  eep::Home home{};
+  eep_peer_table table{};  // the host's copy
+  eep_control_page* control = nullptr;
+  bool is_registered = false;        // the control page, with the GPU
+  uint32_t blocks = 0;               // per kernel: what may spin at once must fit on the GPU at once
+  bool fixed_membership = false;     // benchmarks only: the table as launch parameters instead of memory
+  int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row
+  eep::Lane* lanes = nullptr;        // the host's copy, in pinned memory
+  cudaStream_t side = nullptr;  // for what must reach the kernels while some of them run, or while a graph is captured
   struct {
     uint32_t phase;
     uint32_t tokens;
     uint64_t epoch;
-  } turns[EEP_MAX_CHANNELS];
+  } turns[EEP_MAX_CHANNELS] = {};
+
+  eep_context() = default;
+  eep_context(const eep_context&) = delete;
+  ~eep_context();  // lets go of whatever was had so far, so that half a buffer leaves nothing behind
 
   eep::Turn turn(uint32_t channel) const {
     const auto& last = turns[channel < EEP_MAX_CHANNELS ? channel : 0];
@@ -107,6 +135,8 @@ namespace eep {
 
 // expert layout: the kernels that follow a dispatch and precede a combine
 int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream);
+// Looks up where the members of all groups have their lanes, and shows it to the kernels. Part of showing a new view.
+int find_lanes(eep_context* context);
 // either layout: nothing to do where the experts wrote the outbox themselves
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream);
 
@@ -124,6 +154,9 @@ cudaError_t load_combine();
 cudaError_t load_pack();
 cudaError_t load_publish();
 cudaError_t load_barrier();
+cudaError_t load_moves();
+cudaError_t load_reductions();
+cudaError_t load_weights();
 
 }  // namespace eep
 

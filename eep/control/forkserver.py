@@ -1,0 +1,104 @@
+"""A process that has imported everything a rank needs, and forks ranks from itself when it is asked to.
+
+``python -m eep.control.forkserver DESCRIPTOR MODULE...`` speaks over one end of a socket pair that it was born
+with: nobody else can reach it. Messages are JSON, one to a packet:
+
+    (first)                                                  -> {"ready": [modules that could not be imported, why]}
+    {"fork": "module:function", "arguments": {...}, "environment": {...}}
+                                                             -> {"pid": n}, with the pidfd, or {"error": "..."}
+    {"reap": pid}                                            -> {"code": n}, or {"code": null} if it was not ours
+
+A child is named what to run; nothing is unpickled. It gets a session of its own and leaves this file for good. A
+child that has ended is kept until its exit code is asked for, so that its number is not reused before its
+supervisor knows. This process has one thread, holds no device and no lock; it ends when its socket does, and its
+children live on.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MAX_MESSAGE = 1 << 17
+
+
+def serve(sock: socket.socket, modules: list[str]) -> Callable[[], object] | None:
+    """Returns None when the socket ends, and in a child, at once, with what it is to run."""
+    failed = []
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the rank itself will say it better
+            failed.append(f"{module}: {type(error).__name__}: {error}")
+    gc.collect()
+    gc.freeze()  # so that a child's first collection does not copy every page
+    _send(sock, {"ready": failed})
+    while True:
+        data = sock.recv(MAX_MESSAGE)
+        if not data:
+            return None
+        request = json.loads(data)
+        if "reap" in request:
+            _send(sock, {"code": _reap(int(request["reap"]))})
+            continue
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _send(sock, {"error": f"cannot fork: {error}"})
+            continue
+        if pid == 0:
+            sock.close()
+            return _rank(request)
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(sock, [json.dumps({"pid": pid}).encode()], [pidfd])
+        os.close(pidfd)
+
+
+def _rank(request: dict[str, Any]) -> Callable[[], object]:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    os.environ.update(request["environment"])
+    gc.unfreeze()
+
+    def run() -> object:
+        from eep.control.entry import find
+
+        return find(request["fork"])(**request["arguments"])
+
+    return run
+
+
+def _reap(pid: int) -> int | None:
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status)
+
+
+def _send(sock: socket.socket, message: dict[str, Any]) -> None:
+    sock.send(json.dumps(message).encode())
+
+
+def main(descriptor: int, modules: list[str]) -> None:
+    # A rank may signal its parent when it fails; that must not reach the other ranks.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        run = serve(socket.socket(fileno=descriptor), modules)
+    except ConnectionError:
+        return  # the supervisor has ended
+    if run is not None:
+        run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,172 @@
+"""Clients of a running server that check every token they get.
+
+Each client asks for one prompt after the other and streams the answer. What a prompt's answer is was asked before any
+fault; afterwards every answer must be the same, token by token. Nothing is asked twice: a request that fails has failed.
+Uses nothing but the standard library, so that it runs wherever Python does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+TOKENS = 24
+"""How many tokens a request asks for, by default."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back for one request."""
+
+    prompt: int
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    """When each token came (``time.monotonic``)."""
+    problem: str = ""
+    usage: tuple[int, int] = (0, 0)
+    """Prompt and completion tokens, as the server counts them."""
+
+    def gaps(self) -> list[float]:
+        """The waits between its tokens, the one for the first among them."""
+        moments = [self.started, *self.times]
+        return [later - earlier for earlier, later in pairwise(moments)]
+
+
+def ask(
+    url: str, prompt: Sequence[int], tokens: int = TOKENS, *, number: int = 0, timeout: float = 120.0, **sampling: Any
+) -> Answer:
+    """One streamed request to ``/generate``, greedy unless ``sampling`` says otherwise. Never raises: see ``problem``."""
+    answer = Answer(number, time.monotonic())
+    body = {
+        "input_ids": list(prompt),
+        "stream": True,
+        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **sampling},
+    }
+    try:
+        for chunk in _stream(url, "/generate", body, timeout):
+            if "error" in chunk:
+                answer.problem = str(chunk["error"])
+                break
+            now = time.monotonic()
+            # Cumulative, or only what is new: either way we count what we have not seen.
+            ids = chunk.get("output_ids") or []
+            meta = chunk.get("meta_info") or {}
+            seen = len(answer.tokens)
+            total = int(meta.get("completion_tokens", seen + len(ids)))
+            fresh = ids[seen:] if len(ids) == total else ids
+            answer.tokens += fresh
+            answer.times += [now] * len(fresh)
+            answer.usage = (int(meta.get("prompt_tokens", 0)), total)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        answer.problem = f"{type(error).__name__}: {error}"
+    if not answer.problem and len(answer.tokens) != tokens:
+        answer.problem = f"{len(answer.tokens)} tokens instead of {tokens}"
+    return answer
+
+
+class Load:
+    """``clients`` of them at once, until stopped."""
+
+    def __init__(
+        self, url: str, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]], clients: int = 8
+    ) -> None:
+        """``wanted[i]`` is the fault-free answer to ``prompts[i]``."""
+        self.url, self.prompts, self.wanted = url, prompts, wanted
+        self.answers: list[Answer] = []
+        self._next = iter(range(10**9))
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._client, daemon=True) for _ in range(clients)]
+
+    @classmethod
+    def with_reference(
+        cls, url: str, prompts: Sequence[Sequence[int]], *, tokens: int = TOKENS, clients: int = 8
+    ) -> Load:
+        """Asks for every prompt once, before any fault, to know what the answers are."""
+        wanted = []
+        for number, prompt in enumerate(prompts):
+            answer = ask(url, prompt, tokens, number=number)
+            if answer.problem:
+                raise RuntimeError(f"prompt {number} has no fault-free answer: {answer.problem}")
+            wanted.append(answer.tokens)
+        return cls(url, prompts, wanted, clients)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, within: float = 180.0) -> None:
+        """No new requests; waits for those under way."""
+        self._stopping.set()
+        end = time.monotonic() + within
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if stuck := sum(thread.is_alive() for thread in self._threads):
+            raise TimeoutError(f"{stuck} clients got no end of their answer within {within:.0f} s")
+
+    def __enter__(self) -> Load:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def failed(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.problem]
+
+    @property
+    def wrong(self) -> list[Answer]:
+        """Answers that came whole, but not as they should be."""
+        return [a for a in self.answers if not a.problem and a.tokens != list(self.wanted[a.prompt])]
+
+    def token_times(self) -> list[float]:
+        return sorted(moment for answer in list(self.answers) for moment in answer.times)
+
+    def largest_gap(self, since: float, until: float) -> float:
+        """The longest that any client waited for its next token, of the waits that touch this time."""
+        gaps = [0.0]
+        for answer in list(self.answers):
+            moments = [answer.started, *answer.times]
+            for earlier, later in pairwise(moments):
+                if later >= since and earlier <= until:
+                    gaps.append(later - earlier)
+        return max(gaps)
+
+    def _client(self) -> None:
+        while not self._stopping.is_set():
+            with self._lock:
+                number = next(self._next) % len(self.prompts)
+            answer = ask(self.url, self.prompts[number], len(self.wanted[number]), number=number)
+            with self._lock:
+                self.answers.append(answer)
+            if answer.problem:
+                time.sleep(0.1)  # a server that refuses must not be flooded
+
+
+def _stream(url: str, path: str, body: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
+    """The events of a streamed answer."""
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port, timeout=timeout)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            yield {"error": f"HTTP {response.status}: {response.read(500).decode(errors='replace')}"}
+            return
+        for line in response:
+            if line.startswith(b"data:"):
+                if (text := line[5:].strip()) == b"[DONE]":
+                    return
+                yield json.loads(text)
+        yield {"error": "the stream ended early"}
+    finally:
+        connection.close()

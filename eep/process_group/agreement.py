@@ -1,0 +1,205 @@
+"""Views of an instance without a supervisor: the ranks commit them among themselves (:mod:`eep.view_log`).
+
+Every change is one of: the first view of a launch, a view without some ranks, a view with some more. Survivors that noticed
+different things at different times still go through the same views, because an epoch is committed once and all others
+find it done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Iterable
+
+from eep.collective_abi import CollectiveArgs, Element, Kind, OwnerState, Reduction
+from eep.errors import PeerUnreachable, RankInUse
+from eep.memory.exchange import Offer
+from eep.process_group.world import World
+from eep.rendezvous import Rendezvous
+from eep.view import View
+from eep.view_log import ViewLog
+
+_LOOKS_EVERY = 0.002
+_VOTES = "eep/votes"
+
+
+class Agreement:
+    """What one rank does to agree with the others."""
+
+    def __init__(self, world: World, rendezvous: Rendezvous, *, temporary: bool) -> None:
+        """A ``temporary`` rendezvous is removed by the last rank that leaves."""
+        self._world, self._rendezvous, self._temporary = world, rendezvous, temporary
+        self._log = ViewLog(rendezvous.path)
+        self._votes = world.open_lane(_VOTES, range(world.size))
+
+    def found(self, timeout: float) -> View:
+        """Waits for all ranks of the launch, and enters the first view with them."""
+        end = time.monotonic() + timeout
+        with self._world.changing:
+            while True:
+                latest = self._log.latest()
+                if latest is not None and self._is_in(latest):
+                    return self._world.apply(latest, end - time.monotonic())
+                self._refuse_if_running(latest)
+                prepared = self._prepare(range(self._world.size), max(0.0, end - time.monotonic()))
+                incarnations = {rank: offer.incarnation for rank, offer in prepared.items()}
+                incarnations[self._world.rank] = self._world.endpoint.incarnation
+                first = View(
+                    latest.epoch + 1 if latest else 1,
+                    tuple(range(self._world.size)),
+                    tuple(incarnations.get(rank, -1) for rank in range(self._world.endpoint.max_ranks)),
+                )
+                committed = self._log.commit(first)
+                if self._is_in(committed):
+                    return self._world.apply(committed, max(0.0, end - time.monotonic()), prepared)
+                _close(prepared)
+                if time.monotonic() >= end:
+                    raise PeerUnreachable(f"the ranks could not agree on a first view within {timeout:.0f} s")
+                time.sleep(_LOOKS_EVERY)
+
+    def deactivate(self, ranks: Iterable[int], timeout: float) -> View:
+        """Goes on without ``ranks``. Every survivor calls it; those who come later find it done."""
+        gone = set(ranks)
+        if self._world.rank in gone:
+            raise ValueError(f"rank {self._world.rank} cannot deactivate itself; destroy the process group instead")
+        end = time.monotonic() + timeout
+        with self._world.changing:
+            view = self._catch_up(end)
+            while gone & set(view.active):
+                self._world.revoke(view.epoch)
+                view = self._enter(self._log.commit(view.without(gone)), end)
+            return view
+
+    def recover(self, ranks: Iterable[int], timeout: float) -> View:
+        """Lets in ``ranks``, which wait in :meth:`join`. Every survivor calls it between the same two steps.
+
+        Nothing changes unless all survivors can reach all of them.
+        """
+        end = time.monotonic() + timeout
+        with self._world.changing:
+            wanted = set(ranks) - set(self._world.view.active)
+            problem, prepared = "", {}
+            try:
+                prepared = self._prepare_waiting(wanted, end)
+            except PeerUnreachable as error:
+                problem = str(error)
+            try:
+                agreed = self._vote(not problem, max(0.1, end - time.monotonic()))
+                if not agreed:
+                    raise PeerUnreachable(
+                        f"{problem or 'another survivor could not reach a rank that was to join'}; nothing has changed"
+                    )
+                view = self._world.view
+                if wanted:
+                    joining = {rank: offer.incarnation for rank, offer in prepared.items()}
+                    view = self._log.commit(view.joined_by(joining))
+                    return self._world.apply(view, max(0.1, end - time.monotonic()), prepared)
+                return view
+            except BaseException:
+                _close(prepared)
+                raise
+
+    def join(self, timeout: float) -> View:
+        """Waits until the members have let this rank in, and enters their view."""
+        end = time.monotonic() + timeout
+        with self._world.changing:
+            self._world.endpoint._say(OwnerState.WAITING)
+            try:
+                while (latest := self._log.latest()) is None or not self._is_in(latest):
+                    if time.monotonic() >= end:
+                        raise PeerUnreachable(
+                            f"no view lets in incarnation {self._world.endpoint.incarnation} of rank {self._world.rank} "
+                            f"within {timeout:.0f} s: the others must call eep.pg.recover_ranks"
+                        )
+                    time.sleep(_LOOKS_EVERY)
+                return self._world.apply(latest, max(0.1, end - time.monotonic()))
+            finally:
+                self._world.endpoint._say(OwnerState.ALONE)
+
+    def state_of(self, rank: int) -> str:
+        """``active``; ``waiting`` (a new incarnation asks to be let in); ``starting`` (it is there); or ``absent``."""
+        view = self._world.view
+        if rank in view.active:
+            return "active"
+        newest = self._rendezvous.latest(rank)
+        if newest is None or newest <= view.incarnations[rank]:
+            return "absent"
+        try:
+            offers = self._prepare([rank], 0.0)
+        except PeerUnreachable:
+            return "starting"
+        state = offers[rank].state
+        _close(offers)
+        return "waiting" if state is OwnerState.WAITING else "starting"
+
+    def close(self) -> None:
+        """After the world was left."""
+        # Everybody looks after having left, so that the last one sees nobody; who looks later may find nothing at all.
+        with contextlib.suppress(FileNotFoundError):
+            if not self._rendezvous.claimed_ranks():
+                self._log.clear()
+                if self._temporary:
+                    self._rendezvous.remove()
+
+    def _catch_up(self, end: float) -> View:
+        latest = self._log.latest()
+        if latest is not None and latest.epoch > self._world.view.epoch:
+            return self._enter(latest, end)
+        return self._world.view
+
+    def _enter(self, view: View, end: float) -> View:
+        """Enters a view that others have entered before; those of them that have died since are left out."""
+        while True:
+            try:
+                return self._world.apply(view, min(1.0, max(0.1, end - time.monotonic())))
+            except PeerUnreachable:
+                alive = self._rendezvous.claimed_ranks()
+                dead = [rank for rank in view.active if alive.get(rank) != view.incarnations[rank]]
+                if not dead or time.monotonic() >= end:
+                    raise
+                view = self._log.commit(view.without(dead))
+
+    def _vote(self, yes: bool, timeout: float) -> bool:
+        ballot = ctypes.c_uint8(yes)
+        args = CollectiveArgs(kind=Kind.ALL_REDUCE, element=Element.U8, reduction=Reduction.MIN, bytes=1)
+        args.in_ = args.out = ctypes.addressof(ballot)
+        self._votes.call("recover_ranks", args, timeout)
+        return bool(ballot.value)
+
+    def _prepare(self, ranks: Iterable[int], timeout: float) -> dict[int, Offer]:
+        return self._world.endpoint._peers.prepare(ranks, timeout)
+
+    def _prepare_waiting(self, ranks: set[int], end: float) -> dict[int, Offer]:
+        while True:
+            offers = self._prepare(ranks, max(0.0, end - time.monotonic()))
+            unready = [rank for rank, offer in offers.items() if offer.state is not OwnerState.WAITING]
+            stale = [rank for rank, offer in offers.items() if offer.incarnation <= self._world.view.incarnations[rank]]
+            if not unready and not stale:
+                return offers
+            _close(offers)
+            if time.monotonic() >= end:
+                raise PeerUnreachable(f"rank {(stale or unready)[0]} does not wait to be let in (eep.pg.join)")
+            time.sleep(_LOOKS_EVERY)
+
+    def _is_in(self, view: View) -> bool:
+        return (
+            self._world.rank in view.active and view.incarnations[self._world.rank] == self._world.endpoint.incarnation
+        )
+
+    def _refuse_if_running(self, latest: View | None) -> None:
+        if latest is None:
+            return
+        alive = self._rendezvous.claimed_ranks()
+        running = [r for r in latest.active if r != self._world.rank and alive.get(r) == latest.incarnations[r]]
+        if running:
+            raise RankInUse(
+                f"an instance runs in {self._rendezvous.path} without this rank (epoch {latest.epoch}, rank {running[0]} "
+                "lives); start with eep.pg.Options(defer_join=True) and join it, or choose another rendezvous"
+            )
+
+
+def _close(offers: dict[int, Offer]) -> None:
+    for offer in offers.values():
+        offer.close()
+    offers.clear()

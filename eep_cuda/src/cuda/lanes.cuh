@@ -1,0 +1,337 @@
+// The rounds of a collective: who takes part, telling them that our half of the outbox is filled, waiting for theirs.
+//
+// Each thread block owns one part of a lane and meets only the blocks of the same part on the other ranks; no block
+// waits for another of its own grid. A round is: fill a half of our outbox; meet(); pull from the halves of the others;
+// end_round(). Nobody writes payload into the memory of another.
+//
+// Which half a round uses alternates for ever and is told with the flag, because rounds begin again at 1 in every
+// epoch: a slow member may still be reading the last round of the old epoch when a fast one enters the first of the
+// new. For the same reason that first flag also says that its sender has entered the last round of the old epoch;
+// whether what it left there is what we want, its stamp tells.
+#ifndef EEP_CUDA_LANES_CUH_
+#define EEP_CUDA_LANES_CUH_
+
+#include "cuda/device.cuh"
+
+namespace eep {
+
+constexpr uint32_t kLaneThreads = 512;
+
+// One part of a lane, ours or a peer's.
+struct PartView {
+  uint8_t* base;
+  const eep_shape& shape;
+  const eep_region_layout& at;
+
+  __device__ PartView(const Home& home, uint8_t* base) : base(base), shape(home.shape), at(home.at) {}
+  __device__ PartView(const Home& home, uint64_t region, uint32_t lane, uint32_t part)
+      : PartView(home, reinterpret_cast<uint8_t*>(region) + home.at.lanes + lane * home.at.lane_bytes +
+                           part * home.at.part_bytes) {}
+
+  __device__ eep_lane_mailbox* mailbox(uint32_t slot) const {
+    return reinterpret_cast<eep_lane_mailbox*>(base + at.lane_mailboxes) + slot;
+  }
+  __device__ uint64_t* stamp(uint32_t half) const {
+    return reinterpret_cast<uint64_t*>(base + at.lane_stamps + half * 64);
+  }
+  __device__ uint8_t* outbox(uint32_t half) const {
+    return base + at.lane_outbox + static_cast<uint64_t>(half) * shape.lane_bytes;
+  }
+};
+
+// Who meets, as a block sees it in shared memory. A *place* counts the members that are in the view, in group order.
+struct Party {
+  uint64_t epoch, round, deadline_ns, group;
+  uint64_t active;   // the members in the view, by rank: what shares are counted by, the same on all of them
+  uint64_t present;  // those whose part is taken: this rank, and who arrived and said what it should
+  uint64_t largest;  // the largest number of bytes that a member named in the last meet()
+  uint32_t count;    // of active
+  uint32_t own;      // our place
+  uint32_t half;     // of our outbox, in this round
+  uint32_t rank[EEP_MAX_RANKS];      // by place
+  uint32_t position[EEP_MAX_RANKS];  // by place: the position in the group, by which a caller gives its blocks
+  uint32_t slot[EEP_MAX_RANKS];      // by rank
+  uint32_t half_of[EEP_MAX_RANKS];   // by rank: which half of its outbox holds this round
+  uint8_t* part[EEP_MAX_RANKS];      // by rank: our part in the lane that it has for this group
+
+  __device__ bool has(uint32_t rank_) const { return present >> rank_ & 1; }
+};
+
+__device__ inline uint64_t reduce_or(uint64_t value) {
+  const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(value));
+  const uint32_t high = __reduce_or_sync(~0u, static_cast<uint32_t>(value >> 32));
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+__device__ inline void complain(const Home& home, eep_status why) {
+  note(&home.state->trouble, why);
+  show_trouble(&home.state->trouble, home.page);
+}
+
+// Reads the table and the lane, as every kernel does at its start. Called by all threads. False: there is nothing to
+// take part in, because this rank is not in its own view or the lane was closed under a graph.
+__device__ inline bool join_party(const Home& home, uint32_t number, Party& party) {
+  if (threadIdx.x < 32) {
+    const eep_peer_table& table = home.state->table;
+    const Lane& lane = home.state->lanes[number];
+    const PartState& part = home.state->parts[number][blockIdx.x];
+    const uint64_t dropped = home.state->trouble.dropped;
+    bool is_met[2] = {false, false};
+    uint32_t rank_at[2] = {0, 0};
+    uint64_t ranks = 0;
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t position = threadIdx.x + 32 * i;
+      if (position >= lane.size) continue;
+      const uint32_t rank = rank_at[i] = lane.rank[position];
+      const eep_peer& peer = table.peers[rank];
+      if (!peer.active) continue;
+      // A table that was scribbled over must cost us a peer, not the process.
+      if (!peer.region || peer.slot != eep_slot_of(rank, peer.incarnation, home.shape.max_ranks)) {
+        complain(home, EEP_STATUS_BAD_TABLE);
+      } else if (lane.lane_at[rank] >= home.shape.lanes) {
+        complain(home, EEP_STATUS_MISMATCH);  // it has not opened the group
+      } else {
+        is_met[i] = true;
+        ranks |= rank_bit(rank);
+        party.slot[rank] = peer.slot;
+        party.part[rank] = PartView(home, peer.region, lane.lane_at[rank], blockIdx.x).base;
+      }
+    }
+    const uint64_t positions = vote(is_met[0], is_met[1]);
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t position = threadIdx.x + 32 * i;
+      const uint32_t place = __popcll(positions & (rank_bit(position) - 1));
+      if (!is_met[i]) continue;
+      party.rank[place] = rank_at[i];
+      party.position[place] = position;
+      if (rank_at[i] == home.rank) party.own = place;
+    }
+    const uint64_t active = reduce_or(ranks);
+    if (threadIdx.x == 0) {
+      party.epoch = table.epoch;
+      party.deadline_ns = table.deadline_ns;
+      party.group = lane.group;
+      party.round = (part.epoch == table.epoch ? part.round : 0) + 1;
+      party.half = part.half & 1;
+      party.active = active;
+      party.present = active & ~(dropped & ~rank_bit(home.rank));
+      party.count = __popcll(active);
+      if (!(active >> home.rank & 1)) complain(home, EEP_STATUS_BAD_TABLE);
+    }
+  }
+  __syncthreads();
+  return party.active >> home.rank & 1;
+}
+
+// What a member says of a round, beside its flag.
+struct Statement {
+  uint64_t call;
+  uint64_t bytes;
+  uint64_t taken;  // whose parts went into what its half holds; shares are counted by party.active
+  bool may_differ_in_bytes;
+};
+
+// The half of `flag`'s sender that holds our round, or 2 if it has not come that far.
+__device__ inline uint32_t half_for(uint64_t flag, const Party& party) {
+  const uint32_t told = flag & 1;
+  if (eep_flag_is(flag, party.epoch, party.round)) return told;
+  // Whoever saw our flag of this round may be one ahead already, or be the first in a new epoch.
+  const bool is_next = eep_flag_is(flag, party.epoch, party.round + 1);
+  const bool is_newer = flag >> 40 > party.epoch && eep_flag_is(flag, flag >> 40, 1);
+  return is_next || is_newer ? 1 - told : 2;
+}
+
+// A member that says what it should not: why that is depends on what else went wrong, and a loss or a revoke, which
+// makes members meet other ranks than we do, is the better reason.
+__device__ inline void note_mismatch(const Home& home, const Party& party, bool is_other_call) {
+  Trouble* trouble = &home.state->trouble;
+  if (load_relaxed_sys(&home.page->revoked_epoch) >= party.epoch)
+    note(trouble, EEP_STATUS_REVOKED);
+  else if (is_other_call || !*static_cast<volatile uint64_t*>(&trouble->status))
+    note(trouble, EEP_STATUS_MISMATCH);
+}
+
+// Called by all threads when our half is filled: tells the others and waits for theirs. Afterwards `party.present` are
+// those whose half may be read. With `writes_next` the other half of our outbox may be written at once, before
+// end_round().
+__device__ inline void meet(const Home& home, Party& party, const Statement& said, bool writes_next = false) {
+  const PartView own(home, party.part[home.rank]);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const uint64_t others = party.present & ~rank_bit(home.rank);
+    const uint64_t stamp = eep_flag_make(party.epoch, party.round, 0);
+    if (threadIdx.x == 0) store_relaxed_sys(own.stamp(party.half), stamp);
+    for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
+      if (!(others >> rank & 1)) continue;
+      eep_lane_mailbox* box = PartView(home, party.part[rank]).mailbox(party.slot[home.rank]);
+      store_relaxed_sys(&box->group, party.group);
+      store_relaxed_sys(&box->call[party.half], said.call);
+      store_relaxed_sys(&box->bytes[party.half], said.bytes);
+      store_relaxed_sys(&box->members[party.half], said.taken);
+    }
+    __syncwarp();
+    fence_sys();  // one fence releases the half, its stamp and what we say of it to all ranks
+    for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+      if (others >> rank & 1)
+        store_relaxed_sys(&PartView(home, party.part[rank]).mailbox(party.slot[home.rank])->flag, stamp | party.half);
+
+    const WaitFor wait{home.page, &home.state->trouble, party.epoch, party.deadline_ns, EEP_STATUS_MISMATCH};
+    const uint64_t arrived = wait_for(wait, others, [&](uint32_t rank) {
+      const eep_lane_mailbox* box = own.mailbox(party.slot[rank]);
+      const uint32_t half = half_for(load_acquire_sys(&box->flag), party);
+      if (half > 1 || load_relaxed_sys(&box->group) != party.group) return false;
+      party.half_of[rank] = half;
+      return true;
+    });
+    bool has_same_call[2], has_same_ranks[2];
+    uint64_t largest = said.bytes;
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t rank = threadIdx.x + 32 * i;
+      has_same_call[i] = has_same_ranks[i] = false;
+      if (!(arrived >> rank & 1)) continue;
+      const eep_lane_mailbox* box = own.mailbox(party.slot[rank]);
+      const uint32_t half = party.half_of[rank];
+      const uint64_t bytes = load_relaxed_sys(&box->bytes[half]);
+      has_same_call[i] =
+          load_relaxed_sys(&box->call[half]) == said.call && (said.may_differ_in_bytes || bytes == said.bytes);
+      has_same_ranks[i] = load_relaxed_sys(&box->members[half]) == party.active;
+      if (has_same_call[i]) largest = max(largest, bytes);
+    }
+    for (uint32_t step = 16; step; step /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+    const uint64_t called = arrived & vote(has_same_call[0], has_same_call[1]);
+    const uint64_t agreed = called & vote(has_same_ranks[0], has_same_ranks[1]);
+    if (threadIdx.x == 0) {
+      party.half_of[home.rank] = party.half;
+      party.largest = largest;
+      party.present = agreed | rank_bit(home.rank);
+      if (agreed != arrived) note_mismatch(home, party, called != arrived);
+      if (agreed != (party.active & ~rank_bit(home.rank))) show_trouble(&home.state->trouble, home.page);
+    }
+  }
+  if (!writes_next) __syncthreads();
+  // All have entered this round, so nobody reads our other half any more, except one that we have dropped: it finds the
+  // stamp gone. Done before that half is written again, in the shadow of the pulling where that is later.
+  if (threadIdx.x == 0) {
+    store_relaxed_sys(own.stamp(1 - party.half), 0);
+    fence_sys();
+  }
+  if (writes_next) __syncthreads();
+}
+
+// Called by all threads when they have read what they need. A member that dropped us does not wait for that: its stamp
+// tells whether it has written its half again meanwhile.
+__device__ inline void end_round(const Home& home, Party& party) {
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    fence_sys();
+    const uint64_t stamp = eep_flag_make(party.epoch, party.round, 0);
+    bool torn = false;
+    for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+      if (rank != home.rank && party.has(rank))
+        torn |= load_acquire_sys(PartView(home, party.part[rank]).stamp(party.half_of[rank])) != stamp;
+    if (__any_sync(~0u, torn) && threadIdx.x == 0) complain(home, EEP_STATUS_TORN);
+    if (threadIdx.x == 0) {
+      ++party.round;
+      party.half ^= 1;
+    }
+  }
+  __syncthreads();
+}
+
+// Called by all threads after the last round: the next call goes on from here.
+__device__ inline void leave_party(const Home& home, uint32_t number, const Party& party) {
+  if (threadIdx.x == 0) home.state->parts[number][blockIdx.x] = {party.epoch, party.round - 1, party.half};
+}
+
+// ---- shares: every payload is cut into one slice per block ----
+
+struct Slice {
+  uint64_t begin, bytes;
+};
+// What every block but the last ones gets: the same on all ranks, so that all of them make the same number of rounds.
+__device__ inline uint64_t share_of(uint64_t bytes) { return eep_align_up((bytes + gridDim.x - 1) / gridDim.x, 128); }
+__device__ inline Slice slice_of(uint64_t bytes) {
+  const uint64_t begin = min(blockIdx.x * share_of(bytes), bytes);
+  return {begin, min(share_of(bytes), bytes - begin)};
+}
+__device__ inline uint64_t rounds_for(uint64_t bytes, uint64_t capacity) {
+  return max(uint64_t{1}, (share_of(bytes) + capacity - 1) / capacity);
+}
+// The piece of a slice that round `i` moves.
+__device__ inline Slice piece_of(const Slice& slice, uint64_t i, uint64_t capacity) {
+  const uint64_t begin = min(i * capacity, slice.bytes);
+  return {slice.begin + begin, min(capacity, slice.bytes - begin)};
+}
+
+// ---- copies of a block, several at once ----
+
+struct Copies {
+  const uint8_t* from[EEP_MAX_RANKS];
+  uint8_t* to[EEP_MAX_RANKS];
+  uint64_t bytes[EEP_MAX_RANKS];  // 0: nothing to do
+};
+struct Copy {
+  const uint8_t* from;
+  uint8_t* to;
+  uint64_t bytes;
+};
+
+__device__ inline void copy_few(uint8_t* to, const uint8_t* from, uint32_t bytes) {
+  const bool by_words = ((reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) | bytes) & 3) == 0;
+  for (uint32_t i = 0; i < bytes; i += by_words ? 4 : 1) {
+    if (by_words)
+      *reinterpret_cast<uint32_t*>(to + i) = *reinterpret_cast<const volatile uint32_t*>(from + i);
+    else
+      to[i] = *const_cast<const volatile uint8_t*>(from + i);
+  }
+}
+
+// Called by all threads: makes the copies that `copy_at(i)` says for i < count, none larger than `most` bytes. Each
+// thread has several 16-byte loads in flight, from whichever copies: few bytes from many ranks then cost one latency,
+// not many.
+template <typename CopyAt>
+__device__ void run_copies(Copies& copies, uint32_t count, uint64_t most, CopyAt copy_at) {
+  constexpr uint32_t kAtOnce = 4;
+  __syncthreads();  // `copies` may still be in use
+  if (threadIdx.x < count) {
+    const Copy copy = copy_at(threadIdx.x);
+    copies.from[threadIdx.x] = copy.from;
+    copies.to[threadIdx.x] = copy.to;
+    copies.bytes[threadIdx.x] = copy.from && copy.to && copy.from != copy.to ? copy.bytes : 0;
+  }
+  __syncthreads();
+  const uint32_t vectors = static_cast<uint32_t>((most + sizeof(uint4) - 1) / sizeof(uint4));
+  const uint64_t total = static_cast<uint64_t>(count) * vectors;
+#pragma unroll 1
+  for (uint64_t first = threadIdx.x; first < total; first += kAtOnce * kLaneThreads) {
+    uint4 data[kAtOnce];
+    uint4* to[kAtOnce];
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; ++j) {
+      to[j] = nullptr;
+      const uint64_t item = first + j * kLaneThreads;
+      if (item >= total) continue;
+      const uint32_t i = static_cast<uint32_t>(item) / vectors;
+      const uint64_t offset = static_cast<uint64_t>(static_cast<uint32_t>(item) % vectors) * sizeof(uint4);
+      if (offset >= copies.bytes[i]) continue;
+      const uint64_t left = copies.bytes[i] - offset;
+      const uint8_t* source = copies.from[i] + offset;
+      uint8_t* target = copies.to[i] + offset;
+      const bool is_whole = left >= sizeof(uint4) &&
+                            ((reinterpret_cast<uint64_t>(source) | reinterpret_cast<uint64_t>(target)) & 15) == 0;
+      if (is_whole) {
+        to[j] = reinterpret_cast<uint4*>(target);
+        data[j] = load_shared_row(reinterpret_cast<const uint4*>(source));
+      } else {
+        copy_few(target, source, static_cast<uint32_t>(min(left, static_cast<uint64_t>(sizeof(uint4)))));
+      }
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; ++j)
+      if (to[j]) store_row(to[j], data[j]);
+  }
+}
+
+}  // namespace eep
+
+#endif  // EEP_CUDA_LANES_CUH_

@@ -1,0 +1,285 @@
+"""In the data-parallel controller: the supervisor of the ranks lives here, and no send ever waits for one.
+
+SGLang's own code works out what each scheduler is started with, in every version its own way. We let it, with a
+``multiprocessing`` that only takes notes, and start the schedulers from the notes: now, and again whenever one dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eep.control.background import BackgroundSupervisor
+from eep.control.fork_launcher import ForkLauncher
+from eep.control.processes import Launcher, SubprocessLauncher, command_of
+from eep.control.supervisor import Supervisor
+from eep.membership import Effect, Notify, Policy, Transition
+from sglang_patches import cpu, hooks, options, rank_entry, recipe
+from sglang_patches.front_end import DIRECTORY
+
+logger = logging.getLogger(__name__)
+
+_CONTROLLER = "managers.data_parallel_controller.DataParallelController."
+_ATTRIBUTE = "_eep_ranks"
+_POLLS_EVERY_MS = 50
+_LOOKS_EVERY = 0.05
+_LOADED_WITHIN = 3600.0
+_FAILS_AT_START = 3
+PRELOAD = ("sglang_patches.preload", "sglang_patches.rank_entry")
+
+
+def policy(ranks: int, max_ranks: int, relaunch: bool) -> Policy:
+    """Patient with a rank that keeps dying, as long as it lives for a while in between."""
+    return Policy(
+        max_ranks=max_ranks,
+        first_view=ranks,
+        relaunch_limit=50 if relaunch else 0,
+        relaunch_backoff=0.1,
+        longest_backoff=5.0,
+        stable_after=10.0,
+    )
+
+
+class Notes:
+    """Stands in for ``multiprocessing`` while SGLang starts its schedulers: what it would have started is written down."""
+
+    def __init__(self, directory: Path, started: Callable[[int], Ranks]) -> None:
+        self._directory, self._started = directory, started
+        self._count = 0
+        self._ranks: Ranks | None = None
+        self._before = dict(os.environ)
+
+    def Pipe(self, duplex: bool = True) -> tuple[Loaded, object]:
+        return Loaded(self, self._count), _WRITER
+
+    def Process(self, target: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> NotedProcess:
+        rank, self._count = self._count, self._count + 1
+        return NotedProcess(self, rank, args, kwargs or {})
+
+    def note(self, rank: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        writer = next(index for index, each in enumerate(arguments) if each is _WRITER)
+        said = [None if index == writer else each for index, each in enumerate(arguments)]
+        # SGLang sets variables around the start of each process, such as which device it may see.
+        environment = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
+        recipe.write(
+            rank_entry.recipe_path(self._directory, rank),
+            {"arguments": said, "named": named, "writer": writer, "environment": environment},
+        )
+
+    def ranks(self) -> Ranks:
+        """All have been noted: start them."""
+        if self._ranks is None:
+            self._ranks = self._started(self._count)
+        return self._ranks
+
+
+_WRITER = object()
+
+
+class NotedProcess:
+    """What SGLang takes for the process of a scheduler."""
+
+    exitcode: int | None = None
+
+    def __init__(self, notes: Notes, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._notes, self._rank, self._args, self._kwargs = notes, rank, args, kwargs
+
+    def start(self) -> None:
+        self._notes.note(self._rank, self._args, self._kwargs)
+
+    @property
+    def pid(self) -> int | None:
+        return self._notes.ranks().pid(self._rank)
+
+    def is_alive(self) -> bool:
+        return True  # somebody will be
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+
+class Loaded:
+    """What SGLang takes for the pipe on which a scheduler says that it has loaded its model."""
+
+    def __init__(self, notes: Notes, rank: int) -> None:
+        self._notes, self._rank = notes, rank
+
+    def recv(self) -> Any:
+        return self._notes.ranks().wait_until_loaded(self._rank)
+
+
+class Ranks:
+    """The supervisor of this server's ranks, and who of them is in. ``live`` is replaced whole, never changed."""
+
+    def __init__(self, directory: Path, count: int, max_ranks: int, relaunch: bool) -> None:
+        self.directory = directory
+        self.live: dict[int, int] = {}
+        self.ended: deque[int] = deque()
+        """Ranks whose death the event loop has not seen yet."""
+        self._background = BackgroundSupervisor(lambda: self._make(count, max_ranks, relaunch))
+        self._background.start()
+
+    def _make(self, count: int, max_ranks: int, relaunch: bool) -> Supervisor:
+        supervisor = Supervisor(
+            _launcher(),
+            range(count),
+            max_ranks=max_ranks,
+            standby=range(count, max_ranks),
+            policy=policy(count, max_ranks, relaunch),
+            directory=self.directory,
+            remove_directory=True,
+        )
+        supervisor.watch_effects(self._happened)
+        return supervisor
+
+    def _happened(self, effect: Effect) -> None:
+        """In the supervisor's thread."""
+        if isinstance(effect, Notify):
+            self.live = {rank: effect.view.incarnations[rank] for rank in effect.view.active}
+        elif isinstance(effect, Transition) and effect.phase in ("DYING", "FENCING", "EXITED"):
+            self.live = {rank: inc for rank, inc in self.live.items() if rank != effect.rank}
+            self.ended.append(effect.rank)
+
+    def pid(self, rank: int) -> int | None:
+        return self._background.call(lambda supervisor: supervisor.pids.get(rank))
+
+    def wait_until_loaded(self, rank: int) -> Any:
+        """The first word of a scheduler. Raises when it cannot be started: a server that never served should end."""
+        path, deadline = rank_entry.info_path(self.directory, rank), time.monotonic() + _LOADED_WITHIN
+        while not path.exists():
+            local = self._background.call(lambda supervisor: supervisor.state.ranks[rank])
+            if local.failures >= _FAILS_AT_START or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"rank {rank} could not be started ({local.failures} times); its output above says why, and so does "
+                    f"'eep events --dir {self.directory}'"
+                )
+            time.sleep(_LOOKS_EVERY)
+        return recipe.read(path)
+
+    def stop(self) -> None:
+        self._background.stop()
+
+
+def _launcher() -> Launcher:
+    """A process that has opened a GPU cannot be forked, and importing SGLang may open it; there, start afresh."""
+    if cpu.is_asked_for():
+        return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD)
+    return SubprocessLauncher(command_of(rank_entry.main))
+
+
+class Outbox:
+    """Sends to schedulers without ever waiting. What cannot be sent at once is kept until it can, or its rank is gone."""
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._unsent: dict[int, deque[Any]] = {}
+        self._sockets: dict[int, Any] = {}
+
+    def __call__(self, socket: Any, message: Any, flags: int = 0) -> None:
+        key = id(socket)
+        self._sockets[key] = socket
+        unsent = self._unsent.setdefault(key, deque())
+        unsent.append(message)
+        self._flush(key)
+
+    def flush(self) -> None:
+        for key in [key for key, unsent in self._unsent.items() if unsent]:
+            self._flush(key)
+
+    def forget(self, socket: Any) -> None:
+        """Its rank is gone: the front end sends what it had anew, to others."""
+        self._unsent.pop(id(socket), None)
+
+    def _flush(self, key: int) -> None:
+        import zmq
+
+        unsent = self._unsent[key]
+        while unsent:
+            try:
+                self._send(self._sockets[key], unsent[0], flags=zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            unsent.popleft()
+
+
+# The hooks.
+
+
+def register() -> None:
+    hooks.hook(_CONTROLLER + "launch_tensor_parallel_group", _launch)
+    hooks.hook(_CONTROLLER + "maybe_external_dp_rank_routing", _route, "replace")
+    hooks.hook(_CONTROLLER + "event_loop", _event_loop, "replace")
+
+
+def _launch(original: Callable[..., Any], controller: Any, *arguments: Any, **named: Any) -> Any:
+    from sglang.srt.managers import data_parallel_controller as module
+
+    directory, wanted = Path(os.environ[DIRECTORY]), options.required()
+
+    def start(count: int) -> Ranks:
+        ranks = Ranks(directory, count, max(wanted.max_ranks, count), wanted.relaunch)
+        setattr(controller, _ATTRIBUTE, ranks)
+        return ranks
+
+    real = module.mp
+    module.mp = Notes(directory, start)
+    try:
+        return original(controller, *arguments, **named)
+    finally:
+        module.mp = real
+
+
+def _route(controller: Any, request: Any) -> bool:
+    """To the rank that the front end chose, which knows who is in. If it is gone by now, the front end knows that too."""
+    from sglang.srt.managers import data_parallel_controller as module
+
+    rank = request.routed_dp_rank
+    if rank is None:
+        return False
+    module.sock_send(controller.workers[rank], request)
+    return True
+
+
+def _event_loop(controller: Any) -> None:
+    import zmq
+    from sglang.srt.managers import data_parallel_controller as module
+
+    ranks: Ranks = getattr(controller, _ATTRIBUTE)
+    outbox = Outbox(module.sock_send)
+    module.sock_send = outbox
+    poller = zmq.Poller()
+    poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
+    while True:
+        controller.soft_watchdog.feed()
+        mark_the_dead(controller, ranks, outbox)
+        outbox.flush()
+        if not poller.poll(_POLLS_EVERY_MS):
+            continue
+        while True:
+            try:
+                request = module.sock_recv(controller.recv_from_tokenizer, flags=zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            mark_the_dead(controller, ranks, outbox)
+            try:
+                controller._request_dispatcher(request)
+            except (ValueError, RuntimeError) as error:
+                # Sent to a rank that is gone: the front end hears of that as well, and sends it again.
+                logger.warning("not dispatched: %s", error)
+
+
+def mark_the_dead(controller: Any, ranks: Ranks, outbox: Outbox) -> None:
+    """All of them, before anything is sent to anybody."""
+    while ranks.ended:
+        rank = ranks.ended.popleft()
+        if rank < len(controller.workers) and controller.workers[rank] is not None:
+            outbox.forget(controller.workers[rank])
+    live = ranks.live
+    controller.status = [rank in live for rank in range(len(controller.status))]
+    controller._active_workers = [rank for rank in range(len(controller.workers)) if rank in live]
+    controller._active_count_cache = len(controller._active_workers)

@@ -1,0 +1,278 @@
+"""In the front end: every request is in the ledger, goes to a rank that is in, and is replayed when that rank is lost.
+
+SGLang's TokenizerManager is left as it is. We stand at its two sockets: what it sends to the schedulers passes through
+:meth:`FrontEnd.send`, and what comes back through :meth:`FrontEnd.output` and :meth:`FrontEnd.abort_answer`, where a
+request that has moved gets its own id, counts and continuation back. Who is in is told by a watcher of the
+supervisor that runs in the controller.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from eep.control.private import PrivateDirectory
+from eep.control.watcher import Watcher
+from eep.requests import Ledger, Lost, choose_rank
+from eep.view import View
+from sglang_patches import hooks, ledger_adapter
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY = "EEP_SERVER_DIR"
+"""Where a server's processes find its supervisor. Not the variable of the ranks: by that a keeper finds whom to end."""
+WAIT_LIMIT = "EEP_WAIT_LIMIT_S"
+_DEFAULT_WAIT_LIMIT = 300.0
+_LOOKS_EVERY = 1.0
+_MANAGER = "managers.tokenizer_manager.TokenizerManager."
+_ATTRIBUTE = "_eep_front_end"
+
+
+class FrontEnd:
+    """``dispatch`` sends a message to the controller; ``answer(id, finish_reason)`` ends a request with our own words.
+
+    All methods are for the thread of the server's event loop. ``later(seconds, call)`` calls back there.
+    """
+
+    def __init__(
+        self,
+        dispatch: Callable[[Any], None],
+        answer: Callable[[str, dict[str, Any] | None], None],
+        *,
+        deterministic: bool = False,
+        wait_limit: float = _DEFAULT_WAIT_LIMIT,
+        clock: Callable[[], float] = time.monotonic,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
+        lost_lives: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.ledger = Ledger()
+        self.live: dict[int, int] = {}
+        self._gone: dict[int, int] = {}
+        self._kept: dict[str, Any] = {}
+        self._dispatch, self._answer, self._deterministic = dispatch, answer, deterministic
+        self._wait_limit, self._clock = wait_limit, clock
+        self._later = later or (lambda seconds, call: None)
+        self._lost_lives = lost_lives or (lambda lost, live: None)
+        self._looking = False
+
+    # From the front end to the schedulers.
+
+    def send(self, message: Any) -> None:
+        kind = type(message).__name__
+        if kind.startswith("BatchTokenized"):
+            for each in message:
+                self._accept(each)
+            self._send_what_waits()
+        elif kind.startswith("Tokenized"):
+            self._accept(message)
+            self._send_what_waits()
+        elif kind == "AbortReq":
+            self._abort(message)
+        else:
+            self._dispatch(message)
+
+    def _accept(self, message: Any) -> None:
+        self.ledger.accept(ledger_adapter.request_of(message, self._deterministic), self._clock())
+        self._kept[message.rid] = ledger_adapter.kept_copy(message)
+
+    def _send_what_waits(self) -> None:
+        for request_id in self.ledger.waiting():
+            kept, replay = self._kept[request_id], self.ledger.replay_of(request_id)
+            asked = getattr(kept, "routed_dp_rank", None)
+            rank = asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
+            if rank is None:
+                break
+            if replay.inexact:
+                logger.warning("request %s may go on differently on rank %d: %s", request_id, rank, replay.inexact)
+            self.ledger.assigned(request_id, rank, self.live[rank])
+            self._dispatch(ledger_adapter.message_for(kept, replay, rank))
+        self._look_later()
+
+    def _abort(self, message: Any) -> None:
+        """Schedulers take an id for the beginning of ids, and so do we; each life of a request begins with its id."""
+        for request_id in [each for each in self._kept if message.abort_all or each.startswith(message.rid)]:
+            if not self.ledger.abort(request_id):
+                self._end(request_id, None)
+        self._dispatch(message)
+
+    # From the schedulers to the front end.
+
+    def output(self, output: Any, late: str) -> None:
+        """Rewrite an output in place. Rows that nobody may see get the id ``late``, which nobody waits for."""
+        for row, wire in enumerate(output.rids):
+            delivery = self.ledger.delivered(
+                wire,
+                ledger_adapter.tokens_of(output, row),
+                ledger_adapter.counts_of(output, row),
+                text=ledger_adapter.text_of(output, row),
+                finished=output.finished_reasons[row] is not None,
+            )
+            if delivery is None:
+                output.rids[row] = late
+                continue
+            output.rids[row] = delivery.id
+            if wire != delivery.id:
+                ledger_adapter.write_back(output, row, delivery)
+            if delivery.id not in self.ledger:
+                self._kept.pop(delivery.id, None)
+
+    def abort_answer(self, message: Any) -> bool:
+        """A scheduler has dropped a request. False when it speaks of a life that is over."""
+        request_id = self.ledger.id_of(message.rid)
+        if request_id is None:
+            return False
+        message.rid = request_id
+        self.ledger.ended(request_id)
+        self._kept.pop(request_id, None)
+        return True
+
+    # From the supervisor.
+
+    def on_view(self, view: View) -> None:
+        """Who is in. A rank that repairs is in too: it will serve what it is sent."""
+        live = {rank: view.incarnations[rank] for rank in view.active}
+        self.live = {rank: inc for rank, inc in live.items() if self._gone.get(rank, -1) < inc}
+        self._replay(self.ledger.keep_only(self.live, self._clock()))
+
+    def on_gone(self, rank: int, incarnation: int) -> None:
+        """That life of a rank is over, whatever the last view said."""
+        self._gone[rank] = max(incarnation, self._gone.get(rank, -1))
+        if self.live.get(rank) == incarnation:
+            del self.live[rank]
+            self._lost_lives(1, len(self.live))
+        self._replay(self.ledger.rank_lost(rank, incarnation, self._clock()))
+
+    def _replay(self, lost: Lost) -> None:
+        for request_id in lost.aborted:
+            self._end(request_id, None)
+        for request_id in lost.complete:
+            self._end(request_id, {"type": "length", "length": self._kept[request_id].sampling_params.max_new_tokens})
+        for request_id, why in lost.failed:
+            self._end(request_id, _try_again(f"the rank that served this request was lost, and {why}"))
+        if lost.replays:
+            logger.info("replaying %d requests on %s", len(lost.replays), sorted(self.live) or "whoever comes back")
+        self._send_what_waits()
+
+    # What nobody can serve.
+
+    def look(self) -> None:
+        """Give up on requests that have waited for too long."""
+        self._looking = False
+        for request_id in self.ledger.give_up(self._clock(), self._wait_limit):
+            self._end(request_id, _try_again(f"no rank came back within {self._wait_limit:g} s to serve this request"))
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if not self._looking and self.ledger.waiting():
+            self._looking = True
+            self._later(min(_LOOKS_EVERY, self._wait_limit), self.look)
+
+    def _end(self, request_id: str, finish_reason: dict[str, Any] | None) -> None:
+        self._kept.pop(request_id, None)
+        self._answer(request_id, finish_reason)
+
+
+def _try_again(why: str) -> dict[str, Any]:
+    return {
+        "type": "abort",
+        "status_code": HTTPStatus.SERVICE_UNAVAILABLE,
+        "err_type": "ServiceUnavailable",
+        "message": f"{why}; try again",
+    }
+
+
+# The hooks.
+
+
+def register() -> None:
+    hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _prepare_directory, "before")
+    hooks.hook(_MANAGER + "auto_create_handle_loop", _start_watching, "after")
+    hooks.hook(_MANAGER + "_dispatch_to_scheduler", _dispatch_to_scheduler)
+    hooks.hook(_MANAGER + "_handle_batch_output", _handle_batch_output)
+    hooks.hook(_MANAGER + "_handle_abort_req", _handle_abort_req)
+
+
+def _prepare_directory(*_: Any, **__: Any) -> None:
+    """In the process that launches the server, before it has children. The supervisor's keeper removes it."""
+    if DIRECTORY not in os.environ:
+        os.environ[DIRECTORY] = str(PrivateDirectory.create().path)
+
+
+def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:
+    found = getattr(manager, _ATTRIBUTE, None)
+    if found is None:
+        from sglang.srt.managers.io_struct import AbortReq
+
+        send = dispatch or type(manager)._dispatch_to_scheduler.__wrapped__
+        answer = type(manager)._handle_abort_req.__wrapped__
+        found = FrontEnd(
+            lambda message: send(manager, message),
+            lambda rid, reason: answer(manager, AbortReq(rid=rid, finished_reason=reason)),
+            deterministic=bool(getattr(manager.server_args, "enable_deterministic_inference", False)),
+            wait_limit=float(os.environ.get(WAIT_LIMIT, _DEFAULT_WAIT_LIMIT)),
+            later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
+            lost_lives=lambda lost, live: _expect_fewer_answers(manager, lost),
+        )
+        setattr(manager, _ATTRIBUTE, found)
+    return found
+
+
+def _start_watching(_: None, manager: Any) -> None:
+    front_end = _front_end_of(manager)
+    if getattr(front_end, "watcher", None) is not None:
+        return
+    call = manager.event_loop.call_soon_threadsafe
+
+    def on_view(view: View, running: bool) -> None:
+        call(_apply_view, manager, front_end, view)
+
+    def on_gone(rank: int, incarnation: int, reason: str) -> None:
+        call(front_end.on_gone, rank, incarnation)
+
+    front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
+
+
+def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
+    front_end.on_view(view)
+    for communicator in _communicators(manager):
+        communicator.set_fan_out(max(len(front_end.live), 1))
+
+
+def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
+    _front_end_of(manager, original).send(message)
+
+
+async def _handle_batch_output(original: Callable[[Any, Any], Any], manager: Any, output: Any) -> None:
+    from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+
+    # Output that nobody waits for is an error to SGLang, except that of a health check.
+    _front_end_of(manager).output(output, late=f"{HEALTH_CHECK_RID_PREFIX}_late_output")
+    await original(manager, output)
+
+
+def _handle_abort_req(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
+    if _front_end_of(manager).abort_answer(message):
+        original(manager, message)
+
+
+# Questions that every rank is asked.
+
+
+def _communicators(manager: Any) -> list[Any]:
+    from sglang.srt.managers.communicator import FanOutCommunicator
+
+    return [each for each in vars(manager).values() if isinstance(each, FanOutCommunicator)]
+
+
+def _expect_fewer_answers(manager: Any, lost: int) -> None:
+    """A rank that was asked something and is gone will not answer; whoever asked goes on with the answers of the others."""
+    for communicator in _communicators(manager):
+        if communicator._result_fan_out is not None and communicator._result_event is not None:
+            communicator._result_fan_out -= lost
+            if len(communicator._result_values) >= communicator._result_fan_out:
+                communicator._result_event.set()

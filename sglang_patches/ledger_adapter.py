@@ -1,0 +1,136 @@
+"""Between SGLang's messages and the ledger of requests: what of a message the ledger must know, and the other way round.
+
+Messages are looked at by the names of their fields, which are the same in all supported versions; a field that a
+version does not have counts as empty.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from eep.requests import Counts, Delivery, Manner, Replay, Request
+from sglang_patches.resume import DELIVERED
+
+_MORE_THAN_TOKENS = (
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_indexer_topk",
+    "return_sampling_mask",
+    "input_embeds",
+    "positional_embed_overrides",
+    "token_indices_to_pool",
+)
+"""Fields of a request whose answer cannot be continued: it holds something for every token, or the input is no tokens."""
+_PER_TOKEN = (
+    "output_token_logprobs_val",
+    "output_token_logprobs_idx",
+    "output_top_logprobs_val",
+    "output_top_logprobs_idx",
+    "output_token_ids_logprobs_val",
+    "output_token_ids_logprobs_idx",
+)
+_OF_THE_PROMPT = (
+    "input_token_logprobs_val",
+    "input_token_logprobs_idx",
+    "input_top_logprobs_val",
+    "input_top_logprobs_idx",
+    "input_token_ids_logprobs_val",
+    "input_token_ids_logprobs_idx",
+)
+UNSEEDED = "it is sampled, and without --enable-deterministic-inference SGLang has no seed that another rank could use"
+
+
+def request_of(message: Any, deterministic: bool) -> Request:
+    """A tokenized request as the ledger knows it. ``deterministic``: sampling goes by seed and position alone."""
+    parameters = message.sampling_params
+    tokens = getattr(message, "input_ids", None)
+    generates = hasattr(message, "stream")
+    greedy = not generates or getattr(parameters, "top_k", 1) == 1
+    restart = (
+        not generates
+        or (getattr(parameters, "beam_width", None) or 1) > 1
+        or any(_is_set(getattr(message, name, None)) for name in _MORE_THAN_TOKENS)
+    )
+    return Request(
+        message.rid,
+        None if tokens is None else tuple(tokens),
+        parameters.max_new_tokens if generates else None,
+        Manner.RESTART if restart else Manner.RESUME,
+        "" if greedy or deterministic else UNSEEDED,
+        _why_immovable(message),
+    )
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _why_immovable(message: Any) -> str:
+    if getattr(message, "session_params", None) is not None or getattr(message, "session_id", None) is not None:
+        return "its session was kept by the rank that was lost"
+    if getattr(message, "mm_inputs", None) is not None:
+        return "its images were handed to the rank that was lost and cannot be handed over twice"
+    return ""
+
+
+def kept_copy(message: Any) -> Any:
+    """What to keep of a request that has been made ready for the wire, so that it can be sent again."""
+    kept = copy.copy(message)
+    parameters = getattr(kept, "sampling_params", None)
+    given = getattr(parameters, "custom_params", None)
+    if isinstance(given, dict) and DELIVERED in given:  # not a client's to say
+        kept.sampling_params = copy.copy(parameters)
+        kept.sampling_params.custom_params = {key: value for key, value in given.items() if key != DELIVERED} or None
+    return kept
+
+
+def message_for(kept: Any, replay: Replay, rank: int) -> Any:
+    """The message that has ``rank`` serve a request, from wherever it stands."""
+    message = copy.copy(kept)
+    message.rid = replay.wire
+    if hasattr(message, "routed_dp_rank"):
+        message.routed_dp_rank = rank
+    if replay.delivered and replay.manner is Manner.RESUME:
+        message.sampling_params = copy.copy(kept.sampling_params)
+        given = kept.sampling_params.custom_params
+        message.sampling_params.custom_params = {**(given or {}), DELIVERED: list(replay.delivered)}
+    return message
+
+
+def counts_of(output: Any, row: int) -> Counts:
+    completion = getattr(output, "completion_tokens", None)
+    return Counts(output.prompt_tokens[row], completion[row] if completion else 0, output.cached_tokens[row])
+
+
+def tokens_of(output: Any, row: int) -> Sequence[int]:
+    held = getattr(output, "output_ids", None)
+    return list(held[row]) if held is not None else ()
+
+
+def text_of(output: Any, row: int) -> str:
+    held = getattr(output, "output_strs", None)
+    return held[row] if held is not None else ""
+
+
+def write_back(output: Any, row: int, delivery: Delivery) -> None:
+    """Let a row of an output of a request that moved say what it would have said if it had not."""
+    output.prompt_tokens[row] = delivery.counts.prompt
+    output.cached_tokens[row] = delivery.counts.cached
+    if getattr(output, "completion_tokens", None):
+        output.completion_tokens[row] = delivery.counts.completion
+    if getattr(output, "output_ids", None) is not None:
+        output.output_ids[row] = list(delivery.tokens)
+    if getattr(output, "output_strs", None) is not None:
+        output.output_strs[row] = delivery.text
+    if delivery.withheld:
+        _trim(output, row, _PER_TOKEN, delivery.withheld)
+        _trim(output, row, _OF_THE_PROMPT, None)
+
+
+def _trim(output: Any, row: int, names: tuple[str, ...], count: int | None) -> None:
+    for name in names:
+        held = getattr(output, name, None)
+        if held is not None and row < len(held) and held[row]:
+            held[row] = [] if count is None else held[row][count:]

@@ -1,0 +1,228 @@
+"""The plugin's front end and written arguments, with messages that look like SGLang's. No SGLang needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
+
+from eep.requests import Manner
+from eep.view import View
+from sglang_patches import ledger_adapter, recipe
+from sglang_patches.front_end import FrontEnd
+from sglang_patches.resume import DELIVERED
+
+
+@dataclasses.dataclass
+class Parameters:
+    max_new_tokens: int | None = 8
+    top_k: int = 1
+    custom_params: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass
+class TokenizedGenerateReqInput:
+    rid: str
+    input_ids: array[int] = dataclasses.field(default_factory=lambda: array("q", [7, 8]))
+    sampling_params: Parameters = dataclasses.field(default_factory=Parameters)
+    stream: bool = True
+    routed_dp_rank: int | None = None
+    return_hidden_states: bool = False
+    session_params: object = None
+
+
+@dataclasses.dataclass
+class BatchTokenizedGenerateReqInput:
+    batch: list[TokenizedGenerateReqInput]
+
+    def __iter__(self) -> Any:
+        return iter(self.batch)
+
+
+@dataclasses.dataclass
+class AbortReq:
+    rid: str = ""
+    abort_all: bool = False
+
+
+@dataclasses.dataclass
+class BatchStrOutput:
+    rids: list[str]
+    output_ids: list[list[int]]
+    output_strs: list[str]
+    finished_reasons: list[dict[str, str] | None]
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    cached_tokens: list[int]
+    output_token_logprobs_val: list[list[float]]
+    input_token_logprobs_val: list[list[float]]
+
+
+def output(rid: str, tokens: list[int], text: str, completion: int, finished: bool = False) -> BatchStrOutput:
+    logprobs = [float(token) for token in tokens]
+    reason = {"type": "stop"} if finished else None
+    return BatchStrOutput([rid], [tokens], [text], [reason], [2], [completion], [0], [logprobs], [[0.5, 0.5]])
+
+
+class Server:
+    """A front end between a list of what was sent and a list of what was answered."""
+
+    def __init__(self, **options: Any) -> None:
+        self.sent: list[Any] = []
+        self.answered: list[tuple[str, Any]] = []
+        self.now = 0.0
+        self.front_end = FrontEnd(
+            self.sent.append,
+            lambda rid, reason: self.answered.append((rid, reason)),
+            clock=lambda: self.now,
+            wait_limit=30.0,
+            **options,
+        )
+
+    def view(self, epoch: int, **incarnations: int) -> None:
+        ranks = {int(name[1:]): incarnation for name, incarnation in incarnations.items()}
+        numbers = tuple(ranks.get(rank, -1) for rank in range(4))
+        self.front_end.on_view(View(epoch, tuple(sorted(ranks)), numbers))
+
+    def accept(self, rid: str, **fields: Any) -> None:
+        self.front_end.send(TokenizedGenerateReqInput(rid, **fields))
+
+    def deliver(self, *arguments: Any, **named: Any) -> BatchStrOutput:
+        message = output(*arguments, **named)
+        self.front_end.output(message, late="LATE")
+        return message
+
+
+def test_requests_wait_for_the_first_view_and_spread_over_the_ranks() -> None:
+    server = Server()
+    server.front_end.send(BatchTokenizedGenerateReqInput([TokenizedGenerateReqInput(rid) for rid in "abc"]))
+    assert server.sent == []
+    server.view(1, r0=0, r1=0)
+    assert [(message.rid, message.routed_dp_rank) for message in server.sent] == [("a", 0), ("b", 1), ("c", 0)]
+    server.accept("d", routed_dp_rank=1)
+    server.accept("e", routed_dp_rank=3)
+    assert [message.routed_dp_rank for message in server.sent[3:]] == [1, 0], (
+        "a rank that is not in cannot be asked for"
+    )
+
+
+def test_a_lost_ranks_requests_go_on_elsewhere_as_if_nothing_had_happened() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    server.accept("a", sampling_params=Parameters(custom_params={"mine": 1}))
+    server.deliver("a", [1, 2], "ab", 2)
+    server.front_end.on_gone(0, 0)
+    moved = server.sent[-1]
+    assert (moved.rid, moved.routed_dp_rank) == ("a~1", 1)
+    assert moved.sampling_params.custom_params == {"mine": 1, DELIVERED: [1, 2]}
+    assert moved.sampling_params.max_new_tokens == 8, "the scheduler counts the delivered tokens as output"
+    assert server.deliver("a", [3], "c", 3).rids == ["LATE"]
+    seen = server.deliver("a~1", [3], "abc", 3)
+    assert (seen.rids, seen.output_ids, seen.output_strs) == (["a"], [[3]], ["c"])
+    assert (seen.prompt_tokens, seen.completion_tokens) == ([2], [3])
+    server.view(2, r1=0)
+    server.front_end.on_gone(1, 0)
+    server.view(4, r0=1)
+    again = server.sent[-1]
+    assert (again.rid, again.sampling_params.custom_params[DELIVERED]) == ("a~2", [1, 2, 3])
+    assert server.deliver("a~2", [4], "abcd", 4, finished=True).output_strs == ["d"]
+    assert len(server.front_end.ledger) == 0
+    assert server.front_end._kept == {}
+
+
+def test_what_cannot_be_continued_is_begun_anew_and_not_repeated() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    server.accept("a", return_hidden_states=True)
+    server.deliver("a", [1, 2], "ab", 2)
+    server.front_end.on_gone(0, 0)
+    assert server.sent[-1].sampling_params.custom_params is None
+    seen = server.deliver("a~1", [1, 2, 3], "abc", 3)
+    assert (seen.output_ids, seen.output_strs) == ([[3]], ["c"])
+    assert seen.output_token_logprobs_val == [[3.0]]
+    assert seen.input_token_logprobs_val == [[]]
+
+
+def test_a_view_that_still_has_a_rank_that_is_gone_does_not_bring_it_back() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    server.front_end.on_gone(0, 0)
+    server.view(1, r0=0, r1=0)
+    assert server.front_end.live == {1: 0}
+    server.view(3, r0=1, r1=0)
+    assert server.front_end.live == {0: 1, 1: 0}
+
+
+def test_aborts_reach_every_life_and_are_answered_when_no_rank_will() -> None:
+    server = Server()
+    server.accept("a")
+    server.front_end.send(AbortReq("a"))
+    assert server.answered == [("a", None)]
+    server.view(1, r0=0)
+    server.accept("b")
+    server.front_end.send(AbortReq("b"))
+    assert server.answered == [("a", None)], "the rank will answer"
+    server.front_end.on_gone(0, 0)
+    assert server.answered == [("a", None), ("b", None)]
+    server.view(2, r1=0)
+    server.accept("c")
+    message = AbortReq("c")
+    assert server.front_end.abort_answer(message)
+    assert not server.front_end.abort_answer(AbortReq("c")), "told twice"
+    assert server.front_end._kept == {}
+
+
+def test_when_all_are_dead_requests_wait_and_then_are_told_to_try_again() -> None:
+    calls: list[Any] = []
+    server = Server(later=lambda seconds, call: calls.append(call))
+    server.view(1, r0=0)
+    server.accept("a")
+    server.front_end.on_gone(0, 0)
+    assert server.answered == []
+    server.now = 31.0
+    calls.pop()()
+    ((rid, reason),) = server.answered
+    assert rid == "a"
+    assert reason["status_code"] == 503
+    assert "try again" in reason["message"]
+
+
+def test_a_session_dies_with_its_rank_and_says_so() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    server.accept("a", session_params=object())
+    server.front_end.on_gone(0, 0)
+    assert "session" in server.answered[0][1]["message"]
+
+
+def test_what_the_ledger_is_told_about_a_request() -> None:
+    greedy = TokenizedGenerateReqInput("a")
+    sampled = TokenizedGenerateReqInput("a", sampling_params=Parameters(top_k=50))
+    assert ledger_adapter.request_of(greedy, False).inexact == ""
+    assert "seed" in ledger_adapter.request_of(sampled, False).inexact
+    assert ledger_adapter.request_of(sampled, True).inexact == ""
+    assert ledger_adapter.request_of(greedy, False).manner is Manner.RESUME
+    forged = TokenizedGenerateReqInput("a", sampling_params=Parameters(custom_params={DELIVERED: [1]}))
+    assert ledger_adapter.kept_copy(forged).sampling_params.custom_params is None
+    assert forged.sampling_params.custom_params == {DELIVERED: [1]}, "the caller's own was changed"
+
+
+def test_written_arguments_come_back_and_are_private(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    value = {"a": (1, [2, {3}], {"x": None}), "b": {1: "number", (2, 3): frozenset({4})}, "c": 0.1, "eep:kind": "mine"}
+    recipe.write(path, value)
+    assert recipe.read(path) == value
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(recipe.NotSayable, match=r"the arguments\.f"):
+        recipe.encode({"f": lambda: None})
+    with pytest.raises(recipe.NotSayable, match="not SGLang's"):
+        recipe.encode(Parameters())
+    with pytest.raises(ValueError, match="not made here"):
+        recipe.decode({"eep:kind": "dataclass subprocess:Popen", "eep:value": {"fields": {}, "extra": {}}})
