@@ -30,7 +30,11 @@ class ChildProcess:
     """
 
     def __init__(
-        self, module: str, name: str, environment: Mapping[str, str] | None = None, extra: Mapping[str, str] | None = None
+        self,
+        module: str,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> None:
         self._module, self._name = module, name
         self._environment = environment
@@ -97,7 +101,9 @@ def start_fork_server() -> None:
 def _keep_fork_server() -> None:
     """Let a child of the fork server start its own children there too, instead of from a second one that must import again."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
-    if server._forkserver_address is not None and server._forkserver_pid is None:  # we come from it, and did not start it
+    if (
+        server._forkserver_address is not None and server._forkserver_pid is None
+    ):  # we come from it, and did not start it
         server.ensure_running = lambda: None
 
 

@@ -133,7 +133,9 @@ class Server:
 
     def complete_stream(self, text: str, tokens: int = 24) -> str:
         body = {"model": "default", "prompt": text, "temperature": 0, "max_tokens": tokens, "stream": True}
-        return "".join(event["choices"][0]["text"] for event in self._events("/v1/completions", body) if event["choices"])
+        return "".join(
+            event["choices"][0]["text"] for event in self._events("/v1/completions", body) if event["choices"]
+        )
 
     def _events(self, path: str, body: Mapping[str, object]) -> Iterator[dict]:  # type: ignore[type-arg]
         for line in self._post(path, body):
