@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from typing import Any
 
-from sglang_patches import cpu, hooks
+from sglang_patches import cpu, hooks, options
 
 _PRELOAD = "sglang_patches.preload"
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -30,7 +30,11 @@ class ChildProcess:
     """
 
     def __init__(
-        self, module: str, name: str, environment: Mapping[str, str] | None = None, extra: Mapping[str, str] | None = None
+        self,
+        module: str,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> None:
         self._module, self._name = module, name
         self._environment = environment
@@ -54,12 +58,38 @@ class ChildProcess:
             os.environ.update(self._environment)
         os.environ.update(self._extra)
         _keep_fork_server()
-        if cpu.is_asked_for():
-            cpu.fill_gaps()
-        from sglang.srt.plugins import load_plugins
-
-        load_plugins()
+        become_child()
         return getattr(importlib.import_module(self._module), self._name)(*arguments, **named)
+
+
+_is_child = False
+
+
+def is_child() -> bool:
+    """Whether this process was started by a server, rather than being one."""
+    return _is_child
+
+
+def become_child() -> None:
+    """Prepare this process for what a server starts processes for."""
+    global _is_child
+    _is_child = True
+    if cpu.is_asked_for():
+        cpu.fill_gaps()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    # Plugins are loaded once, and in a process that was forked from a prepared one that was before the options were known.
+    if options.current() is not None:
+        hooks.install_all()
+
+
+def prepare_cpu() -> None:
+    """For a server without ``--ep-backend eep`` on a machine that lacks what SGLang needs there."""
+    cpu.fill_gaps()
+    start_fork_server()
+    register()
+    hooks.apply()
 
 
 def start_fork_server() -> None:
@@ -71,7 +101,9 @@ def start_fork_server() -> None:
 def _keep_fork_server() -> None:
     """Let a child of the fork server start its own children there too, instead of from a second one that must import again."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
-    if server._forkserver_address is not None and server._forkserver_pid is None:  # we come from it, and did not start it
+    if (
+        server._forkserver_address is not None and server._forkserver_pid is None
+    ):  # we come from it, and did not start it
         server.ensure_running = lambda: None
 
 

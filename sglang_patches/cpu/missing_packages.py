@@ -72,6 +72,8 @@ class _StandIn(ModuleType):
             return sys.modules[full]  # type: ignore[return-value]
 
         def absent(*_: object, **__: object) -> NoReturn:
-            raise RuntimeError(f"{full} was called, but {self.__name__} is not installed: it has no build for this machine")
+            raise RuntimeError(
+                f"{full} was called, but {self.__name__} is not installed: it has no build for this machine"
+            )
 
         return absent
