@@ -7,21 +7,32 @@ that SGLang prepares is done too.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eep.buffer import Buffer
 from eep.control.buffer_plane import member_rendezvous
 from eep.control.processes import INCARNATION
+from eep.experts.checkpoint import CheckpointReader
+from eep.experts.converted import ConvertedReader
+from eep.experts.coverage import Coverage
+from eep.experts.layout import ExpertLayout
 from eep.experts.placement import Placement
+from eep.experts.repair import Reader
 from eep.recovery import Session
-from eep.view import View
 from sglang_patches import options, process_groups
 from sglang_patches.expert_location import ExpertLocation, initial_placement
+
+if TYPE_CHECKING:
+    from sglang_patches.weights import ExpertWeights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,8 @@ class Instance:
     """SGLang's numbers of the MoE layers, in the order of the layers of the placement."""
     layers: list[Any] = field(default_factory=list)
     """The MoE layers themselves, once the model is loaded."""
+    weights: ExpertWeights | None = None
+    checkpoint: Path = Path()
     _buffer: Buffer | None = None
     _session: Session | None = None
 
@@ -88,14 +101,14 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
-            self._session = Session(process_groups.world(), self.buffer, self.repair)
+            self._session = Session(process_groups.world(), self.buffer, self.coverage.repair)
         return self._session
 
-    def start(self, layers: list[Any]) -> None:
+    def start(self, layers: list[Any], weights: ExpertWeights, checkpoint: Path) -> None:
         """The weights are there: bring up the data plane, with this rank alone in it."""
         shape = self.shape
         assert shape is not None
-        self.layers = layers
+        self.layers, self.weights, self.checkpoint = layers, weights, checkpoint
         self._buffer = Buffer(
             self.rank,
             rendezvous=member_rendezvous() / "tokens",
@@ -124,13 +137,24 @@ class Instance:
             for layer in self.layers:
                 layer(x, StandardTopKOutput(weights, ids, x))
 
-    def repair(self, view: View) -> int | None:
-        """Send tokens to the copies that the ranks of ``view`` have. None if some expert has none: then all wait."""
-        left = self.first_placement.on(view.active)
-        if left.degraded:
-            return None
-        self.location.publish(left)
-        return int(left.digest[:16], 16)
+    @cached_property
+    def coverage(self) -> Coverage:
+        """What keeps every expert on an active rank."""
+        weights = self.weights
+        assert weights is not None
+        return Coverage(
+            self.rank,
+            int(os.environ[INCARNATION]),
+            self.first_placement,
+            weights.memory,
+            weights.shared,
+            weights.checksums,
+            member_rendezvous() / "experts",
+            self.location.publish,
+            checkpoint=_open_checkpoint(self.checkpoint, weights.memory.layout, self.layer_ids),
+            when_short=self.options.on_lost_coverage,
+            device=self.device,
+        )
 
 
 _current: Instance | None = None
@@ -160,3 +184,16 @@ def largest_step(schedule: Any) -> int:
     if not running:
         raise SystemExit("--ep-backend eep needs to know how many requests may run at once: set --max-running-requests")
     return int(chunk) + int(running)
+
+
+def _open_checkpoint(path: Path, layout: ExpertLayout, layers: list[int]) -> Reader | None:
+    """The checkpoint as a source for repair, if its experts can be had as they are in memory."""
+    try:
+        reader = CheckpointReader(path, layers=layers)
+        stored = reader.layout(layout.slots)
+        if [spec.dtype for spec in stored.tensors] == [spec.dtype for spec in layout.tensors]:
+            return reader
+        return ConvertedReader(reader, stored, layout)
+    except (OSError, ValueError) as error:
+        logger.warning("lost experts cannot be read from %s: %s", path, error)
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def _after_loading(_: None, model_runner: Any) -> None:
     here = instance.current()
     layers = _moe_layers(model_runner.model, here.layer_ids)
     _loaded = adopt(layers, here)
-    here.start(layers)
+    here.start(layers, _loaded, Path(model_runner.model_config.model_path))
 
 
 def adopt(layers: list[Any], here: instance.Instance) -> ExpertWeights:

@@ -9,7 +9,6 @@ import torch
 
 from sglang_patches import hooks
 
-
 _FILL_VALUES = ("get_cpu_graph_seq_len_fill_value", "get_cuda_graph_seq_len_fill_value")
 
 
