@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sglang.server import FOUR_RANKS, ONE_RANK, Server
+from eep.drill.server import FOUR_RANKS, ONE_RANK, Server
 
 pytestmark = pytest.mark.timeout(900)  # two servers are started, on a machine that may be busy
 

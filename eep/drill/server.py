@@ -1,4 +1,4 @@
-"""A real SGLang server for tests: started in a session of its own, asked over HTTP, and stopped without leaving anything.
+"""A real SGLang server on this machine's CPU: started in a session of its own, asked over HTTP, and stopped.
 
 Every process of a server carries a mark in its environment, so that what is left over is found whoever its parent is.
 """
@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 START_WITHIN = 280.0
 STOP_WITHIN = 60.0
@@ -33,9 +34,16 @@ class Server:
     """``with Server(model, FOUR_RANKS, log) as server``: starts, waits until it answers, and stops."""
 
     def __init__(
-        self, model: Path, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        model: Path,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
     ) -> None:
+        """``directory``: where the supervisor is to have its private things, for those who want to ask it."""
         self.port = _free_port()
+        self.directory = directory
         self._mark = uuid.uuid4().hex
         self._log = log
         self._shared_memory = set(os.listdir("/dev/shm"))
@@ -53,6 +61,7 @@ class Server:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             _MARK: self._mark,
+            **({} if directory is None else {"EEP_SERVER_DIR": str(directory)}),
             **(environment or {}),
         }
 
@@ -70,6 +79,10 @@ class Server:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> str:
@@ -137,7 +150,7 @@ class Server:
             event["choices"][0]["text"] for event in self._events("/v1/completions", body) if event["choices"]
         )
 
-    def _events(self, path: str, body: Mapping[str, object]) -> Iterator[dict]:  # type: ignore[type-arg]
+    def _events(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         for line in self._post(path, body):
             if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                 yield json.loads(line[6:])
