@@ -80,7 +80,9 @@ TARGETS = (
     Target("distributed.bootstrap._resolve_backend", "process groups on eep", ("device",)),
     Target("distributed.parallel_state.init_distributed_environment", "a rank starts alone", ("world_size", "rank")),
     Target("distributed.parallel_state.GroupCoordinator.__init__", "process groups on eep", ("group_ranks",)),
-    Target("model_executor.model_runner_components.load_model_utils.dist_barrier_after_load", "alone, it waits for nobody"),
+    Target(
+        "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load", "alone, it waits for nobody"
+    ),
     Target("utils.common.broadcast_pyobj", "alone, it is told nothing", ("data",)),
     Target("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
     Target(
