@@ -1,7 +1,7 @@
 """Installing hooks through SGLang's own registry, and making sure that they took.
 
-The registry logs a hook that cannot be applied and goes on, which would leave a server that looks elastic and is not. So every
-hook is checked after it was applied, and the process ends with a sentence if one is missing.
+The registry logs a hook that cannot be applied and goes on, which would leave a server that looks elastic and is not. So
+every hook is checked after it was applied, and the process ends with a sentence if one is missing.
 """
 
 from __future__ import annotations

@@ -15,9 +15,11 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from sglang_patches import cpu, hooks, options
+from sglang_patches.options import DIRECTORY
 
 _PRELOAD = "sglang_patches.preload"
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -99,8 +101,8 @@ def start_fork_server() -> None:
 
 
 def _keep_fork_server() -> None:
-    """Let a child of the fork server start its own children there too, instead of from a second one that must import again."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    """Let a child of the fork server start its own children there too, and not from a second one that must import again."""
+    server: Any = forkserver._forkserver
     if (
         server._forkserver_address is not None and server._forkserver_pid is None
     ):  # we come from it, and did not start it
@@ -132,4 +134,13 @@ def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: An
     for each in ("run_scheduler_process_func", "run_detokenizer_process_func"):
         if each in named:
             named[each] = ChildProcess.of(named[each])
-    return original(cls, *arguments, **named)
+    result = original(cls, *arguments, **named)
+    _have_swept(next((part for part in result if hasattr(part, "instance_id")), None))
+    return result
+
+
+def _have_swept(ports: Any) -> None:
+    """Name what SGLang keeps in shared memory under a name, for the keeper to remove: a server that is killed cannot."""
+    directory = os.environ.get(DIRECTORY)
+    if directory is not None and ports is not None:
+        Path(directory, "sweep").write_text(f"/dev/shm/sglang_loads_{ports.instance_id}_*.shm\n")

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import eep.pg
@@ -38,7 +39,7 @@ def register() -> None:
 
 def world() -> World:
     """The membership that all groups of this process share."""
-    found: World = dist.group.WORLD.world  # type: ignore[union-attr, attr-defined]
+    found: World = dist.group.WORLD.world  # type: ignore[union-attr]
     return found
 
 
@@ -65,7 +66,7 @@ def _start_alone(*arguments: Any, **named: Any) -> None:
         named.update(zip(("world_size", "rank"), arguments, strict=False))
     dist.init_process_group(
         "eep",
-        store=dist.HashStore(),
+        store=torch._C._distributed_c10d.HashStore(),
         rank=named["rank"],
         world_size=named["world_size"],
         pg_options=eep.pg.Options(
@@ -90,7 +91,7 @@ def _all_groups_on_eep() -> Iterator[None]:
     ) -> Any:
         return real(ranks, timeout, "eep", None, **named)
 
-    dist.new_group = new_group
+    dist.new_group = new_group  # type: ignore[assignment]
     try:
         yield
     finally:

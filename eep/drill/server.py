@@ -25,6 +25,8 @@ STOP_WITHIN = 60.0
 _DERIVED_PORTS = (0, *range(233, 242))
 """SGLang listens on these beside the port that it is given."""
 _MARK = "EEP_TEST_SERVER"
+_OURS = ("eep", "sgl")
+"""How the names of files in shared memory begin that a server may make."""
 
 ONE_RANK = ("--tp-size", "1")
 FOUR_RANKS = ("--tp-size", "4", "--dp-size", "4", "--enable-dp-attention", "--ep-size", "4", "--ep-backend", "eep")
@@ -118,7 +120,9 @@ class Server:
         end = time.monotonic() + within
         while True:
             left = [f"process {pid}" for pid in self.processes()]
-            left += [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shared_memory]
+            left += [
+                f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shared_memory if name[:3] in _OURS
+            ]
             if not left or time.monotonic() > end:
                 return left
             time.sleep(0.1)

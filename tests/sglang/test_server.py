@@ -55,6 +55,6 @@ def test_four_ranks_answer_as_one_does(reference: Answers, four_ranks: Answers) 
     assert four_ranks.texts == reference.texts
 
 
-def test_nothing_is_left_over(reference: Answers, four_ranks: Answers) -> None:
-    assert reference.leftovers == []
+def test_nothing_is_left_over(four_ranks: Answers) -> None:
+    """One rank of stock SGLang leaves files in shared memory; the plugin removes them."""
     assert four_ranks.leftovers == []
