@@ -198,8 +198,8 @@ def register() -> None:
 
 def _prepare_directory(*_: Any, **__: Any) -> None:
     """In the process that launches the server, before it has children. The supervisor's keeper removes it."""
-    if DIRECTORY not in os.environ:
-        os.environ[DIRECTORY] = str(PrivateDirectory.create().path)
+    wanted = os.environ.get(DIRECTORY)
+    os.environ[DIRECTORY] = str(PrivateDirectory.create(Path(wanted) if wanted else None).path)
 
 
 def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:
