@@ -159,6 +159,9 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "prefill/decode disaggregation is not supported",
             ),
             (value("enable_lora"), "--enable-lora is not supported"),
+            (value("eep_backup") not in (None, "off"), "--eep-backup: only 'off' is supported yet"),
+            (value("eep_store"), "--eep-store is not supported yet: views are agreed on inside the server"),
+            (value("eep_on_lost_coverage") == "mask", "--eep-on-lost-coverage: only 'refuse' is supported yet"),
             (value("chunked_prefill_size") == -1, "--chunked-prefill-size must not be -1: a step needs a largest size"),
         )
         if is_wrong

@@ -64,6 +64,8 @@ def test_the_defaults() -> None:
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
         ({"chunked_prefill_size": -1}, "--chunked-prefill-size"),
+        ({"eep_backup": "live"}, "--eep-backup"),
+        ({"eep_on_lost_coverage": "mask"}, "--eep-on-lost-coverage"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
