@@ -409,7 +409,7 @@ void test_views_are_entered_at_any_moment() {
   });
 }
 
-// Fills `data` on rank 1 with what the members gather there; the others wait for nobody.
+// What the members have is gathered at rank 1; the others wait for nobody.
 eep_collective_args gather_at_1(Ranks& ranks, uint32_t rank, const int32_t& in, std::vector<void*>& out) {
   eep_collective_args args = call_of(ranks.ranks[rank].lane, EEP_GATHER);
   args.in = &in, args.bytes = sizeof in, args.root = 1, args.deadline_ns = 600 * kSecond;
@@ -417,8 +417,8 @@ eep_collective_args gather_at_1(Ranks& ranks, uint32_t rank, const int32_t& in, 
   return args;
 }
 
-// Rank 0 is done with the old epoch, and goes on in the new one, while rank 1 has yet to call (`before_call`), to look
-// for the flags, or to copy what they told it of.
+// Rank 0 is done with the old epoch, and goes on in the new one, while rank 1 has yet to call, to look for the
+// flags, or to copy what they told it of.
 void test_the_slow_one_finds_the_old_epoch_whole() {
   enum Where { kBeforeCall, kBeforeLook, kBeforeCopy };
   const auto point_named = [](const char* name) {

@@ -157,8 +157,8 @@ void test_views_are_entered_at_any_moment() {
   });
 }
 
-// What its source did not send before it left an epoch never comes; nobody is blamed. `full`: it is the source that
-// waits, for a destination that will take nothing of that epoch any more.
+// What its source did not send before it left an epoch never comes; nobody is blamed. The same
+// holds for a destination that will take nothing of that epoch any more.
 void test_an_epoch_is_left() {
   Ranks ranks(2);
   for (uint32_t rank = 0; rank < 2; ++rank) ranks.open(rank, kGroup, {0, 1});
