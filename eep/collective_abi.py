@@ -99,7 +99,7 @@ class Message(ctypes.Structure):
 
 
 class LaneMailbox(ctypes.Structure):
-    """What one member of a group signals to another; one cache line."""
+    """What one member of a group signals to another; one cache line. Bit 0 of the flag is the half that the pairs go by."""
 
     _fields_ = (
         ("flag", c_uint64),

@@ -135,6 +135,55 @@ void test_ends() {
   REQUIRE(message.arrived && message.tag == 6 && end.take(message));
 }
 
+// A source that is in the next view already leaves what it sent in the old one to a destination that is slow.
+void test_views_are_entered_at_any_moment() {
+  Ranks ranks(2);
+  on_ranks(2, [&](uint32_t rank) {
+    ranks.open(rank, kGroup, {0, 1});
+    const End end{ranks, rank};
+    for (uint64_t epoch = 1; epoch < 300; ++epoch) {
+      if (epoch > 1) ranks.show(rank, epoch, 3);
+      for (uint64_t i = 0; i < epoch % 5; ++i) {
+        const uint64_t tag = epoch * 10 + i, size = epoch * 97 % 1500;
+        if (rank == 0) {
+          REQUIRE(end.send(1, tag, size));
+        } else {
+          const eep_message message = end.probe(1);
+          REQUIRE(message.arrived && message.tag == tag && message.bytes == size && end.take(message));
+        }
+      }
+    }
+    REQUIRE(ranks.status(rank) == 0);
+  });
+}
+
+// What its source did not send before it left an epoch never comes; nobody is blamed. The same
+// holds for a destination that will take nothing of that epoch any more.
+void test_an_epoch_is_left() {
+  Ranks ranks(2);
+  for (uint32_t rank = 0; rank < 2; ++rank) ranks.open(rank, kGroup, {0, 1});
+  const End first{ranks, 0, 600 * kSecond}, second{ranks, 1, 600 * kSecond};
+  std::thread waiting([&] {
+    REQUIRE(!second.take({0, 300, 0, 1}));
+    REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == 0);
+    REQUIRE(!second.probe(1).arrived);
+    // What is not taken of an epoch that is over is in nobody's way.
+    REQUIRE(!second.send(0, 7, 256 * (EEP_PIPE_CELLS + 1)));
+    REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == 0);
+    ranks.show(1, 2, 3);
+    const eep_message message = second.probe(1);
+    REQUIRE(message.arrived && message.tag == 8 && second.take(message));
+    REQUIRE(second.send(0, 9, 20));
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ranks.show(0, 2, 3);
+  REQUIRE(first.send(1, 8, 900));
+  const eep_message message = first.probe(2);
+  REQUIRE(message.arrived && message.tag == 9 && first.take(message));
+  waiting.join();
+  for (uint32_t rank = 0; rank < 2; ++rank) REQUIRE(ranks.status(rank) == 0);
+}
+
 // A pipe that nobody empties: the sender gives its destination up, at the deadline or when it left.
 void test_a_full_pipe() {
   for (bool left : {false, true}) {
@@ -175,6 +224,8 @@ void test_lies() {
 void test_messages() {
   test_exchange();
   test_ends();
+  test_views_are_entered_at_any_moment();
+  test_an_epoch_is_left();
   test_a_full_pipe();
   test_lies();
 }

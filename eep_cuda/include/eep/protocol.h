@@ -114,16 +114,20 @@ typedef struct {
 } eep_mailbox;
 
 // ---- lanes: what a process group meets in ----
-// Every call of a collective is a number of rounds. In a round a rank fills one half of its own outbox (round % 2),
-// stamps it, and tells every other member, in *their* mailboxes; each pulls from the outboxes what it needs. So nobody
-// ever writes payload into memory of another, and a zombie can only spoil what nobody reads. Two halves are enough: a
-// rank fills a half again, in round n, only when every member has entered round n-1 and hence is done with round n-2.
+// Every call of a collective is a number of rounds. In a round a rank fills one half of its own outbox, stamps it, and
+// tells every other member, in *their* mailboxes; each pulls from the outboxes what it needs. So nobody ever writes
+// payload into memory of another, and a zombie can only spoil what nobody reads. Two halves are enough: a rank fills a
+// half again, in round n, only when every member has entered round n-1 and hence is done with round n-2. The round
+// before the first of an epoch is the last of the epoch before: views are entered one after the other, and whoever is
+// behind must find there what it needs. So the halves of a rank alternate for ever, each rank's by its own count, and a
+// flag of a later epoch says that its source is done with the earlier ones; whether it took part in their last round to
+// the end, the stamp of its other half tells.
 
 // What a source signals, in one cache line per slot and part. Only that source writes it. What it says of a round stays
 // until it enters the round after the next, so that whoever is a round behind can still read it: hence two of each, by
-// round % 2.
+// the half that the round uses.
 typedef struct {
-  uint64_t flag;     // epoch | round: it has entered that round, and its half of the outbox is filled
+  uint64_t flag;     // epoch | round | half: it has entered that round, and that half of its outbox is filled
   uint64_t group;    // the group that it means; a lane may have served another one before
   uint64_t call[2];  // eep_call_make(): what it called
   uint64_t
@@ -141,7 +145,8 @@ EEP_INLINE uint64_t eep_call_make(uint32_t collective, uint32_t element, uint32_
 #define EEP_PIPE_CELLS 4
 
 typedef struct {
-  uint64_t taken;  // epoch | sequence of the last cell that the destination is done with; written by the destination
+  uint64_t taken;  // epoch | sequence of the last cell that the destination is done with, 0 when it enters the epoch;
+                   // written by the destination
   uint64_t reserved[7];
 } eep_pipe;
 
@@ -172,8 +177,8 @@ typedef struct {
   uint64_t lane_bytes;      // from a lane to the next
   uint64_t part_bytes;      // from a part to the next; a lane starts with its parts
   uint64_t lane_mailboxes;  // in a part: eep_lane_mailbox [slots]
-  uint64_t
-      lane_stamps;  // in a part: uint64 [2], 64 bytes apart: the flag whose data a half holds; 0 while it is filled
+  uint64_t lane_stamps;  // in a part: uint64 [2], 64 bytes apart: epoch | round whose data a half holds; 0 while it is
+                         // filled
   uint64_t lane_outbox;  // in a part: [2, shape.lane_bytes]
   uint64_t pipes;        // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
   uint64_t pipe_stride;

@@ -69,6 +69,7 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
     }
     members.active |= rank_bit(rank);
     members.slot[rank] = peer.slot;
+    members.incarnation[rank] = peer.incarnation;
     members.region[rank] = reinterpret_cast<void*>(peer.region);
     members.control[rank] = reinterpret_cast<eep_control_page*>(peer.control);
   }
@@ -107,7 +108,10 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane) 
                 lanes);
   Lane& taken = context->lanes.lane[chosen];
   if (taken.group.id != group->id) {
+    // Whoever still reads the last round of the group that was here is not disturbed by the first one of this.
+    const uint64_t half = taken.calls.half;
     taken = Lane{};
+    taken.calls.half = half;
     clear(*context, chosen);
   }
   taken.group = *group;

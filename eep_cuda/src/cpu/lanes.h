@@ -19,10 +19,8 @@ class LaneView {
   eep_lane_mailbox& mailbox(uint32_t slot) const {
     return reinterpret_cast<eep_lane_mailbox*>(base_ + at_.lane_mailboxes)[slot];
   }
-  uint64_t& stamp(uint64_t round) const {
-    return *reinterpret_cast<uint64_t*>(base_ + at_.lane_stamps + round % 2 * 64);
-  }
-  uint8_t* outbox(uint64_t round) const { return base_ + at_.lane_outbox + round % 2 * shape_.lane_bytes; }
+  uint64_t& stamp(uint64_t half) const { return *reinterpret_cast<uint64_t*>(base_ + at_.lane_stamps + half * 64); }
+  uint8_t* outbox(uint64_t half) const { return base_ + at_.lane_outbox + half * shape_.lane_bytes; }
   eep_pipe& pipe(uint32_t slot) const {
     return *reinterpret_cast<eep_pipe*>(base_ + at_.pipes + slot * at_.pipe_stride);
   }
@@ -39,21 +37,30 @@ class LaneView {
 };
 
 // What this rank remembers of a lane between calls. The three parts belong to different threads and know nothing of
-// each other; each starts afresh when it finds the table in another epoch.
+// each other; each counts from one again when it finds the table in another epoch. Members do that one after the other,
+// so each also remembers what somebody may still need of the epoch before.
 struct Lane {
   eep_group group;  // its id is 0 while the lane is free; guarded by Lanes::mutex
 
   struct Calls {
     uint64_t epoch;
     uint64_t round;    // the last that was entered
+    uint64_t half;     // of our outbox, that it used: 0 or 1. They alternate for ever, whatever the epoch
     uint64_t entered;  // who is known to have entered it
-    uint64_t known;    // whose lane is known
+    uint64_t active;   // the members of this epoch
+    bool told_all;     // whether each of them was told of every round
+    // Who may still be in a round before the last one of an earlier epoch, and read what our next round overwrites.
+    uint64_t readers, read_epoch, read_round;
+    uint64_t known;  // whose lane is known
     uint8_t lane_of[EEP_MAX_RANKS];
+    uint32_t incarnation[EEP_MAX_RANKS];
   } calls;
   struct Stream {
     uint64_t epoch;
     uint64_t sequence;  // of the last cell
+    uint64_t before;    // flag of the last cell of an earlier epoch, while it may be unread; 0 for none
     uint32_t lane;      // at the destination
+    uint32_t incarnation;
   } sent[EEP_MAX_RANKS], received[EEP_MAX_RANKS];
 };
 
@@ -73,6 +80,7 @@ struct Members {
   uint32_t size;
   uint32_t ranks[EEP_MAX_RANKS];  // all, in the order of the group
   uint32_t slot[EEP_MAX_RANKS];
+  uint32_t incarnation[EEP_MAX_RANKS];
   void* region[EEP_MAX_RANKS];
   eep_control_page* control[EEP_MAX_RANKS];
 };

@@ -2,6 +2,11 @@
 //
 // A message is cut into parts that go through the cells of a pipe, in the region of the destination. The source fills a
 // cell again when the destination has taken what was in it before; cells are counted per pair and epoch.
+//
+// A message belongs to its view, and the two ends enter a view one after the other. A source that is ahead leaves the
+// cells alone until the destination has taken all of the old epoch, or is done with that epoch itself: what it has not
+// taken by then is lost with the view. An end that is behind, and waits for what the other will not do any more in that
+// epoch, learns so from the first cell, or the first word about cells, of a later one; it leaves as if revoked.
 #include <algorithm>
 #include <cstring>
 
@@ -23,16 +28,13 @@ int check_peer(const eep_context& context, const Members& members, uint32_t rank
   return EEP_OK;
 }
 
-// Ranks enter a new view together, so that both ends count from one again.
-Lane::Stream& stream_in(Lane::Stream& stream, const Members& members) {
-  if (stream.epoch != members.epoch) stream = {members.epoch, 0, 0};
-  return stream;
-}
+enum class Look { kNotYet, kReady, kNever };
 
-// Waits until `is_ready()`, which depends on one peer alone; false when it will not be, and the control page says why.
-template <typename IsReady>
+// Waits until `look()`, which depends on one peer alone, says that all is ready; false when it will not be, and the
+// control page says why.
+template <typename Looks>
 bool wait_for_peer(eep_context& context, const Members& members, uint32_t rank, uint64_t deadline_ns,
-                   uint64_t longest_sleep_ns, IsReady is_ready) {
+                   uint64_t longest_sleep_ns, Looks look) {
   if (is_revoked(*context.control, members.epoch)) {
     report(*context.control, EEP_STATUS_REVOKED);
     return false;
@@ -42,12 +44,25 @@ bool wait_for_peer(eep_context& context, const Members& members, uint32_t rank, 
   while (true) {
     wait.begin_look();
     const uint64_t left = wait.is_slow() ? left_among(members, rank_bit(rank)) : 0;
-    if (is_ready()) return true;
+    const Look seen = look();
+    if (seen == Look::kReady) return true;
+    if (seen == Look::kNever) {
+      report(*context.control, EEP_STATUS_REVOKED);
+      return false;
+    }
     if (!wait.pause(rank_bit(rank), left)) return false;
   }
 }
 
 // ---- source ----
+
+Lane::Stream& sent_in(Lane::Stream& stream, const Members& members, uint32_t to) {
+  if (stream.epoch == members.epoch) return stream;
+  uint64_t before = stream.sequence ? eep_flag_make(stream.epoch, stream.sequence, 0) : stream.before;
+  if (stream.incarnation != members.incarnation[to]) before = 0;  // its successor has pipes of its own
+  stream = {members.epoch, 0, before, 0, members.incarnation[to]};
+  return stream;
+}
 
 bool find_lane_of(eep_context& context, const Members& members, uint32_t to, uint64_t deadline_ns,
                   Lane::Stream& stream) {
@@ -55,18 +70,44 @@ bool find_lane_of(eep_context& context, const Members& members, uint32_t to, uin
   return wait_for_peer(context, members, to, deadline_ns, kLookForLane, [&] {
     const int lane = find_lane(members, to, context.shape.lanes);
     if (lane >= 0) stream.lane = static_cast<uint32_t>(lane);
-    return lane >= 0;
+    return lane >= 0 ? Look::kReady : Look::kNotYet;
   });
 }
 
-// Whether the cell of `sequence` may be filled: what it held before was taken.
-bool has_room(const eep_pipe& pipe, uint64_t epoch, uint64_t sequence) {
-  const uint64_t taken = load_acquire(pipe.taken);
-  const uint64_t last = taken >> 40 == epoch ? taken >> 16 : 0;
-  return ((sequence - last) & EEP_ROUND_MASK) <= EEP_PIPE_CELLS;
+// Whether the next cell may be filled: what it held before was taken, or is wanted no more.
+Look look_for_room(const eep_pipe& pipe, const eep_control_page& destination, Lane::Stream& stream) {
+  const uint64_t taken = load_acquire(pipe.taken), epoch = taken >> 40;
+  if (epoch > stream.epoch) return Look::kNever;
+  if (const uint64_t before = stream.before) {
+    if (epoch <= before >> 40 && taken != before && !is_revoked(destination, before >> 40)) return Look::kNotYet;
+    stream.before = 0;
+  }
+  const uint64_t last = epoch == stream.epoch ? taken >> 16 : 0;
+  return ((stream.sequence + 1 - last) & EEP_ROUND_MASK) <= EEP_PIPE_CELLS ? Look::kReady : Look::kNotYet;
 }
 
 // ---- destination ----
+
+// The source hears at once that we take nothing of an earlier epoch any more.
+Lane::Stream& received_in(eep_context& context, const Members& members, uint32_t source) {
+  Lane::Stream& stream = context.lanes.lane[members.lane].received[source];
+  if (stream.epoch == members.epoch) return stream;
+  const LaneView own(context.shape, context.at, context.region, members.lane);
+  stream = {members.epoch, 0, 0, 0, members.incarnation[source]};
+  store_release(own.pipe(members.slot[source]).taken, eep_flag_make(members.epoch, 0, 0));
+  ring(*members.control[source]);
+  return stream;
+}
+
+// Whether the source fills cells of a later epoch: of ours there are no more to come.
+bool is_ahead(const eep_context& context, const Members& members, uint32_t source) {
+  const LaneView own(context.shape, context.at, context.region, members.lane);
+  for (uint64_t i = 0; i < EEP_PIPE_CELLS; ++i) {
+    const eep_pipe_cell& cell = own.cell(members.slot[source], i);
+    if (load_acquire(cell.flag) >> 40 > members.epoch && load_relaxed(cell.group) == members.group) return true;
+  }
+  return false;
+}
 
 const eep_pipe_cell* next_cell(const eep_context& context, const Members& members, uint32_t source, uint64_t sequence) {
   const LaneView own(context.shape, context.at, context.region, members.lane);
@@ -79,6 +120,13 @@ const eep_pipe_cell* next_cell(const eep_context& context, const Members& member
 bool is_unchanged(const eep_pipe_cell& cell, uint64_t epoch, uint64_t sequence) {
   std::atomic_thread_fence(std::memory_order_acquire);
   return load_acquire(cell.flag) == eep_flag_make(epoch, sequence, 0);
+}
+
+// The same, for a message that was asked for: only a source in a later epoch fills a cell before it was taken.
+bool is_still_there(eep_context& context, const eep_pipe_cell& cell, uint64_t epoch, uint64_t sequence) {
+  const bool unchanged = is_unchanged(cell, epoch, sequence);
+  if (!unchanged) report(*context.control, EEP_STATUS_REVOKED);
+  return unchanged;
 }
 
 void condemn(eep_context& context, uint32_t rank) {
@@ -98,19 +146,19 @@ int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, con
   if (const int error = check_peer(*context, members, to, "send")) return error;
   if (bytes && !data) return fail(EEP_ERROR_ARGUMENT, "send: the data is missing");
   *done = 0;
-  Lane::Stream& stream = stream_in(context->lanes.lane[lane].sent[to], members);
+  Lane::Stream& stream = sent_in(context->lanes.lane[lane].sent[to], members, to);
   if (!find_lane_of(*context, members, to, deadline_ns, stream)) return EEP_OK;
   const LaneView there(context->shape, context->at, members.region[to], stream.lane);
   const uint32_t slot = members.slot[members.me];
   const uint64_t part = context->shape.pipe_bytes;
   uint64_t offset = 0;
   do {
-    const uint64_t sequence = stream.sequence + 1;
     if (!wait_for_peer(*context, members, to, deadline_ns, kLookForLeft,
-                       [&] { return has_room(there.pipe(slot), members.epoch, sequence); }))
+                       [&] { return look_for_room(there.pipe(slot), *members.control[to], stream); }))
       return EEP_OK;
+    const uint64_t sequence = stream.sequence + 1;
     eep_pipe_cell& cell = there.cell(slot, sequence);
-    // A destination that is still in an epoch before this one finds the flag gone.
+    // A destination that still reads what it knows to be over finds the flag gone.
     store_relaxed(cell.flag, uint64_t{0});
     std::atomic_thread_fence(std::memory_order_release);
     const uint64_t size = std::min(part, bytes - offset);
@@ -138,6 +186,7 @@ int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t po
     return fail(EEP_ERROR_ARGUMENT, "probe: this region was made without pipes for messages");
   *message = {};
   sources &= members.active & ~rank_bit(members.me);
+  uint64_t ahead = 0;
   BoundedWait wait(*context->control, members.epoch, deadline_ns, kLookForLeft);
   while (!is_revoked(*context->control, members.epoch)) {
     wait.begin_look();
@@ -145,8 +194,9 @@ int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t po
     const uint64_t left = wait.is_slow() ? left_among(members, sources) : 0;
     for (uint64_t rest = sources; rest; rest &= rest - 1) {
       const uint32_t rank = static_cast<uint32_t>(std::countr_zero(rest));
-      const uint64_t sequence = stream_in(context->lanes.lane[lane].received[rank], members).sequence + 1;
+      const uint64_t sequence = received_in(*context, members, rank).sequence + 1;
       const eep_pipe_cell* cell = next_cell(*context, members, rank, sequence);
+      if (!cell && is_ahead(*context, members, rank)) ahead |= rank_bit(rank);
       if (!cell) continue;
       const eep_message found{load_relaxed(cell->tag), load_relaxed(cell->bytes), rank, 1};
       const uint64_t offset = load_relaxed(cell->offset);
@@ -158,8 +208,9 @@ int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t po
       *message = found;
       return EEP_OK;
     }
-    // Nothing that ends this wait is anybody's fault: the control page hears nothing of it.
-    sources &= ~left;
+    // Nothing that ends this wait is anybody's fault: the control page names nobody.
+    if (ahead && !(sources & ~ahead)) report(*context->control, EEP_STATUS_REVOKED);
+    sources &= ~(left | ahead);
     if (!sources || !deadline_ns || context->pokes.load(std::memory_order_seq_cst) != pokes || !wait.rest(1)) break;
   }
   return EEP_OK;
@@ -180,7 +231,7 @@ int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, u
   if (const int error = check_peer(*context, members, source, "receive")) return error;
   if (bytes && !data) return fail(EEP_ERROR_ARGUMENT, "receive: there is nowhere to put the data");
   *done = 0;
-  Lane::Stream& stream = stream_in(context->lanes.lane[lane].received[source], members);
+  Lane::Stream& stream = received_in(*context, members, source);
   const LaneView own(context->shape, context->at, context->region, lane);
   const uint64_t part = context->shape.pipe_bytes;
   uint64_t offset = 0, tag = 0;
@@ -189,10 +240,12 @@ int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, u
     const eep_pipe_cell* cell = nullptr;
     if (!wait_for_peer(*context, members, source, deadline_ns, kLookForLeft, [&] {
           cell = next_cell(*context, members, source, sequence);
-          return cell != nullptr;
+          if (cell) return Look::kReady;
+          return is_ahead(*context, members, source) ? Look::kNever : Look::kNotYet;
         }))
       return EEP_OK;
     const uint64_t whole = load_relaxed(cell->bytes), at = load_relaxed(cell->offset), name = load_relaxed(cell->tag);
+    if (!is_still_there(*context, *cell, members.epoch, sequence)) return EEP_OK;
     if (!offset) {
       if (whole != bytes && !at)
         return fail(EEP_ERROR_ARGUMENT, "receive: the message from rank %u has %llu bytes, there is room for %llu",
@@ -205,10 +258,7 @@ int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, u
     }
     const uint64_t size = std::min(part, bytes - offset);
     if (size) std::memcpy(static_cast<uint8_t*>(data) + offset, cell + 1, size);
-    if (!is_unchanged(*cell, members.epoch, sequence)) {
-      report(*context->control, EEP_STATUS_TORN);
-      return EEP_OK;
-    }
+    if (!is_still_there(*context, *cell, members.epoch, sequence)) return EEP_OK;
     stream.sequence = sequence;
     store_release(own.pipe(members.slot[source]).taken, eep_flag_make(members.epoch, sequence, 0));
     ring(*members.control[source]);

@@ -55,9 +55,30 @@ Rounds::Rounds(eep_context& context, const Members& members, uint64_t call, uint
       deadline_ns_(deadline_ns),
       reachable_(members.active & ~(given_up(*context.control) & ~rank_bit(members.me))),
       sound_(reachable_),
-      told_{} {
-  // Ranks enter a new view together, so that counting from one again keeps them in step, joiners included.
-  if (state_.epoch != members.epoch) state_ = {members.epoch, 0, 0, 0, {}};
+      told_{},
+      half_{} {
+  if (state_.epoch != members.epoch) enter_epoch();
+}
+
+// All count from one again, so that joiners are in step.
+void Rounds::enter_epoch() {
+  if (state_.round) {
+    state_.read_epoch = state_.epoch, state_.read_round = state_.round;
+    state_.readers = state_.told_all ? state_.active & ~rank_bit(members_.me) : 0;
+    // Who was not told of a round must not take the words of an earlier one for those of what lies here now.
+    if (!state_.told_all)
+      for (uint64_t half : {0, 1}) store_relaxed(own_.stamp(half), uint64_t{0});
+  }
+  uint64_t same = 0;
+  for_each_rank(members_.active, [&](uint32_t rank) {
+    if (state_.incarnation[rank] == members_.incarnation[rank]) same |= rank_bit(rank);
+    state_.incarnation[rank] = members_.incarnation[rank];
+  });
+  state_.readers &= same;
+  state_.epoch = members_.epoch;
+  state_.active = members_.active;
+  state_.round = state_.entered = state_.known = 0;
+  state_.told_all = true;
 }
 
 LaneView Rounds::view(uint32_t rank) const {
@@ -105,12 +126,42 @@ void Rounds::find_lanes() {
   }
 }
 
-// A member may be one round ahead already; it cannot be two.
-bool Rounds::has_entered(uint32_t rank, uint64_t round) const {
+void Rounds::leave_epoch() {
+  over_ = true;
+  report(*context_.control, EEP_STATUS_REVOKED);
+}
+
+// Every member that entered the last round is done with the one before, whose half our next round uses. One that left
+// the epoch, or knows that it is over, needs nothing of it. Only who told all of its members everything waits here, and
+// for those alone that came less far than itself: no circle of them can be waiting for each other.
+void Rounds::wait_for_readers() {
+  const uint64_t readers = state_.readers & reachable_;
+  const uint64_t arrived =
+      wait_for(readers, *context_.control, members_.epoch, deadline_ns_, kLookForLeft, [&](uint32_t rank) {
+        const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+        const uint64_t flag = load_acquire(mailbox.flag), epoch = state_.read_epoch, round = state_.read_round;
+        return flag >> 40 > epoch || eep_flag_is(flag, epoch, round) || eep_flag_is(flag, epoch, round + 1) ||
+               is_revoked(*members_.control[rank], epoch);
+      });
+  drop(readers & ~arrived);
+  state_.readers &= ~arrived;
+}
+
+bool Rounds::has_left_epoch(uint32_t rank) const {
+  const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+  return load_acquire(mailbox.flag) >> 40 > members_.epoch && load_relaxed(mailbox.group) == members_.group;
+}
+
+int Rounds::find_half(uint32_t rank, uint64_t round) const {
   const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
   const uint64_t flag = load_acquire(mailbox.flag);
-  return (eep_flag_is(flag, members_.epoch, round) || eep_flag_is(flag, members_.epoch, round + 1)) &&
-         load_relaxed(mailbox.group) == members_.group;
+  const int told = flag & 1, other = 1 - told;
+  if (load_relaxed(mailbox.group) != members_.group) return kNotYet;
+  if (eep_flag_is(flag, members_.epoch, round)) return told;
+  // A member may be one round ahead already; it cannot be two.
+  if (eep_flag_is(flag, members_.epoch, round + 1)) return other;
+  if (flag >> 40 <= members_.epoch) return kNotYet;
+  return load_acquire(view(rank).stamp(other)) == eep_flag_make(members_.epoch, round, 0) ? other : kNever;
 }
 
 uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
@@ -121,8 +172,13 @@ uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
     // Who says that it left has written all that it owed before: what is not here on a look after that never comes.
     const uint64_t left = wait.is_slow() ? left_among(members_, missing) : 0;
     for_each_rank(missing, [&](uint32_t rank) {
-      if (has_entered(rank, round)) arrived |= rank_bit(rank);
+      const int half = find_half(rank, round);
+      if (half == kNever) leave_epoch();
+      if (half < 0) return;
+      half_[round % 2][rank] = static_cast<uint8_t>(half);
+      arrived |= rank_bit(rank);
     });
+    if (over_) return arrived;
     missing &= ~arrived;
     if (missing) missing = wait.pause(missing, missing & left);
   }
@@ -133,11 +189,11 @@ uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
 
 bool Rounds::agrees(uint32_t rank, uint64_t round) {
   const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
-  const uint64_t call = load_relaxed(mailbox.call[round % 2]), bytes = load_relaxed(mailbox.bytes[round % 2]),
-                 members = load_relaxed(mailbox.members[round % 2]);
+  const uint64_t half = half_of(rank, round), call = load_relaxed(mailbox.call[half]),
+                 bytes = load_relaxed(mailbox.bytes[half]), members = load_relaxed(mailbox.members[half]);
   std::atomic_thread_fence(std::memory_order_acquire);
   // Only a member that dropped us enters yet another round before we enter the next one.
-  if (!has_entered(rank, round)) {
+  if (find_half(rank, round) != static_cast<int>(half)) {
     distrust(rank_bit(rank), EEP_STATUS_TORN);
     return false;
   }
@@ -155,29 +211,37 @@ bool Rounds::agrees(uint32_t rank, uint64_t round) {
 uint8_t* Rounds::begin() {
   if (is_over()) return nullptr;
   if (first_) find_lanes();
+  if (state_.readers) wait_for_readers();
   // Every member that entered the last round is done with the one before, whose half this round uses.
   if (const uint64_t behind = reachable_ & ~state_.entered; state_.round && behind) {
     const uint64_t arrived = wait_until_entered(behind, state_.round);
+    // Whoever is done with this epoch will not enter another round of it.
+    for_each_rank(arrived, [&](uint32_t rank) {
+      if (has_left_epoch(rank)) leave_epoch();
+    });
     // What somebody called that this rank did not need to hear of in time; of an earlier call it is no longer news.
-    if (!first_) for_each_rank(arrived, [&](uint32_t rank) { agrees(rank, state_.round); });
+    if (!first_ && !over_) for_each_rank(arrived, [&](uint32_t rank) { agrees(rank, state_.round); });
   }
   if (is_over() || is_revoked(*context_.control, members_.epoch)) {
-    if (!mismatch_) over_ = true, report(*context_.control, EEP_STATUS_REVOKED);
+    if (!mismatch_) leave_epoch();
     return nullptr;
   }
   first_ = false;
   ++state_.round;
+  state_.half ^= 1;
   state_.entered = rank_bit(members_.me);
-  store_relaxed(own_.stamp(state_.round), uint64_t{0});
+  half_[state_.round % 2][members_.me] = static_cast<uint8_t>(state_.half);
+  store_relaxed(own_.stamp(state_.half), uint64_t{0});
   std::atomic_thread_fence(std::memory_order_release);
-  return own_.outbox(state_.round);
+  return own_.outbox(state_.half);
 }
 
 void Rounds::publish() {
   fault::pass(fault::kCollectiveFilled);
-  const uint64_t flag = eep_flag_make(members_.epoch, state_.round, 0), half = state_.round % 2;
-  store_release(own_.stamp(state_.round), flag);
-  told_[half] = sound_;
+  const uint64_t half = state_.half, flag = eep_flag_make(members_.epoch, state_.round, half);
+  store_release(own_.stamp(half), eep_flag_make(members_.epoch, state_.round, 0));
+  told_[state_.round % 2] = sound_;
+  if (reachable_ != members_.active) state_.told_all = false;
   const uint32_t own_slot = members_.slot[members_.me];
   const uint64_t others = reachable_ & ~rank_bit(members_.me);
   int sent = 0;
@@ -212,7 +276,8 @@ uint64_t Rounds::unchanged(uint64_t sources, uint64_t round) {
   std::atomic_thread_fence(std::memory_order_acquire);
   uint64_t torn = 0;
   for_each_rank(sources, [&](uint32_t rank) {
-    if (load_acquire(view(rank).stamp(round)) != eep_flag_make(members_.epoch, round, 0)) torn |= rank_bit(rank);
+    const uint64_t stamp = load_acquire(view(rank).stamp(half_of(rank, round)));
+    if (stamp != eep_flag_make(members_.epoch, round, 0)) torn |= rank_bit(rank);
   });
   distrust(torn, EEP_STATUS_TORN);
   return sources & ~torn;

@@ -8,6 +8,11 @@
 // A member that is lost is not waited for again, and its loss is told to the others with the next round, so that a sum
 // in which somebody's part is missing is not taken for a whole one by anybody. The call goes on in step with those that
 // are left; only a revoke and a mismatch end it early.
+//
+// Members enter a new view one after the other, and rounds begin at 1 again in each: a slow member may still be in the
+// last round of the old epoch when a fast one enters the first of the new. So the halves alternate for ever, the flag
+// tells which one is meant, and that first flag also says that its sender is done with the old epoch. Whether it left
+// there what we want, the stamp of its other half tells; if not, it will never come, and the call ends as if revoked.
 #ifndef EEP_CPU_ROUNDS_H_
 #define EEP_CPU_ROUNDS_H_
 
@@ -34,10 +39,11 @@ class Rounds {
 
   // What `rank` put into its outbox in this round, or the one before.
   const uint8_t* outbox(uint32_t rank, bool previous = false) const {
-    return view(rank).outbox(state_.round - previous);
+    return view(rank).outbox(half_of(rank, state_.round - previous));
   }
   uint64_t bytes_of(uint32_t rank) const {
-    return rank == members_.me ? bytes_ : load_relaxed(own_.mailbox(members_.slot[rank]).bytes[state_.round % 2]);
+    if (rank == members_.me) return bytes_;
+    return load_relaxed(own_.mailbox(members_.slot[rank]).bytes[half_of(rank, state_.round)]);
   }
   // As taken(), for what was read of the round before.
   uint64_t taken_before(uint64_t sources);
@@ -45,7 +51,17 @@ class Rounds {
  private:
   LaneView view(uint32_t rank) const;
   void find_lanes();
-  bool has_entered(uint32_t rank, uint64_t round) const;
+  void enter_epoch();
+  // Until nobody reads, in the epoch before, what our first round of this one overwrites.
+  void wait_for_readers();
+  // The half in which `rank` has its part of `round`, or one of these.
+  enum : int { kNotYet = -1, kNever = -2 };
+  int find_half(uint32_t rank, uint64_t round) const;
+  bool has_left_epoch(uint32_t rank) const;
+  // The half that was found for a member, or our own.
+  uint64_t half_of(uint32_t rank, uint64_t round) const { return half_[round % 2][rank]; }
+  // Somebody is in a later epoch already: this one is over, though nobody has told us.
+  void leave_epoch();
   uint64_t wait_until_entered(uint64_t sources, uint64_t round);
   // Whether the words of `rank` about `round` are those of our own call; sets what follows if they are not.
   bool agrees(uint32_t rank, uint64_t round);
@@ -61,6 +77,7 @@ class Rounds {
   uint64_t reachable_;  // whom we tell and wait for
   uint64_t sound_;      // those of them whose part was whole in every round; what we tell the others of this call
   uint64_t told_[2];    // by round % 2
+  uint8_t half_[2][EEP_MAX_RANKS];  // by round % 2
   bool first_ = true, over_ = false, mismatch_ = false;
 };
 

@@ -45,8 +45,8 @@ class BoundedWait {
 // Waits until `has_arrived(rank)` for each rank of `sources`; returns those for which it is true.
 template <typename HasArrived>
 uint64_t wait_for(uint64_t sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
-                  HasArrived has_arrived) {
-  BoundedWait wait(page, epoch, deadline_ns);
+                  uint64_t longest_sleep_ns, HasArrived has_arrived) {
+  BoundedWait wait(page, epoch, deadline_ns, longest_sleep_ns);
   uint64_t arrived = 0, missing = sources;
   while (missing) {
     wait.begin_look();
@@ -57,6 +57,11 @@ uint64_t wait_for(uint64_t sources, eep_control_page& page, uint64_t epoch, uint
     if (missing) missing = wait.pause(missing);
   }
   return arrived;
+}
+template <typename HasArrived>
+uint64_t wait_for(uint64_t sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
+                  HasArrived has_arrived) {
+  return wait_for(sources, page, epoch, deadline_ns, BoundedWait::kUntilRung, has_arrived);
 }
 
 }  // namespace eep
