@@ -1,4 +1,4 @@
-"""A checkpoint whose experts are kept in another type than they are served in: converted as they were when they were loaded."""
+"""A checkpoint whose experts are of another type than they are served in: converted as they were when they were loaded."""
 
 from __future__ import annotations
 
