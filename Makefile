@@ -87,7 +87,10 @@ bench-membership: build  ## how long a lost rank is felt, and what a view change
 bench-collectives: build  ## collectives of the backend eep against those of gloo
 	$(PY) bench/collectives.py
 
-demo: build  ## four processes exchange tokens, one is killed, a replacement joins
+demo: build setup-sglang  ## the real SGLang server loses a rank under load, every token checked; timeline.png and .html
+	$(PY) examples/serve_and_kill.py
+
+demo-exchange: build  ## four processes exchange tokens, one is killed, a replacement joins; takes a few seconds
 	$(PY) examples/kill_one.py
 
 clean:  ## remove what the other targets made

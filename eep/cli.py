@@ -3,6 +3,8 @@
     eep events --dir DIR [--follow] [--json]     the story so far, one line per transition
     eep status --dir DIR                         how this host stands, as JSON
     eep rank remove|launch|kill RANK --dir DIR   ask for a change; safe to repeat with the same --operation
+    eep fault kill|stop|cont|slow RANK --dir DIR do that to a rank of a running server, on purpose
+    eep fault drill --dir DIR [--seconds S]      kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
     eep make-model PATH                          write a small random MoE model, to try a server with
 
@@ -20,6 +22,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from eep.drill.cli import register as register_faults
 from eep.experts.cli import register as register_backup
 from eep.observe.events import parse_line
 
@@ -56,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("rank", type=int)
     rank.add_argument("--operation", default="", help="name of the request; asking again with it does nothing twice")
     rank.set_defaults(run=_rank)
-    for command in (events, status, rank):
+    fault = register_faults(commands)
+    for command in (events, status, rank, fault):
         command.add_argument(
             "--dir",
             type=Path,

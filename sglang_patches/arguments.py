@@ -73,6 +73,12 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         default=None,
         help="Start a rank that died again (default: on).",
     )
+    add(
+        "--eep-faults",
+        choices=("on", "off"),
+        default=None,
+        help="Let 'eep fault' kill, stop and slow down ranks of this server (default: off).",
+    )
 
 
 def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.Namespace) -> Any:
@@ -116,6 +122,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         store=arguments.eep_store or "",
         on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",
         relaunch=arguments.eep_relaunch != "off",
+        faults=arguments.eep_faults == "on",
     )
 
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from eep.control.private import PrivateDirectory
 from eep.control.watcher import Watcher
+from eep.drill.faults import allow_in
 from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
-from sglang_patches import hooks, ledger_adapter
+from sglang_patches import hooks, ledger_adapter, options
 from sglang_patches.options import DIRECTORY
 
 logger = logging.getLogger(__name__)
@@ -199,7 +200,11 @@ def register() -> None:
 def _prepare_directory(*_: Any, **__: Any) -> None:
     """In the process that launches the server, before it has children. The supervisor's keeper removes it."""
     wanted = os.environ.get(DIRECTORY)
-    os.environ[DIRECTORY] = str(PrivateDirectory.create(Path(wanted) if wanted else None).path)
+    directory = PrivateDirectory.create(Path(wanted) if wanted else None).path
+    os.environ[DIRECTORY] = str(directory)
+    if options.required().faults:
+        allow_in(directory)
+    logger.info("eep: the supervisor's directory is %s ('eep status --dir', 'eep events --dir')", directory)
 
 
 def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:

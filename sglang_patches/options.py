@@ -26,6 +26,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     store: str = ""
     on_lost_coverage: Literal["refuse", "mask"] = "refuse"
     relaunch: bool = True
+    faults: bool = False
 
     def publish(self) -> None:
         """Let this process and those it starts from now on know."""

@@ -16,6 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+_ALLOWED = "faults-allowed"
+
+
+def allow_in(directory: Path) -> None:
+    """Lets ``eep fault`` at the ranks of this supervisor. Off unless the server was told so."""
+    (directory / _ALLOWED).touch(mode=0o600)
+
+
+def allowed_in(directory: Path) -> bool:
+    return (directory / _ALLOWED).exists()
+
 
 @dataclass(frozen=True, slots=True)
 class Rank:

@@ -37,6 +37,7 @@ GOOD: dict[str, Any] = {
     "eep_store": None,
     "eep_on_lost_coverage": None,
     "eep_relaunch": None,
+    "eep_faults": None,
 }
 
 
