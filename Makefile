@@ -8,9 +8,10 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 # The CPU build of torch: plain "torch" would fetch gigabytes of CUDA libraries that no test here can use.
 TORCH ?= torch==2.13.0
+SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives demo clean
+.PHONY: help setup setup-sglang build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -26,6 +27,14 @@ $(VENV)/.ready: pyproject.toml Makefile
 	$(PY) -m pip install -q --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
 	touch $@
 
+setup-sglang: $(VENV)/.sglang  ## SGLang for a CPU, in the same environment
+
+# Without its own requirements, which are CUDA libraries for the most part.
+$(VENV)/.sglang: $(VENV)/.ready sglang_patches/cpu/requirements.txt
+	$(PY) -m pip install -q -r sglang_patches/cpu/requirements.txt
+	$(PY) -m pip install -q --no-deps $(SGLANG)
+	touch $@
+
 # Debian names. Where they cannot be had, the tests that need them are skipped and say so.
 system-packages:  ## etcd, spin, iproute2, openssl and libibverbs1, which some tests need
 	{ command -v etcd && command -v spin && command -v ip && command -v openssl && dpkg -s libibverbs1; } > /dev/null 2>&1 || \
@@ -37,7 +46,7 @@ build: setup  ## the native library, built into eep/lib (incremental)
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	$(VENV)/bin/cmake --build build/dev
 
-test: system-packages build sanitize  ## every test that this machine can run
+test: system-packages setup-sglang build sanitize  ## every test that this machine can run
 	$(PY) -m pytest
 
 test-gpu:  ## the GPU tests, with MPS and without; needs only the Python, torch, pytest and nvcc that are there

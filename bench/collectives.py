@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
         epilog=(
             "Where ranks share cores the scheduler is part of every figure: compare columns, not machines.\n\n"
             "examples:\n"
-            "  python bench/collectives.py             everything, four to five minutes\n"
+            "  python bench/collectives.py             everything, three to five minutes\n"
             "  python bench/collectives.py --quick     does it work? a few seconds\n"
             "  python bench/collectives.py --ranks 4 --collectives all_reduce --seconds 5"
         ),
@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
         help="in bytes (default: 8 to 64 MiB)",
     )
     parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=list(COLLECTIVES))
-    parser.add_argument("--seconds", type=float, default=1.2, help="to spend on each case, about (default: 1.2)")
+    parser.add_argument("--seconds", type=float, default=0.8, help="to spend on each case, about (default: 0.8)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
     parser.add_argument("--no-files", action="store_true", help="only print the table")
     arguments = parser.parse_args()
@@ -138,7 +138,8 @@ def save(head: dict, results: list[Result]) -> None:
     document = {**head, "cases": [result.as_json() for result in results]}
     written[0].write_text(json.dumps(document, indent=1) + "\n")
     table = "\n".join([header(), *map(row, results)])
-    note = f"`{head['command']}`, {head['date']}; {subject}; load {machine['load_average']} before"
+    load = f"load {machine['load_average']} before, {machine['load_average_after']} after"
+    note = f"`{head['command']}`, {head['date']}; {subject}; {load}"
     written[1].write_text(f"{note}\n\n```\n{table}\n```\n\n{summary(results)}\n")
     plot(results, subject, written[2])
     print("\n".join(f"wrote {path.relative_to(RESULTS.parent.parent)}" for path in written))

@@ -79,11 +79,13 @@ class GroupRank:
     def case(self, collective: str, size: int) -> None:
         """``size`` is that of the larger tensor of a rank, in bytes; at least one value for each rank."""
         ranks = self._seat.ranks
-        whole = max(1, size // ELEMENT.itemsize // ranks) * ranks
-        given = whole // ranks if collective == "all_gather" else max(1, size // ELEMENT.itemsize)
-        if collective in ("reduce_scatter", "all_to_all"):
-            given = whole
-        got = {"all_gather": whole, "reduce_scatter": whole // ranks, "all_to_all": whole}.get(collective, given)
+        values, block = (max(1, size // ELEMENT.itemsize // parts) for parts in (1, ranks))
+        given, got = {
+            "all_reduce": (values, values),
+            "all_gather": (block, block * ranks),
+            "reduce_scatter": (block * ranks, block),
+            "all_to_all": (block * ranks, block * ranks),
+        }[collective]
         self._collective = collective
         # Whole numbers, whose sums are exact in whatever order they are taken.
         self._given = (torch.arange(given) % 1000 + self._seat.rank).to(ELEMENT)
@@ -113,6 +115,7 @@ class GroupRank:
             results.append(self._got.clone())
         if not torch.equal(*results):
             raise AssertionError(f"{self._collective}: eep and gloo differ")
+        self._got.zero_()  # what all_reduce adds up in place, call after call, stays a number
 
     def _call(self, contender: str) -> Callable[[], Any]:
         group, given, got = self._groups[contender], self._given, self._got

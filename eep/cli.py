@@ -4,6 +4,7 @@
     eep status --dir DIR                         how this host stands, as JSON
     eep rank remove|launch|kill RANK --dir DIR   ask for a change; safe to repeat with the same --operation
     eep backup serve ...                         keep experts in this host's memory, for repair
+    eep make-model PATH                          write a small random MoE model, to try a server with
 
 ``DIR`` is the supervisor's private directory.
 """
@@ -64,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
             help="the supervisor's private directory (default: $EEP_CONTROL_DIR)",
         )
     register_backup(commands)
+    model = commands.add_parser("make-model", help="write a small random MoE checkpoint with its tokenizer")
+    model.add_argument("path", type=Path, help="a directory that does not exist yet, or is empty")
+    model.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights (default: 0)")
+    model.set_defaults(run=_make_model)
     return parser
 
 
@@ -99,6 +104,17 @@ def _rank(options: argparse.Namespace) -> int:
     if not answer.ok:
         raise ValueError(answer.body)
     print(f"asked to {options.action} rank {options.rank}; operation {operation}")
+    return 0
+
+
+def _make_model(options: argparse.Namespace) -> int:
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise ValueError("making a model needs the transformers package: pip install transformers") from None
+    from eep.tiny_model import make_model
+
+    print(f"wrote {make_model(options.path, options.seed)}")
     return 0
 
 

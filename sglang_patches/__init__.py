@@ -12,16 +12,19 @@ import sys
 
 def register() -> None:
     """The entry point. SGLang logs and forgets ordinary exceptions of a plugin, so what must stop it is SystemExit."""
-    from sglang_patches import arguments, cpu, options, targets
+    from sglang_patches import arguments, cpu, launcher, options, targets
 
     if options.current() is not None:
         from sglang_patches import hooks
 
         hooks.install_all()
-        return
-    if "--ep-backend" in sys.argv or any(each.startswith("--ep-backend=") for each in sys.argv):
+    elif launcher.is_child():
+        pass  # of a server without the flag
+    elif any(each == "--ep-backend" or each.startswith("--ep-backend=") for each in sys.argv):
         # Before anything is hooked: a version that we do not know must not get as far as "unrecognized arguments".
         targets.require_supported()
-    if cpu.is_asked_for():
-        cpu.fill_gaps()
-    arguments.register()
+        arguments.register()
+    else:
+        arguments.register()
+        if cpu.is_asked_for():
+            launcher.prepare_cpu()

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import cpu, hooks
+from sglang_patches import cpu, hooks, launcher
 from sglang_patches.options import Options
 
 logger = logging.getLogger(__name__)
-RENDEZVOUS = "EEP_SGLANG_RENDEZVOUS"
-"""Names the directory where ranks meet when no supervisor started them."""
+_RUNNING_PER_RANK = 256
+"""How many requests a rank runs at once if nobody says. The memory for the exchange of tokens is laid out for it."""
 
 
 def register() -> None:
     """The flags, in the process that parses the command line."""
     hooks.hook("server_args.ServerArgs.add_cli_args", _add_flags, "after")
     hooks.hook("server_args.ServerArgs.from_cli_args", _from_cli_args)
-    if cpu.is_asked_for():
-        from sglang_patches import launcher
-
-        launcher.start_fork_server()
-        launcher.register()
     hooks.apply()
 
 
@@ -93,12 +85,9 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
     options = parse(arguments)
     imply(arguments, options)
     options.publish()
-    _make_rendezvous()
     if _device_of(arguments) == "cpu":
         os.environ[cpu.ASKED_FOR] = "1"
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-        from sglang_patches import launcher
-
         launcher.start_fork_server()
     hooks.install_all()
     return original(cls, arguments)
@@ -142,11 +131,18 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
         for is_wrong, reason in (
             (value("pp_size", 1) != 1, "--pp-size must be 1: a lost pipeline stage cannot be replaced yet"),
             (value("nnodes", 1) != 1, "--nnodes must be 1: regions reach as far as one host"),
-            (ranks > 1 and not value("enable_dp_attention"), "--enable-dp-attention is needed: a rank must own its requests"),
+            (ranks < 2, "--tp-size must be at least 2: the loss of the only rank cannot be survived"),
+            (not value("enable_dp_attention"), "--enable-dp-attention is needed: a rank must own its requests"),
             (value("dp_size", 1) != ranks, "--dp-size must equal --tp-size: attention may not be split over ranks"),
             (value("ep_size", 1) not in (1, ranks), "--ep-size must equal --tp-size: every rank hosts experts"),
-            (value("attn_cp_size", 1) not in (None, 1), "--attn-cp-size must be 1: attention may not be split over ranks"),
-            (value("speculative_algorithm"), "--speculative-algorithm is not supported: a draft may outlive a lost step"),
+            (
+                value("attn_cp_size", 1) not in (None, 1),
+                "--attn-cp-size must be 1: attention may not be split over ranks",
+            ),
+            (
+                value("speculative_algorithm"),
+                "--speculative-algorithm is not supported: a draft may outlive a lost step",
+            ),
             (
                 value("enable_two_batch_overlap") or value("enable_single_batch_overlap"),
                 "batch overlap is not supported: a step must be over before it is known to be good",
@@ -174,7 +170,9 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
 def imply(arguments: argparse.Namespace, options: Options) -> None:
     """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line tells what a user may wonder about."""
     if not arguments.disable_overlap_schedule:
-        logger.info("--ep-backend eep turns overlap scheduling off: a step is committed only when it is known to be good")
+        logger.info(
+            "--ep-backend eep turns overlap scheduling off: a step is committed only when it is known to be good"
+        )
     implied = {
         # The models branch on the name of a backend, and this one's branches do what ours needs; see dispatcher.py.
         "moe_a2a_backend": "mooncake",
@@ -182,30 +180,20 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         "ep_num_redundant_experts": options.redundant_experts,
         "disable_overlap_schedule": True,
         # No collective between ranks remains in a step but the exchange of tokens and the one at its boundary.
-        "moe_dense_tp_size": 1 if arguments.tp_size > 1 else None,
-        "enable_dp_lm_head": arguments.tp_size > 1,
-        "enable_dp_attention_local_control_broadcast": arguments.tp_size > 1,
+        "moe_dense_tp_size": 1,
+        "enable_dp_lm_head": True,
+        "enable_dp_attention_local_control_broadcast": True,
+        "max_running_requests": arguments.max_running_requests or _RUNNING_PER_RANK * arguments.tp_size,
         "disable_custom_all_reduce": True,
         # A shared expert that is fused into the routed ones would have to be placed like them.
         "disable_shared_experts_fusion": True,
     }
     for name, value in implied.items():
         if not hasattr(arguments, name):
-            raise SystemExit(f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have")
+            raise SystemExit(
+                f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have"
+            )
         setattr(arguments, name, value)
-
-
-def _make_rendezvous() -> None:
-    """A private directory where ranks that no supervisor starts meet; it goes with this process."""
-    path = tempfile.mkdtemp(prefix="eep-sglang-")
-    os.environ[RENDEZVOUS] = path
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not in a child that was forked
-            shutil.rmtree(path, ignore_errors=True)
-
-    atexit.register(remove)
 
 
 def _device_of(arguments: argparse.Namespace) -> str:

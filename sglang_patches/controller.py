@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 from eep.control.background import BackgroundSupervisor
 from eep.control.fork_launcher import ForkLauncher
@@ -20,7 +21,7 @@ from eep.control.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
 from sglang_patches import cpu, hooks, options, rank_entry, recipe
-from sglang_patches.front_end import DIRECTORY
+from sglang_patches.options import DIRECTORY
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ def _launcher() -> Launcher:
     """A process that has opened a GPU cannot be forked, and importing SGLang may open it; there, start afresh."""
     if cpu.is_asked_for():
         return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD)
-    return SubprocessLauncher(command_of(rank_entry.main))
+    return SubprocessLauncher(command_of(cast(FunctionType, rank_entry.main)))
 
 
 class Outbox:

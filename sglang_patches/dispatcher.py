@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from eep.received import RankTokens
-from sglang_patches import hooks, instance
+from sglang_patches import hooks, instance, options
 
 
 def register() -> None:
@@ -25,7 +25,7 @@ def register() -> None:
 
 def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
     shape = instance.MoeShape(
-        experts=moe_runner_config.num_experts - instance.options.required().redundant_experts,
+        experts=moe_runner_config.num_experts - options.required().redundant_experts,
         slots_per_rank=moe_runner_config.num_local_experts,
         hidden=moe_runner_config.hidden_size,
         topk=moe_runner_config.top_k,

@@ -21,11 +21,10 @@ from eep.control.watcher import Watcher
 from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
 from sglang_patches import hooks, ledger_adapter
+from sglang_patches.options import DIRECTORY
 
 logger = logging.getLogger(__name__)
 
-DIRECTORY = "EEP_SERVER_DIR"
-"""Where a server's processes find its supervisor. Not the variable of the ranks: by that a keeper finds whom to end."""
 WAIT_LIMIT = "EEP_WAIT_LIMIT_S"
 _DEFAULT_WAIT_LIMIT = 300.0
 _LOOKS_EVERY = 1.0

@@ -1,22 +1,29 @@
 """Installing hooks through SGLang's own registry, and making sure that they took.
 
-The registry logs a hook that cannot be applied and goes on, which would leave a server that looks elastic and is not. So every
-hook is checked after it was applied, and the process ends with a sentence if one is missing.
+The registry logs a hook that cannot be applied and goes on, which would leave a server that looks elastic and is not. So
+every hook is checked after it was applied, and the process ends with a sentence if one is missing.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
 from sglang_patches import targets
 
 Kind = Literal["before", "after", "around", "replace"]
-AREAS = ("process_groups", "dispatcher", "weights", "scheduler_step", "launcher")
+AREAS = (
+    "process_groups",
+    "dispatcher",
+    "weights",
+    "scheduler_step",
+    "launcher",
+    "controller",
+    "front_end",
+    "resume",
+)
 """The modules that have a ``register()`` of their own, in the order in which they are installed."""
-OPTIONAL_AREAS = ("controller", "front_end")
 _wanted: set[str] = set()
 _installed = False
 
@@ -65,9 +72,5 @@ def install_all() -> None:
         native_path.register()
     for area in AREAS:
         importlib.import_module(f"sglang_patches.{area}").register()
-    for area in OPTIONAL_AREAS:
-        if importlib.util.find_spec(f"sglang_patches.{area}") is not None:
-            importlib.import_module(f"sglang_patches.{area}").register()
     apply()
     _installed = True
-    sys.modules[__name__].__dict__.setdefault("_done", True)

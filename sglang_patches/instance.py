@@ -1,26 +1,38 @@
 """This rank's part of the instance: one per scheduler process, made while SGLang builds the model.
 
 SGLang builds its layers one by one; each MoE layer announces itself here. Once the weights are loaded, :meth:`Instance.start`
-brings up the data plane and, where a supervisor started this process, the session that keeps the instance valid.
+brings up the data plane with this rank alone in it. The rank joins at the first boundary of a step, when everything else
+that SGLang prepares is done too.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eep.buffer import Buffer
-from eep.control.private import CONTROL_DIRECTORY
+from eep.control.buffer_plane import member_rendezvous
+from eep.control.processes import INCARNATION
+from eep.experts.checkpoint import CheckpointReader
+from eep.experts.converted import ConvertedReader
+from eep.experts.coverage import Coverage
+from eep.experts.layout import ExpertLayout
 from eep.experts.placement import Placement
-from sglang_patches import options
-from sglang_patches.arguments import RENDEZVOUS
+from eep.experts.repair import Reader
+from eep.recovery import Session
+from sglang_patches import options, process_groups
 from sglang_patches.expert_location import ExpertLocation, initial_placement
-from sglang_patches.session import FixedSession, Session
+
+if TYPE_CHECKING:
+    from sglang_patches.weights import ExpertWeights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,12 @@ class Instance:
     device: str
     options: options.Options = field(default_factory=options.required)
     shape: MoeShape | None = None
-    layers: list[int] = field(default_factory=list)
-    """The layer ids of SGLang, in the order of the layers of the placement."""
+    layer_ids: list[int] = field(default_factory=list)
+    """SGLang's numbers of the MoE layers, in the order of the layers of the placement."""
+    layers: list[Any] = field(default_factory=list)
+    """The MoE layers themselves, once the model is loaded."""
+    weights: ExpertWeights | None = None
+    checkpoint: Path = Path()
     _buffer: Buffer | None = None
     _session: Session | None = None
 
@@ -51,15 +67,11 @@ class Instance:
         """The index of an MoE layer in the placement."""
         if self.shape is not None and shape != self.shape:
             raise SystemExit(f"--ep-backend eep needs MoE layers of one kind; this model has {self.shape} and {shape}")
-        if "location" in self.__dict__:
+        if "first_placement" in self.__dict__:
             raise RuntimeError("experts were placed before all MoE layers were there")
         self.shape = shape
-        self.layers.append(layer_id)
-        return len(self.layers) - 1
-
-    @cached_property
-    def location(self) -> ExpertLocation:
-        return ExpertLocation(self.first_placement, self.rank, self.device)
+        self.layer_ids.append(layer_id)
+        return len(self.layer_ids) - 1
 
     @cached_property
     def first_placement(self) -> Placement:
@@ -67,8 +79,12 @@ class Instance:
         if self.shape is None:
             raise SystemExit("--ep-backend eep serves models with experts; this one has none")
         return initial_placement(
-            len(self.layers), self.shape.experts, self.shape.slots_per_rank, self.ranks, self.options.max_ranks
+            len(self.layer_ids), self.shape.experts, self.shape.slots_per_rank, self.ranks, self.options.max_ranks
         )
+
+    @cached_property
+    def location(self) -> ExpertLocation:
+        return ExpertLocation(self.first_placement, self.rank, self.device)
 
     @property
     def buffer(self) -> Buffer:
@@ -77,24 +93,25 @@ class Instance:
         return self._buffer
 
     @property
-    def session(self) -> Session:
-        if self._session is None:
-            raise RuntimeError("there is no session before the weights are loaded")
-        return self._session
-
-    @property
-    def is_started(self) -> bool:
+    def has_joined(self) -> bool:
+        """Whether this rank has asked to be let in."""
         return self._session is not None
 
-    def start(self) -> None:
-        """Bring up the data plane of this rank and its session."""
+    @property
+    def session(self) -> Session:
+        """Asking for it the first time means: this rank is ready."""
+        if self._session is None:
+            self._session = Session(process_groups.world(), self.buffer, self.coverage.repair)
+        return self._session
+
+    def start(self, layers: list[Any], weights: ExpertWeights, checkpoint: Path) -> None:
+        """The weights are there: bring up the data plane, with this rank alone in it."""
         shape = self.shape
         assert shape is not None
-        supervised = CONTROL_DIRECTORY in os.environ
-        rendezvous = Path(os.environ[CONTROL_DIRECTORY], "r") if supervised else Path(os.environ[RENDEZVOUS])
+        self.layers, self.weights, self.checkpoint = layers, weights, checkpoint
         self._buffer = Buffer(
             self.rank,
-            rendezvous=rendezvous,
+            rendezvous=member_rendezvous() / "tokens",
             max_ranks=self.options.max_ranks,
             max_tokens=self.max_tokens,
             hidden=shape.hidden,
@@ -102,10 +119,42 @@ class Instance:
             local_experts=shape.slots_per_rank,
             wire="f32" if shape.dtype == torch.float32 else "bf16",
             device=self.device,
-            incarnation=int(os.environ["EEP_INCARNATION"]) if supervised else None,
+            incarnation=int(os.environ[INCARNATION]),
             timeout_ms=self.options.timeout_ms,
         )
-        self._session = _supervised_session(self) if supervised else FixedSession(self._buffer, self.ranks)
+        self._buffer.start_alone()
+
+    def run_empty(self) -> None:
+        """A step without tokens of this rank's own: its experts serve those of the others."""
+        from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+        shape = self.shape
+        assert shape is not None
+        with torch.no_grad():
+            x = torch.empty((0, shape.hidden), dtype=shape.dtype, device=self.device)
+            ids = torch.empty((0, shape.topk), dtype=torch.int32, device=self.device)
+            weights = torch.empty((0, shape.topk), dtype=torch.float32, device=self.device)
+            for layer in self.layers:
+                layer(x, StandardTopKOutput(weights, ids, x))
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """What keeps every expert on an active rank."""
+        weights = self.weights
+        assert weights is not None
+        return Coverage(
+            self.rank,
+            int(os.environ[INCARNATION]),
+            self.first_placement,
+            weights.memory,
+            weights.shared,
+            weights.checksums,
+            member_rendezvous() / "experts",
+            self.location.publish,
+            checkpoint=_open_checkpoint(self.checkpoint, weights.memory.layout, self.layer_ids),
+            when_short=self.options.on_lost_coverage,
+            device=self.device,
+        )
 
 
 _current: Instance | None = None
@@ -127,20 +176,24 @@ def current() -> Instance:
     return _current
 
 
-def is_started() -> bool:
-    """Whether this process has an instance that serves."""
-    return _current is not None and _current.is_started
-
-
 def largest_step(schedule: Any) -> int:
     """The most tokens that a rank can have in one step: a chunk of prefill together with every running request."""
     chunk, running = schedule.chunked_prefill_size, schedule.max_running_requests
     if not chunk or chunk < 0:
         raise SystemExit("--ep-backend eep needs chunked prefill: set --chunked-prefill-size")
-    return int(chunk) + int(running or 0)
+    if not running:
+        raise SystemExit("--ep-backend eep needs to know how many requests may run at once: set --max-running-requests")
+    return int(chunk) + int(running)
 
 
-def _supervised_session(instance: Instance) -> Session:
-    from eep.recovery import connect
-
-    return connect(instance)
+def _open_checkpoint(path: Path, layout: ExpertLayout, layers: list[int]) -> Reader | None:
+    """The checkpoint as a source for repair, if its experts can be had as they are in memory."""
+    try:
+        reader = CheckpointReader(path, layers=layers)
+        stored = reader.layout(layout.slots)
+        if [spec.dtype for spec in stored.tensors] == [spec.dtype for spec in layout.tensors]:
+            return reader
+        return ConvertedReader(reader, stored, layout)
+    except (OSError, ValueError) as error:
+        logger.warning("lost experts cannot be read from %s: %s", path, error)
+        return None

@@ -15,9 +15,11 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
-from sglang_patches import cpu, hooks
+from sglang_patches import cpu, hooks, options
+from sglang_patches.options import DIRECTORY
 
 _PRELOAD = "sglang_patches.preload"
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -30,7 +32,11 @@ class ChildProcess:
     """
 
     def __init__(
-        self, module: str, name: str, environment: Mapping[str, str] | None = None, extra: Mapping[str, str] | None = None
+        self,
+        module: str,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> None:
         self._module, self._name = module, name
         self._environment = environment
@@ -54,12 +60,38 @@ class ChildProcess:
             os.environ.update(self._environment)
         os.environ.update(self._extra)
         _keep_fork_server()
-        if cpu.is_asked_for():
-            cpu.fill_gaps()
-        from sglang.srt.plugins import load_plugins
-
-        load_plugins()
+        become_child()
         return getattr(importlib.import_module(self._module), self._name)(*arguments, **named)
+
+
+_is_child = False
+
+
+def is_child() -> bool:
+    """Whether this process was started by a server, rather than being one."""
+    return _is_child
+
+
+def become_child() -> None:
+    """Prepare this process for what a server starts processes for."""
+    global _is_child
+    _is_child = True
+    if cpu.is_asked_for():
+        cpu.fill_gaps()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    # Plugins are loaded once, and in a process that was forked from a prepared one that was before the options were known.
+    if options.current() is not None:
+        hooks.install_all()
+
+
+def prepare_cpu() -> None:
+    """For a server without ``--ep-backend eep`` on a machine that lacks what SGLang needs there."""
+    cpu.fill_gaps()
+    start_fork_server()
+    register()
+    hooks.apply()
 
 
 def start_fork_server() -> None:
@@ -69,9 +101,11 @@ def start_fork_server() -> None:
 
 
 def _keep_fork_server() -> None:
-    """Let a child of the fork server start its own children there too, instead of from a second one that must import again."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]
-    if server._forkserver_address is not None and server._forkserver_pid is None:  # we come from it, and did not start it
+    """Let a child of the fork server start its own children there too, and not from a second one that must import again."""
+    server: Any = forkserver._forkserver
+    if (
+        server._forkserver_address is not None and server._forkserver_pid is None
+    ):  # we come from it, and did not start it
         server.ensure_running = lambda: None
 
 
@@ -100,4 +134,13 @@ def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: An
     for each in ("run_scheduler_process_func", "run_detokenizer_process_func"):
         if each in named:
             named[each] = ChildProcess.of(named[each])
-    return original(cls, *arguments, **named)
+    result = original(cls, *arguments, **named)
+    _have_swept(next((part for part in result if hasattr(part, "instance_id")), None))
+    return result
+
+
+def _have_swept(ports: Any) -> None:
+    """Name what SGLang keeps in shared memory under a name, for the keeper to remove: a server that is killed cannot."""
+    directory = os.environ.get(DIRECTORY)
+    if directory is not None and ports is not None:
+        Path(directory, "sweep").write_text(f"/dev/shm/sglang_loads_{ports.instance_id}_*.shm\n")

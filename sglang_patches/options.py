@@ -12,6 +12,8 @@ from typing import Literal
 import msgspec
 
 VARIABLE = "EEP_SGLANG_OPTIONS"
+DIRECTORY = "EEP_SERVER_DIR"
+"""Where a server's processes find its supervisor. Not the variable of the ranks: by that a keeper finds whom to end."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,10 +5,9 @@ Nothing here may start a thread or open a device, since neither survives a fork.
 
 from __future__ import annotations
 
-import sys
+import importlib
 
-from sglang_patches import cpu
-from sglang_patches.launcher import end_with_parent
+from sglang_patches import cpu, launcher
 
 MODULES = (
     "sglang.srt.managers.data_parallel_controller",
@@ -18,19 +17,9 @@ MODULES = (
     "sglang.srt.models.registry",
 )
 
-
-def _load() -> None:
-    import importlib
-
-    end_with_parent()
-    if cpu.is_asked_for():
-        cpu.fill_gaps()
-    for module in MODULES:
-        importlib.import_module(module)
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
-
-
-if "pytest" not in sys.modules:
-    _load()
+launcher.end_with_parent()
+if cpu.is_asked_for():
+    cpu.fill_gaps()
+for _module in MODULES:
+    importlib.import_module(_module)
+launcher.become_child()

@@ -1,7 +1,98 @@
-"""SGLang's process groups. They are gloo's where there is no GPU."""
+"""SGLang's process groups, on the ``eep`` backend of torch.distributed.
+
+A rank starts alone: every group has the size that SGLang expects, and contains, until the rank joins, only itself. So nothing
+waits for anybody while a model is loaded, at the first launch as at any later one. Communicators that SGLang would put
+beside a group (NCCL, custom all-reduce, a message queue in shared memory) are left out: they cannot lose a rank.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import eep.pg
+from eep.control.buffer_plane import member_rendezvous
+from eep.process_group.world import World
+from sglang_patches import hooks, options
+
+_BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load"
+_LEFT_OUT = (
+    "use_pynccl",
+    "use_mscclpp",
+    "use_custom_allreduce",
+    "use_torch_symm_mem_all_reduce",
+    "use_message_queue_broadcaster",
+)
+
 
 def register() -> None:
-    pass
+    hooks.hook("distributed.bootstrap._resolve_backend", _backend, "replace")
+    hooks.hook("distributed.parallel_state.init_distributed_environment", _start_alone, "before")
+    hooks.hook("distributed.parallel_state.GroupCoordinator.__init__", _make_coordinator)
+    hooks.hook(_BARRIER, _wait_for_nobody, "replace")
+    hooks.hook("utils.common.broadcast_pyobj", _broadcast)
+
+
+def world() -> World:
+    """The membership that all groups of this process share."""
+    found: World = dist.group.WORLD.world  # type: ignore[union-attr]
+    return found
+
+
+def _backend(*_: Any, **__: Any) -> str:
+    return "eep"
+
+
+def _wait_for_nobody(*_: Any, **__: Any) -> None:
+    """A rank that has loaded its weights is alone still."""
+
+
+def _broadcast(original: Callable[..., Any], data: Any, *arguments: Any, **named: Any) -> Any:
+    """What one rank tells all at the start is the same everywhere, since all are started from the same arguments."""
+    if len(world().view.active) == 1:
+        return data
+    return original(data, *arguments, **named)
+
+
+def _start_alone(*arguments: Any, **named: Any) -> None:
+    """Make the default group before SGLang does, with a store of its own: SGLang's would wait for the other ranks."""
+    if dist.is_initialized():
+        return
+    if arguments:
+        named.update(zip(("world_size", "rank"), arguments, strict=False))
+    dist.init_process_group(
+        "eep",
+        store=torch._C._distributed_c10d.HashStore(),
+        rank=named["rank"],
+        world_size=named["world_size"],
+        pg_options=eep.pg.Options(
+            defer_join=True, max_ranks=options.required().max_ranks, rendezvous=member_rendezvous() / "groups"
+        ),
+    )
+
+
+def _make_coordinator(original: Callable[..., None], coordinator: Any, *arguments: Any, **named: Any) -> None:
+    named.update((name, False) for name in _LEFT_OUT if name in named)
+    with _all_groups_on_eep():
+        original(coordinator, *arguments, **named)
+
+
+@contextlib.contextmanager
+def _all_groups_on_eep() -> Iterator[None]:
+    """SGLang asks for gloo by name for its groups of the host."""
+    real = dist.new_group
+
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any
+    ) -> Any:
+        return real(ranks, timeout, "eep", None, **named)
+
+    dist.new_group = new_group  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        dist.new_group = real

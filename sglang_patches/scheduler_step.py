@@ -8,6 +8,7 @@ pass writes only to the cache slots of its batch, and what it writes there does 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang_patches import hooks, instance
@@ -19,16 +20,13 @@ def register() -> None:
 
 
 def _all_gather(original: Callable[..., None], info: Any, *arguments: Any, **named: Any) -> None:
-    instance.current().session.boundary()
-    original(info, *arguments, **named)
+    """Ranks that are not in the view have sent nothing; SGLang takes their rows for those of idle ranks."""
+    here = instance.current()
+    here.session.collect(partial(original, info, *arguments, **named), here.run_empty)
 
 
 def _forward(original: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-    if not instance.is_started():
+    here = instance.current()
+    if not here.has_joined:  # it warms up, alone
         return original(runner, *arguments, **named)
-    session = instance.current().session
-    while True:
-        output = original(runner, *arguments, **named)
-        if session.check():
-            return output
-        session.boundary()
+    return here.session.run(partial(original, runner, *arguments, **named))

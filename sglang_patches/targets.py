@@ -35,6 +35,7 @@ class Target:
         return numbers(self.since) <= numbers(version) < numbers(self.until)
 
 
+_MANAGER = "managers.tokenizer_manager.TokenizerManager."
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
 
 TARGETS = (
@@ -46,21 +47,58 @@ TARGETS = (
     Target("entrypoints.engine.run_data_parallel_controller_process", "plugins in the controller"),
     Target("entrypoints.engine.run_detokenizer_process", "plugins in the detokenizer"),
     Target("entrypoints.engine.Engine._launch_scheduler_processes", "the controller owns the schedulers", ("cls",)),
-    Target("entrypoints.engine.Engine._launch_subprocesses", "what child processes run", ("cls", "run_scheduler_process_func")),
-    Target("managers.scheduler.run_scheduler_process", "what a rank runs", ("server_args", "port_args", "tp_rank", "dp_rank")),
-    Target(_CONTROLLER + "launch_tensor_parallel_group", "start, watch and relaunch ranks", ("server_args", "worker_ports")),
+    Target(
+        "entrypoints.engine.Engine._launch_subprocesses",
+        "what child processes run",
+        ("cls", "run_scheduler_process_func"),
+    ),
+    Target(
+        "managers.scheduler.run_scheduler_process",
+        "what a rank runs",
+        ("server_args", "port_args", "tp_rank", "dp_rank"),
+    ),
+    Target(
+        _CONTROLLER + "launch_tensor_parallel_group", "start, watch and relaunch ranks", ("server_args", "worker_ports")
+    ),
     Target(_CONTROLLER + "event_loop", "route to ranks that live"),
-    Target("managers.tokenizer_manager.TokenizerManager._send_one_request", "keep what is needed to replay a request"),
-    Target("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")),
+    Target(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),
+    Target(_MANAGER + "auto_create_handle_loop", "the front end hears of views"),
+    Target(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
+    Target(_MANAGER + "_handle_batch_output", "what was delivered"),
+    Target(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
+    Target(
+        "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
+    ),
     Target("model_executor.model_runner.ModelRunner.forward", "the end of a step", ("forward_batch",)),
-    Target("model_executor.model_runner.ModelRunner.load_model", "expert weights in memory that repair can write", ("self",)),
+    Target(
+        "model_executor.model_runner.ModelRunner.load_model",
+        "expert weights in memory that repair can write",
+        ("self",),
+    ),
+    Target("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
+    Target("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
+    Target("distributed.bootstrap._resolve_backend", "process groups on eep", ("device",)),
+    Target("distributed.parallel_state.init_distributed_environment", "a rank starts alone", ("world_size", "rank")),
+    Target("distributed.parallel_state.GroupCoordinator.__init__", "process groups on eep", ("group_ranks",)),
+    Target(
+        "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load", "alone, it waits for nobody"
+    ),
+    Target("utils.common.broadcast_pyobj", "alone, it is told nothing", ("data",)),
     Target("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
-    Target("layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader", "which slot an expert is loaded into", ("expert_id",)),
+    Target(
+        "layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader",
+        "which slot an expert is loaded into",
+        ("expert_id",),
+    ),
     Target("layers.moe.fused_moe_triton.layer.FusedMoE._weight_loader_impl", "loading one slot", ("expert_id",)),
     Target("layers.moe.ep_moe.layer.get_moe_impl_class", "the layer that uses our dispatcher", ("quant_config",)),
     Target("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
     Target("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
-    Target("layers.moe.fused_moe_native.moe_forward_native", "torch-native experts by local slot", ("layer", "x", "topk_output")),
+    Target(
+        "layers.moe.fused_moe_native.moe_forward_native",
+        "torch-native experts by local slot",
+        ("layer", "x", "topk_output"),
+    ),
     Target("layers.moe.topk.select_experts", "the torch-native gate knows no padding", ("hidden_states",)),
 )
 _BY_NAME = {target.name: target for target in TARGETS}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _load_expert(
     if expert_id is None:
         raise SystemExit("--ep-backend eep: checkpoints with all experts in one tensor cannot be loaded yet")
     here = instance.current()
-    held = here.location.held_by(here.rank, here.layers.index(layer.layer_id))
+    held = here.location.held_by(here.rank, here.layer_ids.index(layer.layer_id))
     for slot, expert in enumerate(held):
         if expert == expert_id:
             layer._weight_loader_impl(
@@ -68,9 +69,9 @@ def _load_expert(
 def _after_loading(_: None, model_runner: Any) -> None:
     global _loaded
     here = instance.current()
-    layers = _moe_layers(model_runner.model, here.layers)
+    layers = _moe_layers(model_runner.model, here.layer_ids)
     _loaded = adopt(layers, here)
-    here.start()
+    here.start(layers, _loaded, Path(model_runner.model_config.model_path))
 
 
 def adopt(layers: list[Any], here: instance.Instance) -> ExpertWeights:

@@ -10,6 +10,7 @@ its standard output closes when it is done.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import signal
@@ -42,6 +43,21 @@ def end_all(mark: bytes) -> None:
         time.sleep(0.01)
 
 
+def sweep(directory: str) -> None:
+    """Remove the files in shared memory that the directory's file ``sweep`` names, one pattern to a line: those that the
+    processes would have removed, had they not been killed."""
+    try:
+        with open(os.path.join(directory, "sweep")) as file:
+            patterns = file.read().split()
+    except OSError:
+        return
+    for pattern in patterns:
+        for path in glob.glob(pattern):
+            if os.path.dirname(path) == "/dev/shm":
+                with suppress(OSError):
+                    os.unlink(path)
+
+
 def main(directory: str, remove: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the pipe does, never before
@@ -50,6 +66,7 @@ def main(directory: str, remove: bool) -> None:
     while os.read(0, 1):
         pass
     end_all(b"EEP_CONTROL_DIR=" + os.fsencode(directory))
+    sweep(directory)
     if remove:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -1,8 +1,8 @@
 """Stand-ins for two packages that SGLang imports and that have no build for a CPU machine.
 
-``sgl_kernel`` has no CPU wheel, and ``torchvision`` on the usual index is built for a CUDA torch. What SGLang imports of them on
-the paths that we serve is never called there (speculative decoding, images), so each name is a function that says so when
-it is. A package that is installed is left alone.
+``sgl_kernel`` has no CPU wheel, and ``torchvision`` is built for a CUDA torch. What SGLang imports of them on the paths that
+we serve is never called there (speculative decoding, images), so each name is a function that says so when it is. A
+package that is installed is left alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _has_no_kernels() -> bool:
 
 def provide_torchvision() -> None:
     """A stand-in for what SGLang imports of ``torchvision`` at its top level. Models that read images do not work with it."""
-    # Transformers looks once which packages there are. It must have done so before, lest it takes the stand-in for the real one.
+    # Transformers looks once which packages there are; it must have done so before, or it takes the stand-in for real.
     import sglang  # noqa: F401
     import transformers
 
@@ -72,6 +72,8 @@ class _StandIn(ModuleType):
             return sys.modules[full]  # type: ignore[return-value]
 
         def absent(*_: object, **__: object) -> NoReturn:
-            raise RuntimeError(f"{full} was called, but {self.__name__} is not installed: it has no build for this machine")
+            raise RuntimeError(
+                f"{full} was called, but {self.__name__} is not installed: it has no build for this machine"
+            )
 
         return absent

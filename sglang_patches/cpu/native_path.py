@@ -9,7 +9,6 @@ import torch
 
 from sglang_patches import hooks
 
-
 _FILL_VALUES = ("get_cpu_graph_seq_len_fill_value", "get_cuda_graph_seq_len_fill_value")
 
 
@@ -47,7 +46,8 @@ def _moe_forward(
         slots = ids[row, nth].unsqueeze(1)
         pairs = type(topk_output)(weights.new_ones(slots.shape), slots, logits)
         each[row, nth] = original(layer, x[row], pairs, moe_runner_config)
-    return (each.type(weights.dtype) * weights.unsqueeze(-1)).sum(dim=1).type(x.dtype)
+    result: torch.Tensor = (each.type(weights.dtype) * weights.unsqueeze(-1)).sum(dim=1).type(x.dtype)
+    return result
 
 
 def _select_experts(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

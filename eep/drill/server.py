@@ -1,0 +1,209 @@
+"""A real SGLang server on this machine's CPU: started in a session of its own, asked over HTTP, and stopped.
+
+Every process of a server carries a mark in its environment, so that what is left over is found whoever its parent is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+START_WITHIN = 280.0
+STOP_WITHIN = 60.0
+_DERIVED_PORTS = (0, *range(233, 242))
+"""SGLang listens on these beside the port that it is given."""
+_MARK = "EEP_TEST_SERVER"
+_OURS = ("eep", "sgl")
+"""How the names of files in shared memory begin that a server may make."""
+
+ONE_RANK = ("--tp-size", "1")
+FOUR_RANKS = ("--tp-size", "4", "--dp-size", "4", "--enable-dp-attention", "--ep-size", "4", "--ep-backend", "eep")
+
+
+class Server:
+    """``with Server(model, FOUR_RANKS, log) as server``: starts, waits until it answers, and stops."""
+
+    def __init__(
+        self,
+        model: Path,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        """``directory``: where the supervisor is to have its private things, for those who want to ask it."""
+        self.port = _free_port()
+        self.directory = directory
+        self._mark = uuid.uuid4().hex
+        self._log = log
+        self._shared_memory = set(os.listdir("/dev/shm"))
+        self._command = [
+            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)),
+            *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+            *("--max-total-tokens", "8192", "--random-seed", "1", "--disable-radix-cache", "--skip-server-warmup"),
+            *arguments,
+        ]
+        self._environment = {
+            **os.environ,
+            "EEP_CPU_GAPS": "1",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(4)),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            _MARK: self._mark,
+            **({} if directory is None else {"EEP_SERVER_DIR": str(directory)}),
+            **(environment or {}),
+        }
+
+    def __enter__(self) -> Server:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """Ask it to end, as a user would, and kill it if it does not."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the server did not end within {STOP_WITHIN} s\n{self.log[-4000:]}") from None
+
+    def kill(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def processes(self) -> list[int]:
+        """Every process of this server that lives."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if f"{_MARK}={self._mark}".encode() in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+        return found
+
+    def leftovers(self, within: float = 10.0) -> list[str]:
+        """What is still there of a server that has ended; children may take a moment to follow."""
+        end = time.monotonic() + within
+        while True:
+            left = [f"process {pid}" for pid in self.processes()]
+            left += [
+                f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shared_memory if name[:3] in _OURS
+            ]
+            if not left or time.monotonic() > end:
+                return left
+            time.sleep(0.1)
+
+    # ---- requests ----
+
+    def generate(self, text: str, tokens: int = 24, **sampling: object) -> list[int]:
+        """The tokens of a greedy answer, by SGLang's own endpoint."""
+        body = {"text": text, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, **sampling}}
+        answer = json.loads(b"".join(self._post("/generate", body)))
+        return list(answer["output_ids"])
+
+    def generate_stream(self, text: str, tokens: int = 24) -> list[int]:
+        body = {"text": text, "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": tokens}}
+        last: list[int] = []
+        for event in self._events("/generate", body):
+            last = list(event["output_ids"])  # each event carries all tokens so far
+        return last
+
+    def complete(self, text: str, tokens: int = 24) -> str:
+        """The text of a greedy answer, by the OpenAI endpoint."""
+        body = {"model": "default", "prompt": text, "temperature": 0, "max_tokens": tokens}
+        answer = json.loads(b"".join(self._post("/v1/completions", body)))
+        return str(answer["choices"][0]["text"])
+
+    def complete_stream(self, text: str, tokens: int = 24) -> str:
+        body = {"model": "default", "prompt": text, "temperature": 0, "max_tokens": tokens, "stream": True}
+        return "".join(
+            event["choices"][0]["text"] for event in self._events("/v1/completions", body) if event["choices"]
+        )
+
+    def _events(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        for line in self._post(path, body):
+            if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                yield json.loads(line[6:])
+
+    def _post(self, path: str, body: Mapping[str, object]) -> Iterator[bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise AssertionError(f"{path} answered {response.status}: {response.read()[:1000]!r}")
+            yield from response
+        finally:
+            connection.close()
+
+    def _wait_until_it_answers(self) -> None:
+        end, last = time.monotonic() + START_WITHIN, ""
+        while time.monotonic() < end:
+            if (code := self._process.poll()) is not None:
+                raise AssertionError(f"the server ended with {code} before it answered\n{self.log[-6000:]}")
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+                try:
+                    connection.request("GET", "/health")
+                    if connection.getresponse().status == 200:
+                        return
+                finally:
+                    connection.close()
+            newest = self.log.rstrip().rpartition("\n")[2][:150]
+            if newest != last:
+                print(f"starting: {newest}", flush=True)
+                last = newest
+            time.sleep(0.25)
+        raise AssertionError(f"the server did not answer within {START_WITHIN} s\n{self.log[-6000:]}")
+
+
+def _free_port() -> int:
+    choose = random.Random(os.urandom(8))
+    for _ in range(100):
+        port = choose.randrange(20000, 30000)
+        if all(_is_free(port + offset) for offset in _DERIVED_PORTS):
+            return port
+    raise AssertionError("no free ports for a server")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,42 @@
+"""Which slot a rank sends its tokens to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from eep.experts.packing import EMPTY
+from sglang_patches.expert_location import ExpertLocation, choose_copies, initial_placement
+
+
+@pytest.mark.parametrize(("slots", "max_ranks"), [(4, 4), (8, 4), (16, 4), (5, 6)])
+def test_every_rank_finds_every_expert(slots: int, max_ranks: int) -> None:
+    placement = initial_placement(3, 16, slots, ranks=4, max_ranks=max_ranks)
+    for rank in range(4):
+        chosen = choose_copies(placement, rank)
+        layer, expert = np.indices(chosen.shape)
+        assert (placement.physical_to_logical[layer, chosen] == expert).all()
+
+
+def test_a_rank_uses_its_own_copies_and_shares_out_the_others() -> None:
+    placement = initial_placement(1, 16, 8, ranks=4, max_ranks=4)
+    for rank in range(4):
+        own = set(placement.physical_to_logical[0, rank * 8 : rank * 8 + 8].tolist())
+        chosen = choose_copies(placement, rank)[0]
+        assert all(chosen[expert] // 8 == rank for expert in own)
+
+
+def test_all_ranks_start_from_the_same_placement() -> None:
+    assert initial_placement(2, 16, 4, 4, 4).digest == initial_placement(2, 16, 4, 4, 4).digest
+
+
+def test_a_new_placement_is_written_where_the_old_one_was() -> None:
+    placement = initial_placement(2, 16, 16, ranks=4, max_ranks=4)
+    location = ExpertLocation(placement, rank=3)
+    address = location.choice.data_ptr()
+    location.publish(placement.on([0, 1]))
+    assert location.choice.data_ptr() == address
+    assert set((location.choice // 16).unique().tolist()) <= {0, 1}
+    assert location.held_by(3, 0) == [EMPTY] * 16
+    assert torch.equal(location.tables.masked, torch.zeros(2, 16, dtype=torch.bool))
