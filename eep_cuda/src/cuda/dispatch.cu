@@ -5,11 +5,9 @@
 // look for the flags themselves, which costs less than to be told; where one is missing or wrong, all act on the
 // verdict of the one that settles. So a source is taken whole or not at all in every step that can be trusted. Rows are
 // used where they lie; only the routing metadata is copied out, checked.
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
 #include <type_traits>
 
+#include "cuda/fp8.cuh"
 #include "cuda/members.cuh"
 #include "cuda/stopwatch.cuh"
 
@@ -67,47 +65,12 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
   }
 }
 
-struct Scale {
-  float value, inverse;
-  uint8_t exponent;
-};
-
-// As src/cpu/formats.h, to the bit.
-__device__ Scale scale_for(float largest, bool power_of_two) {
-  largest = fmaxf(largest, 1e-4f);
-  if (!power_of_two) return {__fdiv_rn(largest, 448.0f), __fdiv_rn(448.0f, largest), 0};
-  const uint32_t bits = __float_as_uint(__fdiv_rn(largest, 448.0f));
-  const uint32_t exponent = min((bits >> 23) + ((bits & 0x7fffff) != 0), 253u);
-  return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23), static_cast<uint8_t>(exponent)};
-}
-
-template <bool kF32>
-__device__ inline float value_at(const uint32_t* words, uint32_t i) {
-  return __uint_as_float(kF32 ? words[i] : i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
-}
-
-template <bool kF32, uint32_t kValues>
-__device__ inline float largest_of(const uint32_t* words) {
-  if constexpr (kF32) {
-    float largest = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kValues; ++i) largest = fmaxf(largest, fabsf(__uint_as_float(words[i])));
-    return largest;
-  } else {  // two at a time
-    const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(words);
-    __nv_bfloat162 largest = __habs2(pairs[0]);
-#pragma unroll
-    for (uint32_t i = 1; i < kValues / 2; ++i) largest = __hmax2(largest, __habs2(pairs[i]));
-    return fmaxf(__low2float(largest), __high2float(largest));
-  }
-}
-
 // Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token,
 // encodes all of them in place, and then sends the same registers to one rank after the other.
 template <bool kF32, uint32_t V, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
                                    Prepare prepare) {
-  constexpr uint32_t kValues = 16, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
+  constexpr uint32_t kValues = kEncodedAtOnce, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
   constexpr uint32_t kGroups = 32 / kLanesPerGroup;  // that a warp encodes at once
   const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
   const uint32_t chunks = (units + 32 * V - 1) / (32 * V), items = args.tokens * chunks;
@@ -136,19 +99,12 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
       const uint32_t* words = reinterpret_cast<const uint32_t*>(raw[i]);
-      float largest = largest_of<kF32, kValues>(words);
+      float largest = largest_of<kF32>(words);
 #pragma unroll
       for (uint32_t step = kLanesPerGroup / 2; step; step /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
       const Scale scale = scale_for(largest, power_of_two);
-      uint32_t packed[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (uint32_t j = 0; j < kValues; j += 2) {
-        const float2 pair{__fmul_rn(value_at<kF32>(words, j), scale.inverse),
-                          __fmul_rn(value_at<kF32>(words, j + 1), scale.inverse)};
-        packed[j / 4] |= static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3)) << j % 4 * 8;
-      }
-      raw[i][0] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+      raw[i][0] = encode<kF32>(words, scale.inverse);
       const uint32_t word = as_exponent ? scale.exponent : __float_as_uint(scale.value);
       const uint32_t of_group = __shfl_sync(~0u, word, lane % kGroups * kLanesPerGroup);
       if (lane / kGroups == i) scale_word = of_group;
