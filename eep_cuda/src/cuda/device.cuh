@@ -51,6 +51,9 @@ __device__ inline void store_release_gpu(uint64_t* word, uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+// A load that is issued where it stands, so that several are on their way at once.
+__device__ inline uint64_t load_now(const uint64_t* word) { return *static_cast<const volatile uint64_t*>(word); }
+
 // ---- rows: 16 bytes a thread, not kept in L1 ----
 
 __device__ inline uint4 load_input(const uint4* at) {  // written before this kernel began
