@@ -35,8 +35,9 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_words_that_cross_ranks_are_of_system_scope(ptx: dict[str, str], kernel: str) -> None:
     """Flags are stored after a system fence and loaded with acquire.sys. Only the verdict stays on the GPU."""
     text = ptx[kernel]
-    assert re.search(r"\bld\.acquire\.sys\.global\.u64", text)
-    assert re.search(r"\bst\.(relaxed|release)\.sys\.global\.u64", text)
+    word = "b128" if kernel == "dispatch" else "u64"  # a dispatch sends its envelope in one word with the flag
+    assert re.search(rf"\bld\.acquire\.sys\.global\.{word}", text)
+    assert re.search(rf"\bst\.(relaxed|release)\.sys\.global\.{word}", text)
     if kernel != "barrier":  # whose flag is a release store by itself
         assert "fence.acq_rel.sys" in text
     narrower = set(re.findall(r"\b(?:ld|st)\.(?:acquire|release|relaxed)\.(?:gpu|cta)\.global\.\w+", text))

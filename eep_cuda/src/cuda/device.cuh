@@ -26,6 +26,18 @@ __device__ inline void store_release_sys(uint64_t* word, uint64_t value) {
 __device__ inline void store_relaxed_sys(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+// Two neighbouring words as one, aligned to 16 bytes: nobody ever sees one of them without the other.
+__device__ inline void load_pair_acquire_sys(const uint64_t* words, uint64_t& first, uint64_t& second) {
+  asm volatile("{.reg .b128 pair; ld.acquire.sys.global.b128 pair, [%2]; mov.b128 {%0, %1}, pair;}"
+               : "=l"(first), "=l"(second)
+               : "l"(words)
+               : "memory");
+}
+__device__ inline void store_pair_relaxed_sys(uint64_t* words, uint64_t first, uint64_t second) {
+  asm volatile("{.reg .b128 pair; mov.b128 pair, {%1, %2}; st.relaxed.sys.global.b128 [%0], pair;}" ::"l"(words),
+               "l"(first), "l"(second)
+               : "memory");
+}
 __device__ inline void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // ---- words that only this GPU's blocks share ----
@@ -38,6 +50,9 @@ __device__ inline uint64_t load_acquire_gpu(const uint64_t* word) {
 __device__ inline void store_release_gpu(uint64_t* word, uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+
+// A load that is issued where it stands, so that several are on their way at once.
+__device__ inline uint64_t load_now(const uint64_t* word) { return *static_cast<const volatile uint64_t*>(word); }
 
 // ---- rows: 16 bytes a thread, not kept in L1 ----
 

@@ -5,11 +5,9 @@
 // look for the flags themselves, which costs less than to be told; where one is missing or wrong, all act on the
 // verdict of the one that settles. So a source is taken whole or not at all in every step that can be trusted. Rows are
 // used where they lie; only the routing metadata is copied out, checked.
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
 #include <type_traits>
 
+#include "cuda/fp8.cuh"
 #include "cuda/members.cuh"
 #include "cuda/stopwatch.cuh"
 
@@ -31,8 +29,8 @@ __device__ inline int64_t load_choice(const eep_dispatch_send_args& args, uint32
 }
 
 // Moves rows of 16-byte vectors as they are. Each warp takes `V` vectors a lane of one token, all loads in flight at
-// once. `prepare` runs once, by all threads, while the first of them are on their way: before it, nothing is known of
-// the members, and nothing needs to be.
+// once. `prepare` runs once, by all threads, while the first of them are on their way: before it, only one warp knows
+// anything of the members.
 template <uint32_t V, bool kExact, typename Prepare>
 __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
                          Prepare prepare) {
@@ -67,31 +65,22 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
   }
 }
 
-struct Scale {
-  float value, inverse;
-  uint8_t exponent;
-};
-
-// As src/cpu/formats.h, to the bit.
-__device__ Scale scale_for(float largest, bool power_of_two) {
-  largest = fmaxf(largest, 1e-4f);
-  if (!power_of_two) return {__fdiv_rn(largest, 448.0f), __fdiv_rn(448.0f, largest), 0};
-  const uint32_t bits = __float_as_uint(__fdiv_rn(largest, 448.0f));
-  const uint32_t exponent = min((bits >> 23) + ((bits & 0x7fffff) != 0), 253u);
-  return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23), static_cast<uint8_t>(exponent)};
-}
-
-// Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token.
+// Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token,
+// encodes all of them in place, and then sends the same registers to one rank after the other.
 template <bool kF32, uint32_t V, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
                                    Prepare prepare) {
-  constexpr uint32_t kValues = 16, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
+  constexpr uint32_t kValues = kEncodedAtOnce, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
+  constexpr uint32_t kGroups = 32 / kLanesPerGroup;  // that a warp encodes at once
   const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
   const uint32_t chunks = (units + 32 * V - 1) / (32 * V), items = args.tokens * chunks;
+  const bool power_of_two = args.wire_type != EEP_TYPE_FP8, as_exponent = args.wire_type == EEP_TYPE_FP8_UE8M0;
   uint4 raw[V][kLoads];
   int64_t choice = -1;
+  // The last chunk of a token may be shorter. Each token begins with another one, so that no block gets them all.
+  const auto first_unit = [&](uint32_t item) { return (item + item / chunks / chunks) % chunks * 32 * V; };
   const auto load = [&](uint32_t item) {
-    const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
+    const uint32_t token = item / chunks, first = first_unit(item) + lane;
     const uint4* row = static_cast<const uint4*>(args.x) + static_cast<uint64_t>(token) * units * kLoads;
     choice = load_choice(args, token);
 #pragma unroll
@@ -105,40 +94,32 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
   prepare();
   const uint32_t own_slot = members.slot[home.rank];
   while (item < items) {
-    const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
-    const uint64_t hosts = hosts_of(home, choice) & members.reachable;
+    const uint32_t token = item / chunks, first = first_unit(item);
+    uint32_t scale_word = 0;  // of group `lane` of this chunk
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
       const uint32_t* words = reinterpret_cast<const uint32_t*>(raw[i]);
-      float values[kValues], largest = 0;
-#pragma unroll
-      for (uint32_t j = 0; j < kValues; ++j) {
-        values[j] = __uint_as_float(kF32 ? words[j] : j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
-        largest = fmaxf(largest, fabsf(values[j]));
-      }
+      float largest = largest_of<kF32>(words);
 #pragma unroll
       for (uint32_t step = kLanesPerGroup / 2; step; step /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-      const Scale scale = scale_for(largest, args.wire_type != EEP_TYPE_FP8);
-      uint32_t packed[4] = {0, 0, 0, 0};
+      const Scale scale = scale_for(largest, power_of_two);
+      raw[i][0] = encode<kF32>(words, scale.inverse);
+      const uint32_t word = as_exponent ? scale.exponent : __float_as_uint(scale.value);
+      const uint32_t of_group = __shfl_sync(~0u, word, lane % kGroups * kLanesPerGroup);
+      if (lane / kGroups == i) scale_word = of_group;
+    }
+    const uint32_t group = first / kLanesPerGroup + lane;
+    const bool has_scale = lane < V * kGroups && group < units / kLanesPerGroup;
+    for (uint64_t hosts = hosts_of(home, choice) & members.reachable; hosts; hosts &= hosts - 1) {
+      const ChannelView inbox(home, members.region[__ffsll(hosts) - 1], args.channel);
+      uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, hidden)) + first + lane;
 #pragma unroll
-      for (uint32_t j = 0; j < kValues; j += 2) {
-        const float2 pair{__fmul_rn(values[j], scale.inverse), __fmul_rn(values[j + 1], scale.inverse)};
-        packed[j / 4] |= static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3)) << j % 4 * 8;
-      }
-      const uint32_t unit = first + i * 32;
-      if (unit >= units) continue;
-      for (uint64_t to = hosts; to; to &= to - 1) {
-        const ChannelView inbox(home, members.region[__ffsll(to) - 1], args.channel);
-        store_row(reinterpret_cast<uint4*>(inbox.row(own_slot, token, hidden)) + unit,
-                  make_uint4(packed[0], packed[1], packed[2], packed[3]));
-        if (lane % kLanesPerGroup) continue;
-        uint8_t* scales = inbox.scales(own_slot, token);
-        if (args.wire_type == EEP_TYPE_FP8_UE8M0)
-          scales[unit / kLanesPerGroup] = scale.exponent;
-        else
-          reinterpret_cast<float*>(scales)[unit / kLanesPerGroup] = scale.value;
-      }
+      for (uint32_t i = 0; i < V; ++i)
+        if (first + lane + i * 32 < units) store_row(to + i * 32, raw[i][0]);
+      uint8_t* scales = inbox.scales(own_slot, token);
+      if (has_scale && as_exponent) scales[group] = static_cast<uint8_t>(scale_word);
+      if (has_scale && !as_exponent) reinterpret_cast<uint32_t*>(scales)[group] = scale_word;
     }
     item += gridDim.x * kWarps;
     if (item < items) load(item);
@@ -147,16 +128,30 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
 
 // ---- routing metadata ----
 
-// Tells every reachable rank which of its experts each token wants.
-__device__ void put_routing(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
-  const uint32_t per_rank = args.tokens * args.topk, experts = home.shape.local_experts;
+// One of the choices that a thread tells the others, loaded ahead of its use.
+struct Choice {
+  int64_t expert;
+  float weight;
+};
+
+__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args, uint32_t i) {
+  const uint32_t per_rank = args.tokens * args.topk;
+  if (i >= home.shape.max_ranks * per_rank) return {-1, 0.0f};
+  return {args.topk_idx[i % per_rank], args.topk_weights ? args.topk_weights[i % per_rank] : 1.0f};
+}
+
+__device__ inline uint32_t first_choice() { return blockIdx.x * kThreads + threadIdx.x; }
+
+// Tells every reachable rank which of its experts each token wants. `next` is this thread's first choice.
+__device__ void put_routing(const Home& home, const eep_dispatch_send_args& args, const Members& members, Choice next) {
+  const uint32_t per_rank = args.tokens * args.topk, experts = home.shape.local_experts, stride = gridDim.x * kThreads;
   const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * experts;
   bool misrouted = false;
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < home.shape.max_ranks * per_rank;
-       i += gridDim.x * kThreads) {
+  for (uint32_t i = first_choice(); i < home.shape.max_ranks * per_rank; i += stride) {
     const uint32_t rank = i / per_rank, choice = i % per_rank;
+    const auto [expert, weight] = next;
+    next = load_routing(home, args, i + stride);
     if (!(members.reachable >> rank & 1)) continue;
-    const int64_t expert = args.topk_idx[choice];
     const bool known = expert >= 0 && expert < limit;
     const uint32_t host = known ? static_cast<uint32_t>(expert) / experts : EEP_MAX_RANKS;
     misrouted |= expert < -1 || expert >= limit || (known && !(members.active >> host & 1));
@@ -164,7 +159,7 @@ __device__ void put_routing(const Home& home, const eep_dispatch_send_args& args
     const uint32_t slot = members.slot[home.rank], token = choice / args.topk, k = choice % args.topk;
     const ChannelView inbox(home, members.region[rank], args.channel);
     inbox.topk_idx(slot, token)[k] = here ? static_cast<int32_t>(static_cast<uint32_t>(expert) % experts) : -1;
-    inbox.topk_weights(slot, token)[k] = !here ? 0.0f : args.topk_weights ? args.topk_weights[choice] : 1.0f;
+    inbox.topk_weights(slot, token)[k] = here ? weight : 0.0f;
   }
   if (misrouted) {
     note(&home.state->trouble, EEP_STATUS_MISROUTED);
@@ -197,15 +192,13 @@ __device__ void take_routing(const Home& home, const eep_dispatch_recv_args& arg
 
 __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
   const uint64_t flag = eep_flag_make(members.epoch, members.round, args.tokens);
-  const auto mailbox_at = [&](uint32_t rank) {
-    return ChannelView(home, members.region[rank], args.channel).mailbox(members.slot[home.rank]);
-  };
+  const uint64_t envelope = eep_envelope(args.wire_type, args.topk, home.shape.hidden);
+  fence_sys();  // one fence releases all rows to all ranks
   for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
-    if (members.reachable >> rank & 1)
-      store_relaxed_sys(&mailbox_at(rank)->envelope, eep_envelope(args.wire_type, args.topk, home.shape.hidden));
-  fence_sys();  // one fence releases all rows and envelopes to all ranks
-  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
-    if (members.reachable >> rank & 1) store_relaxed_sys(&mailbox_at(rank)->dispatch_flag, flag);
+    if (members.reachable >> rank & 1) {
+      const ChannelView inbox(home, members.region[rank], args.channel);
+      store_pair_relaxed_sys(&inbox.mailbox(members.slot[home.rank])->dispatch_flag, flag, envelope);
+    }
 }
 
 // What the combine of this round, and the receive half if it is launched apart, need to know.
@@ -225,53 +218,71 @@ __device__ void leave_snapshot(const Home& home, const eep_dispatch_send_args& a
   __syncwarp();
 }
 
-__device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members) {
+// What a source has said of this round so far.
+struct Arrival {
+  bool is_here, is_sound;
+  uint32_t count;
+};
+
+__device__ inline Arrival look_for(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
+                                   uint32_t rank) {
   const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  uint64_t flag, envelope;
+  load_pair_acquire_sys(&inbox.mailbox(members.slot[rank])->dispatch_flag, flag, envelope);
+  if (!eep_flag_is(flag, members.epoch, members.round)) return {false, false, 0};
+  const uint32_t count = eep_flag_count(flag);
+  return {true,
+          count <= home.shape.max_tokens && envelope == eep_envelope(args.wire_type, args.topk, home.shape.hidden),
+          count};
+}
+
+// Waits, and writes down who arrived, for this block, the combine and the caller. The other blocks need it only where
+// something is wrong: close_sources() tells them.
+__device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
+                               uint32_t* slot_counts) {
   ChannelState& channel = home.state->channels[args.channel];
   Trouble* trouble = &home.state->trouble;
   uint32_t counts[2] = {0, 0};
+  bool is_sound[2] = {false, false};
   const WaitFor wait{home.page, trouble, members.epoch, members.deadline_ns, 0};
   const uint64_t arrived = wait_for(wait, members.reachable, [&](uint32_t rank) {
-    const uint64_t flag = load_acquire_sys(&inbox.mailbox(members.slot[rank])->dispatch_flag);
-    if (!eep_flag_is(flag, members.epoch, members.round)) return false;
-    counts[rank / 32] = eep_flag_count(flag);
-    return true;
+    const Arrival arrival = look_for(home, args, members, rank);
+    is_sound[rank / 32] = arrival.is_sound;
+    if (arrival.is_sound) counts[rank / 32] = arrival.count;
+    return arrival.is_here;
   });
-  const uint64_t envelope = eep_envelope(args.wire_type, args.topk, home.shape.hidden);
-  bool is_sound[2];
+  const uint64_t received = vote(is_sound[0], is_sound[1]);
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t rank = threadIdx.x + 32 * half;
-    const bool here = arrived >> rank & 1;
-    is_sound[half] =
-        here && counts[half] <= home.shape.max_tokens && inbox.mailbox(members.slot[rank])->envelope == envelope;
-    if (rank < home.shape.max_ranks) {
-      channel.snapshot.count[rank] = is_sound[half] ? counts[half] : 0;
-      args.count[rank] = static_cast<int32_t>(is_sound[half] ? counts[half] : 0);
-    }
+    if (rank >= home.shape.max_ranks) continue;
+    if (is_sound[half]) slot_counts[members.slot[rank]] = counts[half];
+    channel.snapshot.count[rank] = counts[half];
+    args.count[rank] = static_cast<int32_t>(counts[half]);
   }
-  const uint64_t received = vote(is_sound[0], is_sound[1]);
   if (threadIdx.x == 0) {
     channel.snapshot.received = received;
     if (arrived != received) note(trouble, EEP_STATUS_CORRUPT, 0, arrived & ~received);
     if (received != members.active) show_trouble(trouble, home.page);
   }
   __syncwarp();
-  if (threadIdx.x == 0) {
-    store_release_gpu(&channel.verdict, eep_flag_make(members.epoch, members.round, 0));
-    // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
-    // round from it: it finds the stamp gone.
-    store_relaxed_sys(inbox.outbox_stamp(), 0);
-    fence_sys();
-  }
+}
+
+// Apart from settling, because the fences take as long as copying the metadata.
+__device__ void close_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members) {
+  if (threadIdx.x) return;
+  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  store_release_gpu(&home.state->channels[args.channel].verdict, eep_flag_make(members.epoch, members.round, 0));
+  // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
+  // round from it: it finds the stamp gone.
+  store_relaxed_sys(inbox.outbox_stamp(), 0);
+  fence_sys();
 }
 
 // The tokens of each slot, as one warp finds them by itself, or as the verdict says if not all is as it should be.
 __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
                              uint32_t* slot_counts) {
-  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
   ChannelState& channel = home.state->channels[args.channel];
   const uint64_t settled = eep_flag_make(members.epoch, members.round, 0);
-  const uint64_t envelope = eep_envelope(args.wire_type, args.topk, home.shape.hidden);
   uint64_t sound = 0;
   uint32_t counts[2] = {0, 0};
   for (uint32_t looks = 1; sound != members.reachable; ++looks) {
@@ -280,12 +291,10 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
       const uint32_t rank = threadIdx.x + 32 * half;
       is_sound[half] = sound >> rank & 1;
       if (is_sound[half] || !(members.reachable >> rank & 1)) continue;
-      const eep_mailbox* box = inbox.mailbox(members.slot[rank]);
-      const uint64_t flag = load_acquire_sys(&box->dispatch_flag);
-      if (!eep_flag_is(flag, members.epoch, members.round)) continue;
-      counts[half] = eep_flag_count(flag);
-      is_sound[half] = counts[half] <= home.shape.max_tokens && box->envelope == envelope;
-      is_wrong |= !is_sound[half];
+      const Arrival arrival = look_for(home, args, members, rank);
+      is_sound[half] = arrival.is_sound;
+      counts[half] = arrival.count;
+      is_wrong |= arrival.is_here && !arrival.is_sound;
     }
     sound = vote(is_sound[0], is_sound[1]);
     // The block that settles ends its own wait at the deadline, so that this one ends as well.
@@ -318,13 +327,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Stopwatch<kStamped> stopwatch(home);
   for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
   if constexpr (kPhases & kSend) {
-    const auto prepare = [&] {
+    // One warp reads the table before it loads rows, so that this does not queue behind the rows of all the others.
+    if (threadIdx.x < 32) {
       if constexpr (std::is_same_v<Membership, FixedMembers>)
         read_members(membership, channel, members);
       else
         read_members(home, number, members);
+    }
+    const Choice first = load_routing(home, send, first_choice());
+    const auto prepare = [&] {
+      __syncthreads();
       stopwatch.stamp(kMembersRead);
-      put_routing(home, send, members);
+      put_routing(home, send, members, first);
     };
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
     if constexpr (kEncodes) {
@@ -359,12 +373,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
   if constexpr (kPhases & kReceive) {
-    if (is_last && threadIdx.x < 32) settle_sources(home, receive, members);
-    if (home.shape.layout == EEP_LAYOUT_EXPERT) return;  // packing has kernels of its own
-    if (threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
-    __syncthreads();
-    stopwatch.stamp(kFlagsSeen);
-    take_routing(home, receive, members, slot_counts);
+    const bool settles = is_last && threadIdx.x < 32;
+    if (settles) settle_sources(home, receive, members, slot_counts);
+    if (home.shape.layout == EEP_LAYOUT_RANK) {  // packing has kernels of its own
+      if (!is_last && threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
+      __syncthreads();
+      stopwatch.stamp(kFlagsSeen);
+      take_routing(home, receive, members, slot_counts);
+    }
+    if (settles) close_sources(home, receive, members);
   }
   stopwatch.stamp(kEnded);
 }

@@ -29,46 +29,52 @@ struct FixedMembers {
 };
 
 // The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs
-// less than a launch of its own; one of them leaves the snapshot for the combine. Called by all threads.
+// less than a launch of its own; one of them leaves the snapshot for the combine. Called by one warp, the first.
 __device__ inline void read_members(const Home& home, uint32_t channel, Members& members) {
   const eep_peer_table& table = home.state->table;
-  const ChannelState& last = home.state->channels[channel];
+  const eep_snapshot& last = home.state->channels[channel].snapshot;
+  // All loads before the first use: one trip to memory instead of one after the other.
+  const uint64_t epoch = load_now(&table.epoch), deadline_ns = load_now(&table.deadline_ns);
+  const uint64_t last_epoch = load_now(&last.epoch), last_round = load_now(&last.round);
+  const uint64_t dropped = load_now(&home.state->trouble.dropped);
+  uint64_t region[2];
+  uint4 entry[2];  // active, transport, incarnation, slot
+  static_assert(offsetof(eep_peer, active) == 16 && offsetof(eep_peer, slot) == 28 && sizeof(eep_peer) % 16 == 0);
+  for (uint32_t half = 0; half < 2; ++half) {
+    const eep_peer& peer = table.peers[threadIdx.x + 32 * half];
+    region[half] = load_now(&peer.region);
+    entry[half] = load_shared_row(reinterpret_cast<const uint4*>(&peer.active));
+  }
+  bool is_active[2];
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t rank = threadIdx.x + 32 * half, incarnation = entry[half].z, slot = entry[half].w;
+    is_active[half] = rank < home.shape.max_ranks && entry[half].x;
+    if (!is_active[half]) continue;
+    // A table that was scribbled over must cost us a peer, not the process.
+    if (!region[half] || slot != eep_slot_of(rank, incarnation, home.shape.max_ranks)) {
+      note(&home.state->trouble, EEP_STATUS_BAD_TABLE);
+      show_trouble(&home.state->trouble, home.page);
+      is_active[half] = false;
+      continue;
+    }
+    members.slot[rank] = slot;
+    members.region[rank] = region[half];
+  }
+  const uint64_t active = vote(is_active[0], is_active[1]);
   if (threadIdx.x == 0) {
-    members.epoch = table.epoch;
-    members.round = (last.snapshot.epoch == table.epoch ? last.snapshot.round : 0) + 1;
-    members.deadline_ns = table.deadline_ns;
+    members.epoch = epoch;
+    members.round = (last_epoch == epoch ? last_round : 0) + 1;
+    members.deadline_ns = deadline_ns;
+    members.active = active;
+    members.reachable = active & ~dropped;
   }
-  if (threadIdx.x < 32) {
-    const uint64_t dropped = home.state->trouble.dropped;  // loaded with the entries, not after them
-    bool is_active[2];
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint32_t rank = threadIdx.x + 32 * half;
-      const eep_peer& peer = table.peers[rank];
-      is_active[half] = rank < home.shape.max_ranks && peer.active;
-      if (!is_active[half]) continue;
-      // A table that was scribbled over must cost us a peer, not the process.
-      if (!peer.region || peer.slot != eep_slot_of(rank, peer.incarnation, home.shape.max_ranks)) {
-        note(&home.state->trouble, EEP_STATUS_BAD_TABLE);
-        show_trouble(&home.state->trouble, home.page);
-        is_active[half] = false;
-        continue;
-      }
-      members.slot[rank] = peer.slot;
-      members.region[rank] = peer.region;
-    }
-    const uint64_t active = vote(is_active[0], is_active[1]);
-    if (threadIdx.x == 0) {
-      members.active = active;
-      members.reachable = active & ~dropped;
-    }
-  }
-  __syncthreads();
+  __syncwarp();
 }
 
 __device__ inline void read_members(const FixedMembers& fixed, const ChannelState& last, Members& members) {
-  if (threadIdx.x < EEP_MAX_RANKS) {
-    members.slot[threadIdx.x] = fixed.slot[threadIdx.x];
-    members.region[threadIdx.x] = fixed.region[threadIdx.x];
+  for (uint32_t rank = threadIdx.x; rank < EEP_MAX_RANKS; rank += 32) {
+    members.slot[rank] = fixed.slot[rank];
+    members.region[rank] = fixed.region[rank];
   }
   if (threadIdx.x == 0) {
     members.epoch = fixed.epoch;
@@ -76,7 +82,6 @@ __device__ inline void read_members(const FixedMembers& fixed, const ChannelStat
     members.deadline_ns = fixed.deadline_ns;
     members.active = members.reachable = fixed.active;
   }
-  __syncthreads();
 }
 
 // The membership of the dispatch that this combine belongs to. Called by all threads.
