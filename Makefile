@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-gpu demo clean
+.PHONY: help setup setup-sglang build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-gpu demo demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -87,15 +87,14 @@ bench-membership: build  ## how long a lost rank is felt, and what a view change
 bench-collectives: build  ## collectives of the backend eep against those of gloo
 	$(PY) bench/collectives.py
 
+bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks on one GPU; after test-gpu has built the libraries
+	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/dispatch_combine.py --device cuda
+	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/collectives_cuda.py
+
 demo: build setup-sglang  ## the real SGLang server loses a rank under load, every token checked; timeline.png and .html
 	$(PY) examples/serve_and_kill.py
 
 demo-exchange: build  ## four processes exchange tokens, one is killed, a replacement joins; takes a few seconds
-bench-gpu:  ## the same on CUDA tensors, several ranks on one GPU; after test-gpu has built the libraries
-	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/dispatch_combine.py --device cuda
-	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/collectives_cuda.py
-
-demo: build  ## four processes exchange tokens, one is killed, a replacement joins
 	$(PY) examples/kill_one.py
 
 clean:  ## remove what the other targets made
