@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import cpu, hooks, launcher
+from sglang_patches import cpu, hooks, launcher, model_shape
 from sglang_patches.options import Options
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=None,
-        help="How many ranks there may ever be; everything is laid out for that many (default: --ep-size).",
+        help="How many ranks there may ever be; everything is laid out for that many. Only --tp-size is supported yet, "
+        "which is the default.",
     )
     add(
         "--eep-timeout-ms",
@@ -46,7 +47,8 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=None,
-        help="Expert slots beyond the number of experts, over all ranks (default: --ep-num-redundant-experts).",
+        help="Expert slots beyond the number of experts, over all ranks (default: --ep-num-redundant-experts, or else as "
+        "many as it takes for the other ranks to hold every expert when one is lost).",
     )
     add(
         "--eep-backup",
@@ -106,24 +108,43 @@ def parse(arguments: argparse.Namespace) -> Options:
     max_ranks = ranks if arguments.eep_max_ranks is None else arguments.eep_max_ranks
     if max_ranks < ranks:
         raise SystemExit(f"--eep-max-ranks {max_ranks} is less than the {ranks} ranks that --tp-size asks for")
+    if max_ranks > ranks:
+        raise SystemExit(
+            f"--eep-max-ranks {max_ranks} is more than the {ranks} ranks that --tp-size asks for: ranks beyond those that a "
+            f"server starts with are not supported yet. Start it with --tp-size {max_ranks}, and take out those that are "
+            "not needed with 'eep rank remove'"
+        )
     timeout = 1000.0 if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
-    redundant = arguments.eep_redundant_experts
-    if redundant is None:
-        redundant = getattr(arguments, "ep_num_redundant_experts", 0) or 0
-    if redundant < 0:
-        raise SystemExit(f"--eep-redundant-experts cannot be negative, got {redundant}")
     return Options(
         max_ranks=max_ranks,
         timeout_ms=timeout,
-        redundant_experts=redundant,
+        redundant_experts=redundant_experts(arguments, model_shape.experts_of(arguments)),
         backup=arguments.eep_backup or "off",
         store=arguments.eep_store or "",
         on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
     )
+
+
+def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int:
+    """How many slots there are beyond the ``experts`` of the model, of which None says that they are not known here."""
+    ranks, asked = arguments.tp_size, arguments.eep_redundant_experts
+    if asked is None:
+        asked = getattr(arguments, "ep_num_redundant_experts", 0) or None
+    if asked is None:
+        return 0 if experts is None else -(-experts // (ranks - 1)) * ranks - experts
+    if asked < 0:
+        raise SystemExit(f"--eep-redundant-experts cannot be negative, got {asked}")
+    if experts is not None and (spare := (experts + asked) % ranks):
+        raise SystemExit(
+            f"--eep-redundant-experts {asked}: with the {experts} experts of this model that makes {experts + asked} slots, "
+            f"which {ranks} ranks cannot share evenly; ask for {asked + ranks - spare}"
+            + (f" or {asked - spare}" if asked >= spare else "")
+        )
+    return int(asked)
 
 
 def refuse_combinations(arguments: argparse.Namespace) -> None:
@@ -166,6 +187,10 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "prefill/decode disaggregation is not supported",
             ),
             (value("enable_lora"), "--enable-lora is not supported"),
+            (
+                (value("tokenizer_worker_num") or 1) > 1,
+                "--tokenizer-worker-num must be 1: the requests that a lost rank had are known to one front end",
+            ),
             (value("eep_backup") not in (None, "off"), "--eep-backup: only 'off' is supported yet"),
             (value("eep_store"), "--eep-store is not supported yet: views are agreed on inside the server"),
             (value("eep_on_lost_coverage") == "mask", "--eep-on-lost-coverage: only 'refuse' is supported yet"),

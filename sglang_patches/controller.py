@@ -267,6 +267,10 @@ def _event_loop(controller: Any) -> None:
             except zmq.Again:
                 break
             mark_the_dead(controller, ranks, outbox)
+            if type(request).__name__ == "ShutdownReq":
+                # Passed on, it would have every scheduler end on its own, and the supervisor would start it again.
+                ranks.stop()
+                raise SystemExit(0)  # SGLang would ask after its processes if we returned
             try:
                 controller._request_dispatcher(request)
             except (ValueError, RuntimeError) as error:

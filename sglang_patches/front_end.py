@@ -34,7 +34,8 @@ _ATTRIBUTE = "_eep_front_end"
 
 
 class FrontEnd:
-    """``dispatch`` sends a message to the controller; ``answer(id, finish_reason)`` ends a request with our own words.
+    """``dispatch`` sends a message to the controller; ``answer(id, finish_reason, prompt_tokens)`` ends a request with our
+    own words.
 
     All methods are for the thread of the server's event loop. ``later(seconds, call)`` calls back there.
     """
@@ -42,7 +43,7 @@ class FrontEnd:
     def __init__(
         self,
         dispatch: Callable[[Any], None],
-        answer: Callable[[str, dict[str, Any] | None], None],
+        answer: Callable[[str, dict[str, Any] | None, int], None],
         *,
         deterministic: bool = False,
         wait_limit: float = _DEFAULT_WAIT_LIMIT,
@@ -136,7 +137,10 @@ class FrontEnd:
     def on_view(self, view: View) -> None:
         """Who is in. A rank that repairs is in too: it will serve what it is sent."""
         live = {rank: view.incarnations[rank] for rank in view.active}
+        before = self.live
         self.live = {rank: inc for rank, inc in live.items() if self._gone.get(rank, -1) < inc}
+        if taken_out := sum(self.live.get(rank) != inc for rank, inc in before.items()):
+            self._lost_lives(taken_out, len(self.live))
         self._replay(self.ledger.keep_only(self.live, self._clock()))
 
     def on_gone(self, rank: int, incarnation: int) -> None:
@@ -173,8 +177,8 @@ class FrontEnd:
             self._later(min(_LOOKS_EVERY, self._wait_limit), self.look)
 
     def _end(self, request_id: str, finish_reason: dict[str, Any] | None) -> None:
-        self._kept.pop(request_id, None)
-        self._answer(request_id, finish_reason)
+        kept = self._kept.pop(request_id, None)
+        self._answer(request_id, finish_reason, len(getattr(kept, "input_ids", None) or ()))
 
 
 def _try_again(why: str) -> dict[str, Any]:
@@ -213,10 +217,9 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
         from sglang.srt.managers.io_struct import AbortReq
 
         send = dispatch or type(manager)._dispatch_to_scheduler.__wrapped__
-        answer = type(manager)._handle_abort_req.__wrapped__
         found = FrontEnd(
             lambda message: send(manager, message),
-            lambda rid, reason: answer(manager, AbortReq(rid=rid, finished_reason=reason)),
+            lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
             deterministic=bool(getattr(manager.server_args, "enable_deterministic_inference", False)),
             wait_limit=float(os.environ.get(WAIT_LIMIT, _DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
@@ -224,6 +227,15 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
         )
         setattr(manager, _ATTRIBUTE, found)
     return found
+
+
+def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
+    """As SGLang answers for a request that never ran, and with the counts of one that did: OpenAI's endpoints need them."""
+    state = manager.rid_to_state.get(message.rid)
+    type(manager)._handle_abort_req.__wrapped__(manager, message)
+    if state is not None and state.out_list:
+        for name, count in (("prompt_tokens", prompt_tokens), ("cached_tokens", 0)):
+            state.out_list[-1]["meta_info"].setdefault(name, count)
 
 
 def _start_watching(_: None, manager: Any) -> None:

@@ -7,11 +7,15 @@ pass writes only to the cache slots of its batch, and what it writes there does 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from eep.errors import RankRemoved
 from sglang_patches import hooks, instance
+
+T = TypeVar("T")
 
 
 def register() -> None:
@@ -22,11 +26,24 @@ def register() -> None:
 def _all_gather(original: Callable[..., None], info: Any, *arguments: Any, **named: Any) -> None:
     """Ranks that are not in the view have sent nothing; SGLang takes their rows for those of idle ranks."""
     here = instance.current()
-    here.session.collect(partial(original, info, *arguments, **named), here.run_empty)
+    _until_removed(
+        here.rank, lambda: here.session.collect(partial(original, info, *arguments, **named), here.run_empty)
+    )
 
 
 def _forward(original: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
     here = instance.current()
     if not here.has_joined:  # it warms up, alone
         return original(runner, *arguments, **named)
-    return here.session.run(partial(original, runner, *arguments, **named))
+    return _until_removed(here.rank, lambda: here.session.run(partial(original, runner, *arguments, **named)))
+
+
+def _until_removed(rank: int, work: Callable[[], T]) -> T:
+    """A rank that was taken out ends with a line, not with the traceback of a fault: nothing is wrong with it."""
+    try:
+        return work()
+    except RankRemoved as removed:
+        print(f"eep: rank {rank} ends: {removed}", flush=True)
+        # At once, for SGLang's threads would keep the process from ending. Not 0: whether another life of it is wanted is
+        # for the supervisor to say, and 0 would tell it that none is.
+        os._exit(1)

@@ -76,14 +76,19 @@ class Server:
     def __init__(self, **options: Any) -> None:
         self.sent: list[Any] = []
         self.answered: list[tuple[str, Any]] = []
+        self.prompt_tokens: dict[str, int] = {}
         self.now = 0.0
         self.front_end = FrontEnd(
             self.sent.append,
-            lambda rid, reason: self.answered.append((rid, reason)),
+            self._answer,
             clock=lambda: self.now,
             wait_limit=30.0,
             **options,
         )
+
+    def _answer(self, rid: str, reason: Any, prompt_tokens: int) -> None:
+        self.answered.append((rid, reason))
+        self.prompt_tokens[rid] = prompt_tokens
 
     def view(self, epoch: int, **incarnations: int) -> None:
         ranks = {int(name[1:]): incarnation for name, incarnation in incarnations.items()}
@@ -191,6 +196,29 @@ def test_when_all_are_dead_requests_wait_and_then_are_told_to_try_again() -> Non
     assert rid == "a"
     assert reason["status_code"] == 503
     assert "try again" in reason["message"]
+
+
+def test_a_request_that_lacked_only_the_word_that_it_is_finished_is_told_so_with_its_counts() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    server.accept("a", sampling_params=Parameters(max_new_tokens=2))
+    server.deliver("a", [1, 2], "ab", 2)
+    server.front_end.on_gone(0, 0)
+    assert server.answered == [("a", {"type": "length", "length": 2})]
+    assert server.prompt_tokens == {"a": 2}
+    assert len(server.sent) == 1, "nothing is sent again"
+
+
+def test_answers_are_not_expected_of_a_rank_that_was_taken_out() -> None:
+    fewer: list[tuple[int, int]] = []
+    server = Server(lost_lives=lambda lost, live: fewer.append((lost, live)))
+    server.view(1, r0=0, r1=0, r2=0)
+    server.view(2, r0=0, r1=0)  # planned: the view comes first, the end of the process later
+    server.front_end.on_gone(2, 0)
+    assert fewer == [(1, 2)]
+    server.front_end.on_gone(1, 0)  # not planned: the other way round
+    server.view(3, r0=0)
+    assert fewer == [(1, 2), (1, 1)]
 
 
 def test_a_session_dies_with_its_rank_and_says_so() -> None:

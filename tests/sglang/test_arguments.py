@@ -68,6 +68,8 @@ def test_the_defaults() -> None:
         ({"eep_backup": "live"}, "--eep-backup"),
         ({"eep_on_lost_coverage": "mask"}, "--eep-on-lost-coverage"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
+        ({"eep_max_ranks": 5}, "more than the 4 ranks"),
+        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
     ],
@@ -85,6 +87,38 @@ def test_what_the_flag_implies() -> None:
     assert known.moe_dense_tp_size == 1
     assert known.ep_num_redundant_experts == 8
     assert known.max_running_requests > 0
+
+
+def with_model(folder: Path, configuration: dict[str, Any], **changes: Any) -> argparse.Namespace:
+    (folder / "config.json").write_text(json.dumps(configuration))
+    return given(model_path=str(folder), **changes)
+
+
+@pytest.mark.parametrize("configuration", [{"num_experts": 16}, {"text_config": {"n_routed_experts": 16}}])
+def test_by_default_the_others_have_room_for_all_experts_when_one_rank_is_lost(
+    tmp_path: Path, configuration: dict[str, Any]
+) -> None:
+    redundant = arguments.parse(with_model(tmp_path, configuration)).redundant_experts
+    slots_per_rank, rest = divmod(16 + redundant, 4)
+    assert rest == 0
+    assert 3 * slots_per_rank >= 16 > 3 * (slots_per_rank - 1), "as many as it takes, and no more"
+
+
+@pytest.mark.parametrize(
+    ("changes", "redundant"),
+    [({"eep_redundant_experts": 0}, 0), ({"ep_num_redundant_experts": 4}, 4), ({"eep_redundant_experts": 48}, 48)],
+)
+def test_redundant_experts_as_asked_for(tmp_path: Path, changes: dict[str, Any], redundant: int) -> None:
+    assert arguments.parse(with_model(tmp_path, {"num_experts": 16}, **changes)).redundant_experts == redundant
+
+
+def test_slots_that_ranks_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"22 slots, which 4 ranks cannot share evenly; ask for 8 or 4"):
+        arguments.parse(with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=6))
+
+
+def test_a_model_whose_experts_are_not_known_is_for_sglang_to_judge(tmp_path: Path) -> None:
+    assert arguments.parse(with_model(tmp_path, {"hidden_size": 8}, eep_redundant_experts=3)).redundant_experts == 3
 
 
 _PARSE = """

@@ -42,6 +42,7 @@ def drilled(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory)
         wanted = list(Load.with_reference(server.url, prompts).wanted)
         yield Drilled(server, place / "d", prompts, [list(tokens) for tokens in wanted])
     assert server.leftovers() == []
+    assert "starts as incarnation" not in server.log.partition("SIGTERM received")[2], "nobody is relaunched at the end"
 
 
 def check(drilled: Drilled, story: Story) -> None:

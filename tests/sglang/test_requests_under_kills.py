@@ -1,0 +1,338 @@
+"""Requests of every kind go on elsewhere when the rank that serves them is killed, and their clients cannot tell.
+
+All kinds are asked at once and of one rank, first without a fault and then while that rank is killed. That they were there
+is seen twice: none had ended when the rank was killed, and the front end says how many it moved.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import string
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eep.drill.faults import Target
+from eep.drill.load import Load
+from eep.drill.server import Server
+from eep.drill.story import Story
+from tests.sglang.test_kills import ELASTIC, RANKS
+
+pytestmark = pytest.mark.timeout(900)
+
+TOKENS = 120
+TEXT = "It was a bright cold day in April, and "
+_MOVED = re.compile(r"replaying (\d+) requests")
+_LOGPROB_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to ask. ``samples``: how many answers come back, each of them a request to the ranks."""
+
+    path: str
+    body: dict[str, Any]
+    samples: int = 1
+
+
+def native(stream: bool = False, **parameters: Any) -> Kind:
+    """SGLang's own endpoint. Parameters of the request itself begin with an underscore, the others are of the sampling."""
+    outer = {name[1:]: value for name, value in parameters.items() if name.startswith("_")}
+    inner = {name: value for name, value in parameters.items() if not name.startswith("_")}
+    sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True, **inner}
+    return Kind("/generate", {"text": TEXT, "stream": stream, "sampling_params": sampling, **outer})
+
+
+def openai(path: str, stream: bool = False, n: int = 1, **parameters: Any) -> Kind:
+    asked = {"messages": [{"role": "user", "content": TEXT}]} if "chat" in path else {"prompt": TEXT}
+    body = {"model": "default", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "stream": stream, "n": n}
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    return Kind(path, {**body, **asked, **usage, **parameters}, n)
+
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SCHEMA = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "integer"}, "minItems": 60}}}
+GREEDY = {
+    "generate": native(),
+    "generate streamed": native(True),
+    "completions": openai(COMPLETIONS),
+    "completions streamed": openai(COMPLETIONS, True),
+    "chat": openai(CHAT),
+    "chat streamed": openai(CHAT, True),
+    "two samples": openai(COMPLETIONS, True, n=2),
+    "log-probabilities": native(True, _return_logprob=True, _logprob_start_len=0, _top_logprobs_num=2),
+    "log-probabilities at once": native(_return_logprob=True, _logprob_start_len=0, _top_logprobs_num=2),
+    "completions with log-probabilities": openai(COMPLETIONS, logprobs=2),
+    "frequency penalty": native(True, frequency_penalty=0.7),
+    "presence penalty": native(presence_penalty=0.9),
+    "repetition penalty": native(True, repetition_penalty=1.3),
+    "regex": native(True, regex="(([a-f]{3}-){2}[0-9]{2};){20}"),
+    "json schema": native(json_schema=json.dumps(SCHEMA)),
+}
+"""Those whose answer must be the same whatever happens."""
+
+
+@dataclass
+class Reply:
+    """What a client has at the end, whichever way it came."""
+
+    status: int = 0
+    texts: dict[int, str] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    counts: tuple[int, int] = (0, 0)
+    finished: dict[int, Any] = field(default_factory=dict)
+    logprobs: list[float] = field(default_factory=list)
+    other_logprobs: list[Any] = field(default_factory=list)
+    events: int = 0
+    problem: str = ""
+
+    def take(self, said: dict[str, Any]) -> None:
+        self.events += 1
+        if "error" in said or said.get("object") == "error":
+            self.problem = str(said)
+        elif "meta_info" in said:
+            self._take_native(said)
+        else:
+            self._take_openai(said)
+
+    def _take_native(self, said: dict[str, Any]) -> None:
+        meta = said["meta_info"]
+        self.texts[0] = said["text"]
+        self.tokens = said["output_ids"]
+        self.counts = meta["prompt_tokens"], meta["completion_tokens"]
+        self.finished[0] = meta["finish_reason"]
+        if "output_token_logprobs" in meta:
+            self.logprobs = [each[0] for each in meta["output_token_logprobs"]]
+            self.logprobs += [each[0] for each in meta["input_token_logprobs"][1:]]
+            top = meta["output_top_logprobs"]
+            self.other_logprobs = [len(top), [[token for _, token, *_ in each] for each in top]]
+
+    def _take_openai(self, said: dict[str, Any]) -> None:
+        for choice in said["choices"]:
+            index = choice["index"]
+            part = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+            self.texts[index] = self.texts.get(index, "") + part
+            self.finished[index] = choice["finish_reason"] or self.finished.get(index)
+            if choice.get("logprobs"):
+                self.logprobs += choice["logprobs"]["token_logprobs"]
+        if said.get("usage"):
+            self.counts = said["usage"]["prompt_tokens"], said["usage"]["completion_tokens"]
+
+
+class Asking(threading.Thread):
+    """One client, waiting for its answer."""
+
+    def __init__(self, server: Server, kind: Kind, rank: int | None, **more: Any) -> None:
+        super().__init__(daemon=True)
+        self.reply = Reply()
+        self._port, self._path = server.port, kind.path
+        self._body = {**kind.body, **({} if rank is None else {"routed_dp_rank": rank}), **more}
+        self.start()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=200)
+        try:
+            connection.request("POST", self._path, json.dumps(self._body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            self.reply.status = response.status
+            if not self._body["stream"]:
+                self.reply.take(json.loads(response.read()))
+                return
+            for line in response:
+                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                    self.reply.take(json.loads(line[5:]))
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            self.reply.problem = f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+
+    def result(self, within: float = 200.0) -> Reply:
+        self.join(within)
+        assert not self.is_alive(), f"{self._path} did not end within {within} s"
+        return self.reply
+
+
+@dataclass
+class Served:
+    server: Server
+    directory: Path
+    kinds: dict[str, Kind]
+    wanted: dict[str, Reply]
+
+    @property
+    def target(self) -> Target:
+        return Target(self.directory)
+
+    def moved(self) -> int:
+        """How many requests have been moved so far."""
+        return sum(int(count) for count in _MOVED.findall(self.server.log))
+
+    def wait_until_all_are_in(self) -> None:
+        wait_for(lambda: all(rank.is_in for rank in self.target.ranks().values()), "all ranks are in")
+
+
+def wait_for(condition: Callable[[], bool], what: str, within: float = 200.0) -> None:
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"it did not come to that within {within} s: {what}"
+        time.sleep(0.05)
+
+
+def late_words(text: str) -> str:
+    """A piece of a text that comes first somewhere in its last third: to stop there."""
+    plain = set(string.printable)
+    for start in range(2 * len(text) // 3, len(text) - 4):
+        piece = text[start : start + 4]
+        if set(piece) <= plain and text.find(piece) == start:
+            return piece
+    raise AssertionError(f"the answer has no words to stop at: {text!r}")
+
+
+@pytest.fixture(scope="module")
+def served(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    place = tmp_path_factory.mktemp("requests")
+    # SGLang 0.5.21 keeps a state of each request with n > 1 for ever, fault or not, and would wait for it when it is to end.
+    server = Server(model, ELASTIC, place / "log", {"SGL_FORCE_SHUTDOWN": "1"}, place / "d")
+    with server:
+        stop = late_words(Asking(server, GREEDY["generate"], 2).result().texts[0])
+        kinds = {
+            **GREEDY,
+            "stop string": native(True, stop=stop),
+            "completions to a stop": openai(COMPLETIONS, stop=stop),
+        }
+        asked = {name: Asking(server, kind, 2) for name, kind in kinds.items()}
+        wanted = {name: each.result() for name, each in asked.items()}
+        assert {name: reply.problem for name, reply in wanted.items() if reply.problem or reply.status != 200} == {}
+        yield Served(server, place / "d", kinds, wanted)
+    assert server.leftovers() == []
+    assert "starts as incarnation" not in server.log.partition("SIGTERM received")[2], "nobody is relaunched at the end"
+
+
+def test_the_kinds_are_what_they_are_called(served: Served) -> None:
+    """Otherwise the tests below would compare nothing with nothing."""
+    wanted = served.wanted
+    assert wanted["generate"].tokens == wanted["generate streamed"].tokens
+    assert len(wanted["generate"].tokens) == TOKENS
+    assert wanted["two samples"].texts[0] == wanted["two samples"].texts[1] == wanted["generate"].texts[0]
+    assert wanted["completions"].texts == wanted["completions streamed"].texts == wanted["generate"].texts
+    assert wanted["chat"].texts == wanted["chat streamed"].texts
+    assert len(wanted["log-probabilities"].logprobs) > TOKENS
+    penalised = {name: tuple(wanted[name].tokens) for name in served.kinds if "penalty" in name}
+    assert len({*penalised.values(), tuple(wanted["generate"].tokens)}) == 4
+    assert re.fullmatch(r"([a-f]{3}-){2}[0-9]{2};.*", wanted["regex"].texts[0])
+    assert wanted["json schema"].texts[0].startswith("{")
+    assert wanted["stop string"].finished[0]["type"] == "stop"
+    assert TOKENS / 2 < len(wanted["stop string"].tokens) < TOKENS
+
+
+@pytest.mark.parametrize(("rank", "after"), [(1, 10), (0, 62)])
+def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, after: int) -> None:
+    """Early, and late: what is not streamed comes to the front end in pieces of 50 tokens."""
+    served.wait_until_all_are_in()
+    moved = served.moved()
+    asked = {name: Asking(served.server, kind, rank) for name, kind in served.kinds.items()}
+    slowest = [asked[name] for name in ("generate streamed", "regex", "two samples")]
+    wait_for(lambda: all(each.reply.events >= after for each in slowest), "the streams have begun")
+    ended = [name for name, each in asked.items() if not each.is_alive()]
+    served.target.kill(rank)
+    replies = {name: each.result() for name, each in asked.items()}
+    assert ended == [], "these had ended before the rank was killed"
+    assert served.moved() - moved == sum(kind.samples for kind in served.kinds.values())
+    for name, reply in replies.items():
+        wanted = served.wanted[name]
+        assert (reply.status, reply.problem) == (200, ""), name
+        assert reply.tokens == wanted.tokens, name
+        assert reply.texts == wanted.texts, name
+        assert reply.counts == wanted.counts, name
+        assert reply.finished == wanted.finished, name
+        assert reply.logprobs == pytest.approx(wanted.logprobs, abs=_LOGPROB_TOLERANCE), name
+        assert reply.other_logprobs == wanted.other_logprobs, name
+
+
+def test_a_sampled_request_goes_on_too_and_the_log_says_that_it_may_differ(served: Served) -> None:
+    """Seeds need --enable-deterministic-inference, which needs an attention backend that a CPU does not have."""
+    served.wait_until_all_are_in()
+    asked = Asking(served.server, native(True, temperature=0.8, sampling_seed=7), 3, rid="sampled")
+    wait_for(lambda: asked.reply.events >= 10, "the stream has begun")
+    served.target.kill(3)
+    reply = asked.result()
+    assert (reply.status, reply.problem, len(reply.tokens)) == (200, "", TOKENS)
+    assert reply.counts == served.wanted["generate"].counts
+    assert "request sampled may go on differently" in served.server.log
+
+
+def test_an_aborted_request_of_a_lost_rank_ends_and_is_not_replayed(served: Served) -> None:
+    served.wait_until_all_are_in()
+    moved = served.moved()
+    asked = Asking(served.server, native(True, max_new_tokens=4000), 2, rid="unwanted")
+    wait_for(lambda: asked.reply.events >= 5, "the stream has begun")
+    served.target.stop(2)  # so that it cannot answer any more
+    assert list(served.server._post("/abort_request", {"rid": "unwanted"})) == []
+    time.sleep(0.5)
+    served.target.kill(2)
+    reply = asked.result()
+    assert reply.finished[0]["type"] == "abort"
+    assert 0 < len(reply.tokens) < 4000
+    assert reply.counts == (served.wanted["generate"].counts[0], len(reply.tokens))
+    assert served.moved() == moved
+    assert Asking(served.server, GREEDY["generate"], None).result().tokens == served.wanted["generate"].tokens
+
+
+def test_a_moved_request_can_be_aborted(served: Served) -> None:
+    served.wait_until_all_are_in()
+    moved = served.moved()
+    asked = Asking(served.server, native(True, max_new_tokens=4000), 1, rid="moved")
+    wait_for(lambda: asked.reply.events >= 5, "the stream has begun")
+    served.target.kill(1)
+    wait_for(lambda: served.moved() > moved, "it was moved")
+    seen = asked.reply.events
+    wait_for(lambda: asked.reply.events > seen + 3, "it goes on")
+    list(served.server._post("/abort_request", {"rid": "moved"}))
+    reply = asked.result()
+    assert reply.finished[0]["type"] == "abort"
+    assert Asking(served.server, GREEDY["generate"], None).result().tokens == served.wanted["generate"].tokens
+
+
+def eep(*arguments: str) -> str:
+    command = [sys.executable, "-m", "eep.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_a_rank_is_taken_out_and_brought_back_as_planned(served: Served) -> None:
+    served.wait_until_all_are_in()
+    log_before = len(served.server.log)
+    wanted = served.wanted["generate"].tokens
+    prompt = [ord(letter) for letter in TEXT]
+    load = Load.with_reference(served.server.url, [prompt, prompt[:9]], tokens=len(wanted), clients=4)
+    story = Story(served.directory, load)
+    incarnation = served.target.ranks()[3].incarnation
+    with load:
+        asked = Asking(served.server, GREEDY["generate streamed"], 3)
+        wait_for(lambda: asked.reply.events >= 10, "the stream has begun")
+        eep("rank", "remove", "3", "--dir", str(served.directory))
+        wait_for(lambda: served.target.ranks()[3].pid is None, "the rank has ended")
+        assert not served.target.ranks()[3].is_in
+        assert asked.result().tokens == wanted, "its requests go on elsewhere"
+        time.sleep(3.0)
+        gone = served.target.ranks()[3]
+        assert (gone.pid, gone.incarnation) == (None, incarnation), "it is not relaunched"
+        eep("rank", "launch", "3", "--dir", str(served.directory))
+        assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
+    story.close()
+    assert load.answers
+    assert [answer.problem for answer in load.failed] == []
+    assert load.wrong == []
+    assert Asking(served.server, GREEDY["generate"], 3).result().tokens == wanted
+    log = served.server.log[log_before:]
+    assert "Traceback" not in log
+    assert "did not end" not in eep("events", "--dir", str(served.directory)), "it ended by itself"
+    assert "eep: rank 3 ends: " in log
