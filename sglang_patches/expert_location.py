@@ -13,6 +13,7 @@ import torch
 from eep.experts.packing import EMPTY
 from eep.experts.placement import Placement, plan
 from eep.experts.routing import RoutingTables
+from eep.validity import addresses_of, check_routing
 
 
 def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int, max_ranks: int) -> Placement:
@@ -36,6 +37,7 @@ class ExpertLocation:
             device,
         )
         self.choice = torch.full((placement.layers, placement.experts), EMPTY, dtype=torch.int64, device=device)
+        self._addresses = addresses_of(self.tables)
         self.publish(placement)
 
     def publish(self, placement: Placement) -> None:
@@ -43,6 +45,7 @@ class ExpertLocation:
         self.tables.publish(placement)
         self.choice.copy_(torch.from_numpy(choose_copies(placement, self.rank)))
         self.placement = placement
+        check_routing(placement, self.tables, self._addresses)
 
     def held_by(self, rank: int, layer: int) -> list[int]:
         """The expert in each slot of a rank, ``EMPTY`` for none."""

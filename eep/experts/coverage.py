@@ -28,6 +28,7 @@ from eep.experts.repair import LocalReader, PeerReader, Reader, SourceLost, Want
 from eep.experts.repair_plan import Origin, Tier, plan_repair
 from eep.experts.transport import MappedPeers, RegionServer
 from eep.memory import Memory
+from eep.validity import check_coverage
 from eep.view import View
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class Coverage:
             moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
             logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
         self._say_what_is_held()
+        check_coverage(view, after)
         self._published(after)
         return int(after.digest[:16], 16)
 
