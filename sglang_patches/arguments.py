@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import cpu, hooks, launcher, model_shape
+from sglang_patches.cuda import flags
 from sglang_patches.options import Options
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="MS",
         default=None,
-        help="How long a rank waits for another within a step before it suspects it (default: 1000).",
+        help="How long a rank waits for another within a step before it suspects it (default: 1000, on a GPU 10000).",
     )
     add(
         "--eep-redundant-experts",
@@ -93,10 +94,12 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
     options = parse(arguments)
     imply(arguments, options)
     options.publish()
-    if _device_of(arguments) == "cpu":
+    if device_of(arguments) == "cpu":
         os.environ[cpu.ASKED_FOR] = "1"
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         launcher.start_fork_server()
+    else:
+        flags.imply(arguments)
     hooks.install_all()
     return original(cls, arguments)
 
@@ -114,7 +117,8 @@ def parse(arguments: argparse.Namespace) -> Options:
             f"server starts with are not supported yet. Start it with --tp-size {max_ranks}, and take out those that are "
             "not needed with 'eep rank remove'"
         )
-    timeout = 1000.0 if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
+    default_timeout = 1000.0 if device_of(arguments) == "cpu" else flags.TIMEOUT_MS
+    timeout = default_timeout if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
     return Options(
@@ -231,7 +235,7 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         setattr(arguments, name, value)
 
 
-def _device_of(arguments: argparse.Namespace) -> str:
+def device_of(arguments: argparse.Namespace) -> str:
     if arguments.device:
         return str(arguments.device)
     import torch

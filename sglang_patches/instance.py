@@ -27,12 +27,17 @@ from eep.experts.placement import Placement
 from eep.experts.repair import Reader
 from eep.recovery import Session
 from sglang_patches import options, process_groups
+from sglang_patches.cuda import graphs
 from sglang_patches.expert_location import ExpertLocation, initial_placement
 
 if TYPE_CHECKING:
     from sglang_patches.weights import ExpertWeights
 
 logger = logging.getLogger(__name__)
+
+
+ANY_STEP, DECODE_STEP = 0, 1
+"""Numbers of buffers. Kernels of a graph have fixed shapes, so they go through a buffer that is no larger than they need."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class MoeShape:
 class Instance:
     rank: int
     ranks: int
-    max_tokens: int
+    max_tokens: tuple[int, ...]
+    """The most tokens that a rank can have in a step, for each buffer: any step, and one in which all ranks decode."""
     device: str
     options: options.Options = field(default_factory=options.required)
     shape: MoeShape | None = None
@@ -60,7 +66,9 @@ class Instance:
     """The MoE layers themselves, once the model is loaded."""
     weights: ExpertWeights | None = None
     checkpoint: Path = Path()
-    _buffer: Buffer | None = None
+    using: int = ANY_STEP
+    """The buffer of the step under way. All ranks use the same."""
+    _buffers: list[Buffer] = field(default_factory=list)
     _session: Session | None = None
 
     def add_layer(self, layer_id: int, shape: MoeShape) -> int:
@@ -88,9 +96,9 @@ class Instance:
 
     @property
     def buffer(self) -> Buffer:
-        if self._buffer is None:
+        if not self._buffers:
             raise RuntimeError("the data plane is not up before the weights are loaded")
-        return self._buffer
+        return self._buffers[self.using]
 
     @property
     def has_joined(self) -> bool:
@@ -101,7 +109,7 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
-            self._session = Session(process_groups.world(), self.buffer, self.coverage.repair)
+            self._session = Session(process_groups.world(), self._buffers, self.coverage.repair)
         return self._session
 
     def start(self, layers: list[Any], weights: ExpertWeights, checkpoint: Path) -> None:
@@ -109,26 +117,37 @@ class Instance:
         shape = self.shape
         assert shape is not None
         self.layers, self.weights, self.checkpoint = layers, weights, checkpoint
-        self._buffer = Buffer(
-            self.rank,
-            rendezvous=member_rendezvous() / "tokens",
-            max_ranks=self.options.max_ranks,
-            max_tokens=self.max_tokens,
-            hidden=shape.hidden,
-            topk=shape.topk,
-            local_experts=shape.slots_per_rank,
-            wire="f32" if shape.dtype == torch.float32 else "bf16",
-            device=self.device,
-            incarnation=int(os.environ[INCARNATION]),
-            timeout_ms=self.options.timeout_ms,
-        )
-        self._buffer.start_alone()
+        for number, max_tokens in enumerate(self.max_tokens):
+            buffer = Buffer(
+                self.rank,
+                rendezvous=member_rendezvous() / f"tokens-{number}",
+                max_ranks=self.options.max_ranks,
+                max_tokens=max_tokens,
+                hidden=shape.hidden,
+                topk=shape.topk,
+                local_experts=shape.slots_per_rank,
+                wire="f32" if shape.dtype == torch.float32 else "bf16",
+                device=self.device,
+                incarnation=int(os.environ[INCARNATION]),
+                timeout_ms=self.options.timeout_ms,
+            )
+            buffer.start_alone()
+            self._buffers.append(buffer)
 
-    def run_empty(self) -> None:
+    def use_for(self, all_decode: bool) -> None:
+        """The step that begins goes through the buffer for that kind of step."""
+        self.using = DECODE_STEP if all_decode and len(self.max_tokens) > 1 else ANY_STEP
+
+    def wait(self) -> None:
+        """Until what this process has started on its device is done."""
+        if self.device != "cpu":
+            torch.cuda.current_stream().synchronize()
+
+    def run_empty(self, using: int) -> None:
         """A step without tokens of this rank's own: its experts serve those of the others."""
         from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-        shape = self.shape
+        shape, self.using = self.shape, using
         assert shape is not None
         with torch.no_grad():
             x = torch.empty((0, shape.hidden), dtype=shape.dtype, device=self.device)
@@ -136,6 +155,7 @@ class Instance:
             weights = torch.empty((0, shape.topk), dtype=torch.float32, device=self.device)
             for layer in self.layers:
                 layer(x, StandardTopKOutput(weights, ids, x))
+        self.wait()
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -166,12 +186,15 @@ def current() -> Instance:
     if _current is None:
         from sglang.srt.runtime_context import get_parallel, get_schedule, get_server_args
 
-        parallel = get_parallel()
+        parallel, server_args = get_parallel(), get_server_args()
+        device = str(server_args.device or "cpu")
+        any_step = largest_step(get_schedule())
+        decode_step = 0 if device == "cpu" else graphs.largest_decode(server_args, get_schedule(), parallel.tp_size)
         _current = Instance(
             rank=parallel.tp_rank,
             ranks=parallel.tp_size,
-            max_tokens=largest_step(get_schedule()),
-            device=str(get_server_args().device or "cpu"),
+            max_tokens=(any_step, decode_step) if decode_step else (any_step,),
+            device=device,
         )
     return _current
 

@@ -69,7 +69,8 @@ TARGETS = (
     Target(
         "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
     ),
-    Target("model_executor.model_runner.ModelRunner.forward", "the end of a step", ("forward_batch",)),
+    Target("managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)),
+    Target("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
     Target(
         "model_executor.model_runner.ModelRunner.load_model",
         "expert weights in memory that repair can write",
@@ -100,6 +101,18 @@ TARGETS = (
         ("layer", "x", "topk_output"),
     ),
     Target("layers.moe.topk.select_experts", "the torch-native gate knows no padding", ("hidden_states",)),
+    Target("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU"),
+    Target(
+        "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.capture",
+        "graphs go through a buffer of their own",
+        ("self",),
+    ),
+    Target("layers.layernorm.RMSNorm.forward_cuda", "float32 on a GPU", ("x",)),
+    Target("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", "float32 on a GPU", ("positions", "query")),
+    Target("models.utils.can_use_fused_inplace_qknorm", "float32 on a GPU"),
+    Target("layers.moe.moe_runner.triton_utils.fused_moe.invoke_fused_moe_kernel", "float32 on a GPU"),
+    Target("layers.moe.moe_runner.triton_utils.fused_moe.silu_and_mul", "float32 on a GPU"),
+    Target("layers.moe.moe_runner.triton_utils.fused_moe.moe_sum_reduce", "float32 on a GPU"),
 )
 _BY_NAME = {target.name: target for target in TARGETS}
 

@@ -36,8 +36,11 @@ def main() -> None:
         pg_options=eep.pg.Options(defer_join=True, rendezvous=place / "groups"),
     )
     group = dist.group.WORLD
-    buffer = CONFIG.buffer(rank, str(place / "tokens"), incarnation=incarnation, timeout_ms=DEADLINE_MS)
-    session = Session(group.world, buffer, lambda view: 7)
+    buffers = [
+        CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=DEADLINE_MS)
+        for name in ("tokens", "more-tokens")
+    ]
+    session = Session(group.world, buffers, lambda view: 7)
     idle = random.Random(rank)
     seed = 0
     with journal.open("a", buffering=1) as lines:
@@ -50,12 +53,13 @@ def main() -> None:
                 return counts.tolist()
 
             try:
-                told = session.collect(gather, partial(run_layers, buffer, rank, -1, session))
+                told = session.collect(gather, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
             except eep.RankRemoved:
                 return
             assert [count >= 0 for count in told] == [r in session.view.active for r in range(CONFIG.max_ranks)]
             batch_seed = seed if has_batch else -1
-            results, batches = session.run(partial(run_layers, buffer, rank, batch_seed, session))
+            chosen = sum(told) % 2  # whichever, as long as it is the same for all
+            results, batches = session.run(partial(run_layers, buffers[chosen], rank, batch_seed, session), chosen)
             if has_batch:
                 exact = all(
                     torch.equal(result, moe.reference(CONFIG, batch))
