@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import cpu, hooks, launcher, model_shape
-from sglang_patches.cuda import flags
+from sglang_patches.cuda import flags as gpu_flags
 from sglang_patches.options import Options
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         launcher.start_fork_server()
     else:
-        flags.imply(arguments)
+        gpu_flags.imply(arguments)
     hooks.install_all()
     return original(cls, arguments)
 
@@ -117,7 +117,7 @@ def parse(arguments: argparse.Namespace) -> Options:
             f"server starts with are not supported yet. Start it with --tp-size {max_ranks}, and take out those that are "
             "not needed with 'eep rank remove'"
         )
-    default_timeout = 1000.0 if device_of(arguments) == "cpu" else flags.TIMEOUT_MS
+    default_timeout = 1000.0 if device_of(arguments) == "cpu" else gpu_flags.TIMEOUT_MS
     timeout = default_timeout if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")

@@ -184,16 +184,18 @@ def current() -> Instance:
     """The instance of this process; made at the first call, once SGLang has published its configuration."""
     global _current
     if _current is None:
-        from sglang.srt.runtime_context import get_parallel, get_schedule, get_server_args
+        from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, get_server_args
 
-        parallel, server_args = get_parallel(), get_server_args()
-        device = str(server_args.device or "cpu")
-        any_step = largest_step(get_schedule())
-        decode_step = 0 if device == "cpu" else graphs.largest_decode(server_args, get_schedule(), parallel.tp_size)
+        parallel = get_parallel()
+        device = str(get_server_args().device or "cpu")
+        largest = [largest_step(get_schedule())]
+        if device != "cpu":
+            running = -(-int(get_schedule().max_running_requests) // parallel.tp_size)
+            largest.append(graphs.largest_decode(get_exec().graph.cuda_graph_config.decode, running))
         _current = Instance(
             rank=parallel.tp_rank,
             ranks=parallel.tp_size,
-            max_tokens=(any_step, decode_step) if decode_step else (any_step,),
+            max_tokens=tuple(filter(None, largest)),
             device=device,
         )
     return _current
