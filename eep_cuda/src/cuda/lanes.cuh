@@ -160,6 +160,11 @@ __device__ inline bool is_held(const Home& home, const Party& party, uint32_t ra
   return stamp == eep_flag_make(party.epoch, party.round, 0) && group == party.group;
 }
 
+// The same, for what happens once in an epoch: not worth registers that the copies need.
+__device__ __noinline__ inline bool is_left_behind(const Home& home, const Party& party, uint32_t rank, uint32_t half) {
+  return is_held(home, party, rank, half);
+}
+
 // The half in which `rank` has its part of our round, or one of these.
 enum : uint32_t { kNotYet = 2, kNever = 3 };
 __device__ inline uint32_t find_half(const Home& home, const Party& party, uint32_t rank) {
@@ -170,7 +175,7 @@ __device__ inline uint32_t find_half(const Home& home, const Party& party, uint3
   // Whoever saw our flag of this round may be one ahead already, or be in a new epoch.
   if (!is_here && !is_newer && !eep_flag_is(flag, party.epoch, party.round + 1)) return kNotYet;
   if (load_relaxed_sys(&box->group) != party.group) return kNotYet;
-  if (is_newer && !is_held(home, party, rank, 1 - told)) return kNever;
+  if (is_newer && !is_left_behind(home, party, rank, 1 - told)) return kNever;
   return is_here ? told : 1 - told;
 }
 
