@@ -1,8 +1,8 @@
 """The low-latency interface of DeepEP over an :class:`eep.Buffer` in the ``expert`` layout.
 
 ``from eep.compat.deep_ep import Buffer`` takes the place of ``from deep_ep import Buffer`` where only the
-low-latency calls are used: names, arguments, shapes and types are DeepEP's. Rows of an expert that count come
-first, by source rank and then by token. This is different:
+low-latency calls are used: names, arguments, shapes and types are DeepEP's; those of its normal mode raise. Rows of an
+expert that count come first, by source rank and then by token. This is different:
 
 * **Faults.** A rank that does not answer within ``timeout_ms`` is dropped whole: its tokens are absent, its
   mask is 1, and the step is not to be trusted. Only calls in which ranks meet raise because of a peer (the
