@@ -119,11 +119,13 @@ def parse(arguments: argparse.Namespace) -> Options:
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
     experts = model_shape.experts_of(arguments)
+    redundant = redundant_experts(arguments, experts)
     return Options(
         ranks=ranks,
         max_ranks=max_ranks,
+        fewest_ranks=1 if experts is None else -(-experts // ((experts + redundant) // ranks)),
         timeout_ms=timeout,
-        redundant_experts=redundant_in_all(redundant_experts(arguments, experts), experts, ranks, max_ranks),
+        redundant_experts=redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=arguments.eep_store or "",
         on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",

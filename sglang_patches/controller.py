@@ -22,7 +22,7 @@ from eep.control.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
 from sglang_patches import cpu, hooks, options, rank_entry, recipe
-from sglang_patches.options import DIRECTORY
+from sglang_patches.options import DIRECTORY, Options
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,13 @@ _FAILS_AT_START = 3
 PRELOAD = ("sglang_patches.preload", "sglang_patches.rank_entry")
 
 
-def policy(ranks: int, max_ranks: int, relaunch: bool) -> Policy:
+def policy(wanted: Options) -> Policy:
     """Patient with a rank that keeps dying, as long as it lives for a while in between."""
     return Policy(
-        max_ranks=max_ranks,
-        first_view=ranks,
-        relaunch_limit=50 if relaunch else 0,
+        max_ranks=wanted.max_ranks,
+        first_view=wanted.ranks,
+        fewest_ranks=wanted.fewest_ranks if wanted.on_lost_coverage == "refuse" else 1,
+        relaunch_limit=50 if wanted.relaunch else 0,
         relaunch_backoff=0.1,
         longest_backoff=5.0,
         stable_after=10.0,
@@ -118,25 +119,25 @@ class Loaded:
 class Ranks:
     """The supervisor of this server's ranks, and who of them is in. ``live`` is replaced whole, never changed.
 
-    The first ``count`` of ``max_ranks`` are started; an operator may ask for the others.
+    Those with which the server starts are started; an operator may ask for the others.
     """
 
-    def __init__(self, directory: Path, count: int, max_ranks: int, relaunch: bool) -> None:
-        self.directory = directory
-        self._count = count
+    def __init__(self, directory: Path, wanted: Options) -> None:
+        self.directory, self._wanted = directory, wanted
         self.live: dict[int, int] = {}
         self.ended: deque[int] = deque()
         """Ranks whose death the event loop has not seen yet."""
-        self._background = BackgroundSupervisor(lambda: self._make(count, max_ranks, relaunch))
+        self._background = BackgroundSupervisor(self._make)
         self._background.start()
 
-    def _make(self, count: int, max_ranks: int, relaunch: bool) -> Supervisor:
+    def _make(self) -> Supervisor:
+        wanted = self._wanted
         supervisor = Supervisor(
             _launcher(),
-            range(count),
-            max_ranks=max_ranks,
-            standby=range(count, max_ranks),
-            policy=policy(count, max_ranks, relaunch),
+            range(wanted.ranks),
+            max_ranks=wanted.max_ranks,
+            standby=range(wanted.ranks, wanted.max_ranks),
+            policy=policy(wanted),
             directory=self.directory,
             remove_directory=True,
         )
@@ -159,7 +160,7 @@ class Ranks:
 
         Raises when it cannot be started: a server that never served should end.
         """
-        rank = rank if rank < self._count else 0
+        rank = rank if rank < self._wanted.ranks else 0
         path, deadline = rank_entry.info_path(self.directory, rank), time.monotonic() + _LOADED_WITHIN
         while not path.exists():
             local = self._background.call(lambda supervisor: supervisor.state.ranks[rank])
@@ -234,7 +235,7 @@ def _launch(original: Callable[..., Any], controller: Any, *arguments: Any, **na
     def start(count: int) -> Ranks:
         if count != wanted.max_ranks:
             raise RuntimeError(f"SGLang would start {count} schedulers, and there are {wanted.max_ranks} ranks")
-        ranks = Ranks(directory, wanted.ranks, wanted.max_ranks, wanted.relaunch)
+        ranks = Ranks(directory, wanted)
         setattr(controller, _ATTRIBUTE, ranks)
         return ranks
 

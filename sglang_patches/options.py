@@ -23,6 +23,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """With how many the server starts."""
     max_ranks: int
     """How many there may ever be. SGLang is told this number, and everything is laid out for it."""
+    fewest_ranks: int = 1
+    """How many it takes to hold every expert."""
     timeout_ms: float = 1000.0
     redundant_experts: int = 0
     """Slots beyond the number of experts, over all ``max_ranks``."""

@@ -134,6 +134,12 @@ def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: 
     assert shares == [[16, 500, 50]] * 2
 
 
+@pytest.mark.parametrize(("redundant", "fewest"), [(0, 4), (8, 3), (48, 1)])
+def test_how_many_ranks_it_takes_to_hold_every_expert(tmp_path: Path, redundant: int, fewest: int) -> None:
+    known = with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=redundant, eep_max_ranks=6)
+    assert arguments.parse(known).fewest_ranks == fewest
+
+
 @pytest.mark.parametrize(("cores", "enough"), [("0|1|0|1", True), ("", True), ("all", True), ("0-3|4-7", False)])
 def test_every_rank_that_may_be_added_needs_cores(cores: str, enough: bool) -> None:
     if enough:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +49,11 @@ class Grown:
     def ask(self, action: str, rank: int) -> int:
         return cli.main(["rank", action, str(rank), "--dir", str(self.directory)])
 
+    def asked(self) -> int:
+        """How many ranks answer a question that SGLang asks of all."""
+        with urllib.request.urlopen(f"{self.server.url}/server_info", timeout=60) as answer:
+            return len(json.load(answer)["internal_states"])
+
     def run_with(self, story: Story, *ranks: int) -> None:
         assert story.wait_until_run(ranks), self.server.log[-3000:]
 
@@ -67,9 +74,11 @@ def test_it_grows_while_it_serves(grown: Grown) -> None:
         grown.run_with(story, 0, 1)
         assert len(story.target.ranks()) == 4, "the others are known, and are not started"
         assert [rank.pid for rank in story.target.ranks().values()].count(None) == 2
+        assert grown.asked() == 2
         for rank in (2, 3):
             assert grown.ask("launch", rank) == 0
             grown.run_with(story, *range(rank + 1))
+    assert grown.asked() == 4
     assert "experts brought in" not in grown.server.log, "a rank that joins has loaded what it is to hold"
 
 
@@ -83,7 +92,7 @@ def test_the_new_ranks_get_requests(grown: Grown) -> None:
 
 def test_there_is_no_rank_beyond_the_most(grown: Grown, capsys: pytest.CaptureFixture[str]) -> None:
     assert grown.ask("launch", 4) == 1
-    assert "4" in capsys.readouterr().err
+    assert "there is room for 4 ranks, 0 to 3" in capsys.readouterr().err
 
 
 def test_a_new_rank_that_is_killed_comes_back(grown: Grown) -> None:
@@ -93,19 +102,23 @@ def test_a_new_rank_that_is_killed_comes_back(grown: Grown) -> None:
         grown.run_with(story, 0, 1, 2, 3)
 
 
-def test_ranks_of_the_start_leave_under_load(grown: Grown) -> None:
+def test_ranks_leave_under_load(grown: Grown) -> None:
     """What they held moves to those that stay, and so do their requests."""
     with grown.under_load() as story:
-        assert grown.ask("remove", 0) == 0
-        grown.run_with(story, 1, 2, 3)
-        assert grown.ask("remove", 1) == 0
-        grown.run_with(story, 2, 3)
+        for rank, staying in ((0, (1, 2, 3)), (2, (1, 3))):
+            assert grown.ask("remove", rank) == 0
+            grown.run_with(story, *staying)
     assert "experts brought in" in grown.server.log
+
+
+def test_those_that_are_needed_stay(grown: Grown, capsys: pytest.CaptureFixture[str]) -> None:
+    assert grown.ask("remove", 3) == 1
+    assert "1 would stay, and it takes 2" in capsys.readouterr().err
 
 
 def test_it_is_as_it_was_again(grown: Grown) -> None:
     with grown.under_load() as story:
-        for rank in (0, 1):
+        for rank in (0, 2):
             assert grown.ask("launch", rank) == 0
         grown.run_with(story, 0, 1, 2, 3)
         for rank in (2, 3):
