@@ -54,7 +54,6 @@ class MoeShape:
 @dataclass
 class Instance:
     rank: int
-    ranks: int
     max_tokens: tuple[int, ...]
     """The most tokens that a rank can have in a step, for each buffer: any step, and one in which all ranks decode."""
     device: str
@@ -87,7 +86,11 @@ class Instance:
         if self.shape is None:
             raise SystemExit("--ep-backend eep serves models with experts; this one has none")
         return initial_placement(
-            len(self.layer_ids), self.shape.experts, self.shape.slots_per_rank, self.ranks, self.options.max_ranks
+            len(self.layer_ids),
+            self.shape.experts,
+            self.shape.slots_per_rank,
+            self.options.ranks,
+            self.options.max_ranks,
         )
 
     @cached_property
@@ -194,7 +197,6 @@ def current() -> Instance:
             largest.append(graphs.largest_decode(get_exec().graph.cuda_graph_config.decode, running))
         _current = Instance(
             rank=parallel.tp_rank,
-            ranks=parallel.tp_size,
             max_tokens=tuple(filter(None, largest)),
             device=device,
         )

@@ -59,6 +59,7 @@ from eep.membership import (
     report_of,
     step,
     wanted_scope,
+    why_it_must_stay,
 )
 from eep.observe.events import EventLog
 
@@ -286,9 +287,17 @@ class Supervisor:
 
     def operate(self, request: AskOperation) -> str | None:
         if request.rank not in self.state.ranks:
+            most = self.state.policy.max_ranks
             refusal = f"rank {request.rank} is not of this host, which has {sorted(self.state.ranks)}"
+            refusal += f"; there is room for {most} ranks, 0 to {most - 1}" if request.rank >= most else ""
             self.reject("unknown-rank", refusal)
             return refusal
+        if (
+            request.action == Action.REMOVE.value
+            and (refused := why_it_must_stay(self.state, request.rank)) is not None
+        ):
+            self.reject("too-few", refused)
+            return refused
         self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
         return None
 

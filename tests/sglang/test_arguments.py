@@ -68,7 +68,7 @@ def test_the_defaults() -> None:
         ({"eep_backup": "live"}, "--eep-backup"),
         ({"eep_on_lost_coverage": "mask"}, "--eep-on-lost-coverage"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
-        ({"eep_max_ranks": 5}, "more than the 4 ranks"),
+        ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
@@ -115,6 +115,38 @@ def test_redundant_experts_as_asked_for(tmp_path: Path, changes: dict[str, Any],
 def test_slots_that_ranks_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"22 slots, which 4 ranks cannot share evenly; ask for 8 or 4"):
         arguments.parse(with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=6))
+
+
+def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: Path) -> None:
+    """SGLang is told of all that there may be, and divides by them; each rank has what it has without the others."""
+    two = {"tp_size": 2, "dp_size": 2, "ep_size": 2, "chunked_prefill_size": 1000, "max_running_requests": 101}
+    shares = []
+    for more in ({}, {"eep_max_ranks": 5}):
+        known = with_model(tmp_path, {"num_experts": 16}, **two, **more)
+        options = arguments.parse(known)
+        arguments.imply(known, options)
+        assert options.ranks == 2
+        assert known.tp_size == known.dp_size == known.ep_size == options.max_ranks
+        slots = 16 + known.ep_num_redundant_experts
+        divided = (slots, known.chunked_prefill_size, known.max_running_requests)
+        shares.append([each // options.max_ranks for each in divided])
+        assert slots % options.max_ranks == 0
+    assert shares == [[16, 500, 50]] * 2
+
+
+@pytest.mark.parametrize(("redundant", "fewest"), [(0, 4), (8, 3), (48, 1)])
+def test_how_many_ranks_it_takes_to_hold_every_expert(tmp_path: Path, redundant: int, fewest: int) -> None:
+    known = with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=redundant, eep_max_ranks=6)
+    assert arguments.parse(known).fewest_ranks == fewest
+
+
+@pytest.mark.parametrize(("cores", "enough"), [("0|1|0|1", True), ("", True), ("all", True), ("0-3|4-7", False)])
+def test_every_rank_that_may_be_added_needs_cores(cores: str, enough: bool) -> None:
+    if enough:
+        arguments.require_cores(4, cores)
+    else:
+        with pytest.raises(SystemExit, match="for 2 ranks, but there may be 4"):
+            arguments.require_cores(4, cores)
 
 
 def test_a_model_whose_experts_are_not_known_is_for_sglang_to_judge(tmp_path: Path) -> None:
