@@ -20,7 +20,7 @@ from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
-from sglang_patches import cpu, hooks, options, rank_entry, recipe
+from sglang_patches import backup, cpu, hooks, options, rank_entry, recipe, store
 from sglang_patches.options import DIRECTORY
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ class Ranks:
         """Ranks whose death the event loop has not seen yet."""
         self._background = BackgroundSupervisor(lambda: self._make(count, max_ranks, relaunch))
         self._background.start()
+        self._backup = backup.start(directory, options.required().backup)
 
     def _make(self, count: int, max_ranks: int, relaunch: bool) -> Supervisor:
         supervisor = Supervisor(
@@ -132,6 +133,7 @@ class Ranks:
             max_ranks=max_ranks,
             standby=range(count, max_ranks),
             policy=policy(count, max_ranks, relaunch),
+            store=store.open_store(options.required().store),
             directory=self.directory,
             remove_directory=True,
         )
@@ -163,6 +165,8 @@ class Ranks:
         return recipe.read(path)
 
     def stop(self) -> None:
+        if self._backup is not None:
+            self._backup.stop()
         self._background.stop()
 
 

@@ -99,7 +99,11 @@ TARGETS = (
         "torch-native experts by local slot",
         ("layer", "x", "topk_output"),
     ),
-    Target("layers.moe.topk.select_experts", "the torch-native gate knows no padding", ("hidden_states",)),
+    Target(
+        "layers.moe.topk.select_experts",
+        "the torch-native gate knows no padding, and no gate knows what is masked",
+        ("hidden_states", "router_logits", "topk_config", "layer_id"),
+    ),
 )
 _BY_NAME = {target.name: target for target in TARGETS}
 

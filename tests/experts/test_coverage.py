@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from eep.experts.backup import BackupOptions, BackupService
 from eep.experts.backup_client import BackupClient
@@ -16,7 +18,7 @@ from eep.experts.checkpoint import CheckpointReader
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import Coverage
 from eep.experts.engine import Engine
-from eep.experts.layout import ExpertMemory
+from eep.experts.layout import ExpertLayout, ExpertMemory
 from eep.experts.load import AgreedLoad
 from eep.experts.offering import LiveOffer
 from eep.experts.packing import FloatArray
@@ -24,7 +26,7 @@ from eep.experts.placement import Placement, WhenShort, plan
 from eep.experts.records import BACKUPS, BackupRecord, encode
 from eep.experts.records import RANKS as RANK_RECORDS
 from eep.experts.registry import DirectoryRegistry
-from eep.experts.repair import RepairFailed
+from eep.experts.repair import RepairFailed, Want
 from eep.memory.shm import SharedMemory
 from eep.view import View
 from tests.experts import model
@@ -312,6 +314,24 @@ def test_a_newcomer_learns_from_the_backup_what_it_has_never_seen(tmp_path: Path
             group[rank].close()
         group[1] = Rank(tmp_path / "e", 1, 3, None, 1, backup=backup.client)
         enter(group, View(5, (0, 1, 3), (0, 1, 0, 0)))
+
+
+def test_a_backup_from_a_checkpoint_keeps_experts_as_they_are_served(tmp_path: Path, backup: Backup) -> None:
+    """Some layers only, and of another type than they are stored in."""
+    disk, types = str(model.save_checkpoint(tmp_path / "model")), (torch.float64, torch.float32)
+    options = BackupOptions("disk", 0, 1 << 30, checkpoint=disk, layers=(0, 2), dtypes=types)
+    service = BackupService(backup.registry, Engine(), options, backup.said.append)
+    service.start()
+    assert service.refresh() == 2 * model.EXPERTS
+    stored = model.layout(1).tensors
+    served = tuple(replace(spec, dtype=dtype) for spec, dtype in zip(stored, types, strict=True))
+    client = BackupClient(backup.registry, backup.engine, ExpertLayout(2, 3, served), model.EXPERTS)
+    into = [torch.zeros(spec.nbytes, dtype=torch.uint8) for spec in served]
+    client.reader("disk").read([Want(1, 5, -1, into)])
+    first, second = model.pieces(2, 5)
+    assert torch.equal(into[0], first.view(torch.float32).to(torch.float64).view(torch.uint8))
+    assert torch.equal(into[1], second)
+    service.stop()
 
 
 def test_what_changes_is_offered_anew_while_it_is_lacking(tmp_path: Path, backup: Backup) -> None:
