@@ -118,10 +118,13 @@ def _layers(text: str) -> tuple[int, ...]:
 def _dtypes(text: str | None) -> tuple[torch.dtype, ...] | None:
     import torch
 
-    found = [getattr(torch, name, None) for name in text.split(",")] if text else []
-    if not all(isinstance(each, torch.dtype) for each in found):
+    if text is None:
+        return None
+    named = [getattr(torch, name, None) for name in text.split(",")]
+    found = tuple(each for each in named if isinstance(each, torch.dtype))
+    if len(found) < len(named):
         raise ValueError(f"{text!r} is not a list of types; write it as in float32,float32")
-    return tuple(found) or None
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from eep.experts.engine import Engine
 from eep.experts.layout import ExpertMemory
 from eep.experts.packing import EMPTY, BoolArray, IntArray
 from eep.experts.placement import Placement
+from eep.experts.records import BACKUPS
 from eep.experts.registry import Registry
 from eep.memory.shm import SharedMemory
 
@@ -45,6 +46,7 @@ class LiveOffer:
         self._memory, self._shared, self._experts, self._every = memory, shared, experts, every
         self._held: tuple[IntArray, Checksums] | None = None
         self._offered: IntArray | None = None
+        self._looked: tuple[IntArray, dict[str, bytes]] | None = None
         self._live: LiveParameters | None = None
         self._copy: SharedMemory | None = None
         self._stop = threading.Event()
@@ -75,6 +77,14 @@ class LiveOffer:
         if self._held is None:
             return
         held, checksums = self._held
+        # Both mostly stay as they are, and decoding the records of a large model would cost its rank time.
+        seen = (held, self._registry.scan(BACKUPS))
+        if self._looked is not None and self._looked[0] is held and self._looked[1] == seen[1]:
+            return
+        self._compare(held, checksums)
+        self._looked = seen
+
+    def _compare(self, held: IntArray, checksums: Checksums) -> None:
         kept = np.zeros((held.shape[0], self._experts), dtype=bool)
         for backup in self._services.backups().values():
             kept |= backup.held
