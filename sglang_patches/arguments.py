@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import cpu, hooks, launcher, model_shape
+from eep.errors import EepError
+from sglang_patches import cpu, hooks, launcher, model_shape, store
 from sglang_patches.cuda import flags as gpu_flags
 from sglang_patches.options import Options
 
@@ -63,7 +64,8 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         "--eep-store",
         metavar="URL",
         default=None,
-        help="Where views are agreed on, e.g. http://host:2379 for etcd (default: inside this server).",
+        help="Where views are agreed on, e.g. http://host:2379 for etcd, with commas between its nodes (default: inside "
+        "this server).",
     )
     add(
         "--eep-on-lost-coverage",
@@ -120,6 +122,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
     experts = model_shape.experts_of(arguments)
     redundant = redundant_experts(arguments, experts)
+    check_services(arguments)
     return Options(
         ranks=ranks,
         max_ranks=max_ranks,
@@ -132,6 +135,19 @@ def parse(arguments: argparse.Namespace) -> Options:
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
     )
+
+
+def check_services(arguments: argparse.Namespace) -> None:
+    """SystemExit if something that was asked for needs what is not there."""
+    if arguments.eep_backup not in (None, "off"):
+        from eep.experts import engine
+
+        try:
+            engine.require()
+        except EepError as error:
+            raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
+    if arguments.eep_store is not None:
+        store.check(arguments.eep_store)
 
 
 def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int:
@@ -217,9 +233,6 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 (value("tokenizer_worker_num") or 1) > 1,
                 "--tokenizer-worker-num must be 1: the requests that a lost rank had are known to one front end",
             ),
-            (value("eep_backup") not in (None, "off"), "--eep-backup: only 'off' is supported yet"),
-            (value("eep_store"), "--eep-store is not supported yet: views are agreed on inside the server"),
-            (value("eep_on_lost_coverage") == "mask", "--eep-on-lost-coverage: only 'refuse' is supported yet"),
             (value("chunked_prefill_size") == -1, "--chunked-prefill-size must not be -1: a step needs a largest size"),
         )
         if is_wrong

@@ -21,7 +21,7 @@ from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
-from sglang_patches import cpu, hooks, options, rank_entry, recipe
+from sglang_patches import backup, cpu, hooks, options, rank_entry, recipe, store
 from sglang_patches.options import DIRECTORY, Options
 
 logger = logging.getLogger(__name__)
@@ -129,6 +129,7 @@ class Ranks:
         """Ranks whose death the event loop has not seen yet."""
         self._background = BackgroundSupervisor(self._make)
         self._background.start()
+        self._backup = backup.start(directory, options.required().backup)
 
     def _make(self) -> Supervisor:
         wanted = self._wanted
@@ -138,6 +139,7 @@ class Ranks:
             max_ranks=wanted.max_ranks,
             standby=range(wanted.ranks, wanted.max_ranks),
             policy=policy(wanted),
+            store=store.open_store(wanted.store),
             directory=self.directory,
             remove_directory=True,
         )
@@ -173,6 +175,8 @@ class Ranks:
         return recipe.read(path)
 
     def stop(self) -> None:
+        if self._backup is not None:
+            self._backup.stop()
         self._background.stop()
 
 

@@ -14,19 +14,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from eep.buffer import Buffer
 from eep.control.buffer_plane import member_rendezvous
+from eep.control.private import CONTROL_DIRECTORY
 from eep.control.processes import INCARNATION
-from eep.experts.checkpoint import CheckpointReader
-from eep.experts.converted import ConvertedReader
+from eep.experts.converted import open_checkpoint
 from eep.experts.coverage import Coverage
-from eep.experts.layout import ExpertLayout
+from eep.experts.layout import checksum
+from eep.experts.packing import FloatArray
 from eep.experts.placement import Placement
-from eep.experts.repair import Reader
+from eep.experts.repair import Reader, SourceLost, Want
 from eep.recovery import Session
-from sglang_patches import options, process_groups
+from sglang_patches import backup, options, process_groups
 from sglang_patches.cuda import graphs
 from sglang_patches.expert_location import ExpertLocation, initial_placement
 
@@ -64,7 +66,8 @@ class Instance:
     layers: list[Any] = field(default_factory=list)
     """The MoE layers themselves, once the model is loaded."""
     weights: ExpertWeights | None = None
-    checkpoint: Path = Path()
+    checkpoint: Reader | None = None
+    """The checkpoint as a source for repair, if its experts can be had as they are in memory."""
     using: int = ANY_STEP
     """The buffer of the step under way. All ranks use the same."""
     _buffers: list[Buffer] = field(default_factory=list)
@@ -119,7 +122,15 @@ class Instance:
         """The weights are there: bring up the data plane, with this rank alone in it."""
         shape = self.shape
         assert shape is not None
-        self.layers, self.weights, self.checkpoint = layers, weights, checkpoint
+        self.layers, self.weights = layers, weights
+        self.checkpoint = _open_checkpoint(checkpoint, weights, self.layer_ids)
+        if self.options.backup == "checkpoint":
+            if self.checkpoint is None:
+                raise SystemExit(
+                    f"--eep-backup checkpoint: {checkpoint} does not have the experts as they are served (the log says "
+                    "why); --eep-backup live has them as they are in memory"
+                )
+            backup.describe_checkpoint(self.directory, checkpoint, self.layer_ids, weights.memory.layout)
         for number, max_tokens in enumerate(self.max_tokens):
             buffer = Buffer(
                 self.rank,
@@ -160,11 +171,36 @@ class Instance:
                 layer(x, StandardTopKOutput(weights, ids, x))
         self.wait()
 
+    @property
+    def directory(self) -> Path:
+        """Private to this server."""
+        return Path(os.environ[CONTROL_DIRECTORY])
+
+    @cached_property
+    def used(self) -> torch.Tensor | None:
+        """``[layers, experts]``: how often this rank has asked for each, counted where experts may have to be masked."""
+        if self.options.on_lost_coverage == "refuse":
+            return None
+        first = self.first_placement
+        return torch.zeros((first.layers, first.experts), dtype=torch.int64, device=self.device)
+
+    def _counted(self) -> FloatArray:
+        assert self.used is not None
+        return self.used.cpu().numpy().astype(np.float64)
+
     @cached_property
     def coverage(self) -> Coverage:
         """What keeps every expert on an active rank."""
         weights = self.weights
         assert weights is not None
+        kept = backup.connect(
+            self.directory,
+            self.options.backup,
+            self.rank,
+            weights.memory,
+            weights.shared,
+            self.first_placement.experts,
+        )
         return Coverage(
             self.rank,
             int(os.environ[INCARNATION]),
@@ -174,8 +210,11 @@ class Instance:
             weights.checksums,
             member_rendezvous() / "experts",
             self.location.publish,
-            checkpoint=_open_checkpoint(self.checkpoint, weights.memory.layout, self.layer_ids),
+            checkpoint=self.checkpoint,
+            backup=kept.client,
+            offer=kept.offer,
             when_short=self.options.on_lost_coverage,
+            counted=None if self.used is None else self._counted,
             device=self.device,
         )
 
@@ -213,14 +252,20 @@ def largest_step(schedule: Any) -> int:
     return int(chunk) + int(running)
 
 
-def _open_checkpoint(path: Path, layout: ExpertLayout, layers: list[int]) -> Reader | None:
-    """The checkpoint as a source for repair, if its experts can be had as they are in memory."""
+def _open_checkpoint(path: Path, weights: ExpertWeights, layers: list[int]) -> Reader | None:
+    """The checkpoint as a source for repair, if it gives what was loaded from it: a model may have been quantised or
+    reordered meanwhile."""
+    layout = weights.memory.layout
     try:
-        reader = CheckpointReader(path, layers=layers)
-        stored = reader.layout(layout.slots)
-        if [spec.dtype for spec in stored.tensors] == [spec.dtype for spec in layout.tensors]:
-            return reader
-        return ConvertedReader(reader, stored, layout)
-    except (OSError, ValueError) as error:
+        source = open_checkpoint(path, None, layers, [spec.dtype for spec in layout.tensors])
+        if [spec.shape for spec in source.layout.tensors] != [spec.shape for spec in layout.tensors]:
+            raise ValueError("its experts have other shapes than those that are served")
+        layer, expert = (int(each) for each in np.argwhere(weights.checksums.known)[0])
+        aside = [torch.empty_like(piece, device="cpu") for piece in weights.memory.pieces(layer, 0)]
+        source.reader.read([Want(layer, expert, 0, aside)])
+        if not weights.checksums.matches(layer, expert, checksum(aside)):
+            raise ValueError("its experts are not those that are served: they were converted when they were loaded")
+    except (OSError, ValueError, SourceLost) as error:
         logger.warning("lost experts cannot be read from %s: %s", path, error)
         return None
+    return source.reader

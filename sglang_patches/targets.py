@@ -100,7 +100,11 @@ TARGETS = (
         "torch-native experts by local slot",
         ("layer", "x", "topk_output"),
     ),
-    Target("layers.moe.topk.select_experts", "the torch-native gate knows no padding", ("hidden_states",)),
+    Target(
+        "layers.moe.topk.select_experts",
+        "the torch-native gate knows no padding, and no gate knows what is masked",
+        ("hidden_states", "router_logits", "topk_config", "layer_id"),
+    ),
     Target("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU"),
     Target(
         "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.capture",

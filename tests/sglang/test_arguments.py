@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eep.errors import EepError
 from sglang_patches import arguments
 
 GOOD: dict[str, Any] = {
@@ -65,8 +66,11 @@ def test_the_defaults() -> None:
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
         ({"chunked_prefill_size": -1}, "--chunked-prefill-size"),
-        ({"eep_backup": "live"}, "--eep-backup"),
-        ({"eep_on_lost_coverage": "mask"}, "--eep-on-lost-coverage"),
+        ({"eep_store": "localhost:2379"}, "named like http://127.0.0.1:2379"),
+        ({"eep_store": "http://127.0.0.1:none"}, "--eep-store"),
+        ({"eep_store": ""}, "--eep-store"),
+        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "not supported"),
+        ({"eep_store": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
         ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
@@ -77,6 +81,22 @@ def test_the_defaults() -> None:
 def test_what_cannot_be_had_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(SystemExit, match=reason):
         arguments.parse(given(**changes))
+
+
+def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def require() -> None:
+        raise EepError("the backup service needs Mooncake: pip install 'eep[backup]'")
+
+    monkeypatch.setattr("eep.experts.engine.require", require)
+    with pytest.raises(SystemExit, match="--eep-backup live: the backup service needs Mooncake: pip install"):
+        arguments.parse(given(eep_backup="live"))
+    assert arguments.parse(given(eep_backup="off")).backup == "off"
+
+
+def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eep.experts.engine.require", lambda: None)
+    options = arguments.parse(given(eep_backup="checkpoint", eep_on_lost_coverage="mask"))
+    assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
 
 
 def test_what_the_flag_implies() -> None:
