@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from eep import faults
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory, checksum
 from eep.experts.packing import EMPTY, IntArray
@@ -106,6 +107,7 @@ class Coverage:
             moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
             logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
         self._say_what_is_held()
+        faults.at("repair.done")
         check_coverage(view, after)
         self._published(after)
         return int(after.digest[:16], 16)
