@@ -26,43 +26,17 @@ from tests.control.harness import (
     PATIENCE,
     ROOT,
     children_of,
+    is_running,
     patient_policy,
     record,
     runs_with,
     supervised,
     until,
-    until_gone,
 )
 from tests.control.test_data_plane import check_journals, journal, until_committed
 from tests.experts import model
 
 ALL = (0, 1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("number", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 2)], ids=["rank 0 killed", "rank 2 stopped"]
-)
-def test_steps_stay_exact_while_a_rank_is_lost_and_replaced(number: signal.Signals, victim: int) -> None:
-    async def body() -> None:
-        async with supervised(session_rank.main) as supervisor:
-            await until(supervisor, runs_with(supervisor, ALL))
-            first = record(supervisor).view
-            for rank in ALL:
-                await until_committed(supervisor, rank, first.epoch)
-            pid = supervisor.pids[victim]
-            os.kill(pid, number)
-            survivors = tuple(rank for rank in ALL if rank != victim)
-            await until(supervisor, runs_with(supervisor, survivors))
-            await until_gone([pid])
-            for rank in survivors:
-                await until_committed(supervisor, rank, record(supervisor).view.epoch)
-            await until(supervisor, runs_with(supervisor, ALL))
-            again = record(supervisor).view
-            for rank in ALL:
-                await until_committed(supervisor, rank, again.epoch, again.incarnations[rank])
-            check_journals(supervisor)
-
-    asyncio.run(body())
 
 
 def test_kills_at_random_moments_up_to_three_at_once() -> None:
@@ -164,6 +138,20 @@ def drilled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
         yield instance
     assert children_of(str(place / "d")) == []
     assert not (place / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 2)], ids=["rank 0 killed", "rank 2 stopped"]
+)
+def test_steps_stay_exact_while_a_rank_is_lost_and_replaced(
+    drilled: Drilled, number: signal.Signals, victim: int
+) -> None:
+    before = drilled.until_all_commit({}).incarnations
+    pid = drilled.supervisor.pids[victim]
+    os.kill(pid, number)
+    drilled.until_all_commit({victim: before[victim]})
+    assert not is_running(pid)
+    check_journals(drilled.supervisor)
 
 
 CASES = failpoints.matrix()
