@@ -63,8 +63,8 @@ sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	    build/$$kind/eep_core_test; \
 	done
 
-soak: setup  ## random membership schedules until stopped (or SOAK_SECONDS=n); seeds that fail are kept as tests
-	$(PY) -m tests.sim.soak $(SOAK_SECONDS)
+soak: setup-sglang build  ## fault points and random membership schedules until stopped (or SOAK_SECONDS=n); seeds that fail are kept
+	$(PY) -m tests.soak $(SOAK_SECONDS)
 
 lint: build  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff check .

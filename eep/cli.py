@@ -3,7 +3,8 @@
     eep events --dir DIR [--follow] [--json]     the story so far, one line per transition
     eep status --dir DIR                         how this host stands, as JSON
     eep rank remove|launch|kill RANK --dir DIR   ask for a change; safe to repeat with the same --operation
-    eep fault kill|stop|cont|slow RANK --dir DIR do that to a rank of a running server, on purpose
+    eep fault kill|stop|cont|slow|drop RANK ...  do that to a rank of a running server, on purpose
+    eep fault arm RANK --point P --action A ...  the same when it passes a named point; disarm takes that back
     eep fault drill --dir DIR [--seconds S]      kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
     eep make-model PATH                          write a small random MoE model, to try a server with

@@ -193,6 +193,7 @@ _PROTOTYPES = {
     "eep_fault_count": (c_uint32, ()),
     "eep_fault_name": (c_char_p, (c_uint32,)),
     "eep_fault_arm": (c_int, (c_uint32, c_uint32, c_uint32, c_uint32)),
+    "eep_fault_notify": (None, (c_void_p,)),
     "eep_abi_fields": (POINTER(AbiField), (POINTER(c_uint32),)),
 }
 

@@ -17,14 +17,19 @@ since that is when its result is judged.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
+from eep import fault_orders, faults
 from eep.buffer import Buffer
 from eep.collective_abi import CollectiveArgs, Element, Kind
 from eep.control.buffer_plane import may_commit
 from eep.control.member import Member
 from eep.control.planes import Plane, Planes
+from eep.control.private import CONTROL_DIRECTORY
+from eep.control.processes import INCARNATION, RANK
 from eep.endpoint import Endpoint
 from eep.errors import EepError, RankRemoved, StepFailed
 from eep.process_group.world import World
@@ -69,8 +74,11 @@ class Session:
         self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
         self._digest: int | None = None
         self._epoch = -1
+        self._has_run = False
         self.repeated = 0
         """How many steps were run again."""
+        _obey_orders()
+        faults.at("join.loaded")
         self.member = Member.connect(
             Planes(
                 *(Plane(buffer, _applying(buffer)) for buffer in self._buffers),
@@ -80,6 +88,7 @@ class Session:
             )
         )
         self.member.ready()
+        faults.at("join.ready")
 
     @property
     def view(self) -> View:
@@ -90,6 +99,7 @@ class Session:
 
         Returns at once while nothing has changed. Raises :class:`eep.RankRemoved` when this process must end.
         """
+        faults.look()
         while intent := self._enter(_BOUNDARY):
             if self._trusts(lambda: run_empty(_buffer_of(intent))) is not None:
                 break
@@ -107,9 +117,14 @@ class Session:
 
         ``buffer`` is the number of the buffer that it uses.
         """
+        if not self._has_run:
+            self._has_run = True
+            faults.at("join.first_step")
         while (result := self._trusts(batch)) is None:
             self.repeated += 1
             self._enter(_again(buffer))
+            faults.at("step.again")
+        faults.at("step.trusted")
         return result[0]
 
     def close(self) -> None:
@@ -129,11 +144,13 @@ class Session:
 
     def _give_up(self) -> None:
         """Tells the supervisor what this rank has seen; the next boundary waits for what it makes of it."""
+        faults.at("step.evidence")
         bad = [status for endpoint in self._endpoints if not (status := endpoint.status()).ok]
         if bad:
             may_commit(self.member, bad[0])
         else:
             self.member.revoked()
+        faults.at("step.revoked")
 
     def _enter(self, intent: int) -> int:
         """Into the newest view, together with everybody. Returns what they intend: if one of them runs a batch again, so
@@ -149,15 +166,21 @@ class Session:
             if self._digest is None:
                 self.member.wait_for_view(after=view.epoch)
                 continue
+            faults.at("intents.before")
             words = self._trusts(lambda: self._exchange(intent))
             if words is None:
                 continue
+            faults.at("intents.after")
             self._check(view, words[0])
             self._epoch = view.epoch
             return max(int(word.intent) for word in words[0].values())
 
     def _settle(self, view: View) -> None:
+        if self._epoch < 0:
+            faults.at("join.mapped")
+        faults.at("repair.before")
         self._digest = self._repair(view)
+        faults.at("routing.published")
 
     def _exchange(self, intent: int) -> dict[int, _Word]:
         if self._digest is None:
@@ -188,3 +211,10 @@ def _applying(buffer: Buffer) -> Callable[[View, float], object]:
 
 def _is_applied(view: View, within: float) -> None:
     pass
+
+
+def _obey_orders() -> None:
+    """Of an operator, if this server was told that it may be drilled. A process without a supervisor has no orders."""
+    if CONTROL_DIRECTORY in os.environ:
+        directory, rank, incarnation = (os.environ[name] for name in (CONTROL_DIRECTORY, RANK, INCARNATION))
+        fault_orders.obey_in(Path(directory), int(rank), int(incarnation))

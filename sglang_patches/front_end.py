@@ -18,7 +18,7 @@ from typing import Any
 
 from eep.control.private import PrivateDirectory
 from eep.control.watcher import Watcher
-from eep.drill.faults import allow_in
+from eep.fault_orders import allow_in
 from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
 from sglang_patches import hooks, ledger_adapter, options

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from eep import fault_orders, faults
 from eep.control import keeper
 from eep.control.front import ControlPage, Front
 from eep.control.messages import AskOperation, Message, TellView
@@ -62,6 +63,7 @@ from eep.membership import (
     why_it_must_stay,
 )
 from eep.observe.events import EventLog
+from eep.view import View
 
 LEASE_TTL = 10.0
 STOPS_WITHIN = 30.0
@@ -147,6 +149,7 @@ class Supervisor:
             await self.stop()
 
     async def start(self) -> None:
+        fault_orders.obey_in(self.directory.path, None)
         self._start_keeper()
         self._front.listen()
         self._driver.start()
@@ -168,6 +171,7 @@ class Supervisor:
             timer.cancel()
         self._front.close()
         self._events.close()
+        faults.obey(None)
         if self._removes_directory:
             self.directory.remove()
         if self._keeper is not None and self._keeper.stdin is not None and self._keeper.stdout is not None:
@@ -216,8 +220,10 @@ class Supervisor:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Revoke():
+                faults.at("supervisor.evidence")
                 self._front.revoke(effect.epoch, effect.reason)
             case Propose():
+                self._pass_points_of(effect.instance.view)
                 self._driver.propose(effect)
             case Publish():
                 self._driver.publish(effect.report)
@@ -226,8 +232,10 @@ class Supervisor:
             case Fence():
                 self._processes.fence(effect.rank, effect.incarnation)
             case Launch():
+                faults.at("supervisor.before_launch")
                 self._processes.launch(effect.rank, effect.incarnation)
             case Notify():
+                faults.at("supervisor.before_notify")
                 epoch, message = self.standing()
                 if message is not None:
                     self._front.tell(message, epoch)
@@ -247,6 +255,13 @@ class Supervisor:
                 )
                 if effect.phase in _GONE:
                     self._front.tell_gone(effect.rank, effect.incarnation, effect.cause, max(effect.epoch, 0))
+
+    def _pass_points_of(self, proposed: View) -> None:
+        committed = self.state.instance.view if self.state.instance else None
+        if committed is None or proposed.epoch == committed.epoch:
+            return  # the same ranks: another phase of the same view, or permission to launch
+        admits = set(proposed.active) - set(committed.active)
+        faults.at("supervisor.before_admit" if admits else "supervisor.before_commit")
 
     def _set_timer(self, effect: SetTimer) -> None:
         def fire() -> None:

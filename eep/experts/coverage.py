@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from eep import faults
 from eep.errors import EepError
 from eep.experts.backup_client import BackupClient
 from eep.experts.checksums import Checksums
@@ -137,6 +138,7 @@ class Coverage:
             for setback in report.setbacks[:_MOST_SETBACKS]:
                 logger.info("epoch %d: %s; another source was used", view.epoch, setback)
         self._say_what_is_held()
+        faults.at("repair.done")
         check_coverage(view, after)
         self._published(after)
         self._say_what_is_masked(view, after)

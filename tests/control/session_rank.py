@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import eep
 from eep.control.buffer_plane import member_rendezvous
-from eep.recovery import Session
+from eep.recovery import Repair, Session
 from tests import moe
 
 CONFIG = moe.Config()
@@ -23,7 +23,7 @@ DEADLINE_MS = 3000.0
 LAYERS = 3
 
 
-def main() -> None:
+def main(repair: Repair = lambda view: 7) -> None:
     torch.set_num_threads(1)
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
@@ -40,7 +40,7 @@ def main() -> None:
         CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=DEADLINE_MS)
         for name in ("tokens", "more-tokens")
     ]
-    session = Session(group.world, buffers, lambda view: 7)
+    session = Session(group.world, buffers, repair)
     idle = random.Random(rank)
     seed = 0
     with journal.open("a", buffering=1) as lines:

@@ -14,71 +14,19 @@ import torch
 
 from eep.experts.backup import BackupOptions, BackupService
 from eep.experts.backup_client import BackupClient
-from eep.experts.checkpoint import CheckpointReader
-from eep.experts.checksums import Checksums
-from eep.experts.coverage import Coverage
 from eep.experts.engine import Engine
-from eep.experts.layout import ExpertLayout, ExpertMemory
+from eep.experts.layout import ExpertLayout
 from eep.experts.load import AgreedLoad
 from eep.experts.offering import LiveOffer
 from eep.experts.packing import FloatArray
-from eep.experts.placement import Placement, WhenShort, plan
+from eep.experts.placement import WhenShort, plan
 from eep.experts.records import BACKUPS, BackupRecord, encode
 from eep.experts.records import RANKS as RANK_RECORDS
 from eep.experts.registry import DirectoryRegistry
 from eep.experts.repair import RepairFailed, Want
-from eep.memory.shm import SharedMemory
 from eep.view import View
 from tests.experts import model
-
-RANKS = 4
-
-
-class Rank:
-    def __init__(
-        self,
-        directory: Path,
-        rank: int,
-        slots: int,
-        disk: Path | None,
-        incarnation: int = 0,
-        when_short: WhenShort = "refuse",
-        counted: FloatArray | None = None,
-        backup: BackupClient | None = None,
-    ) -> None:
-        self.rank = rank
-        first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
-        layout = model.layout(slots)
-        self.shared = SharedMemory.create("experts", layout.region_bytes)
-        self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))
-        model.load(self.memory, first, rank)
-        self.shown: Placement | None = None
-        self.first, self.sums = first, Checksums.of_rank(self.memory, first, rank)
-        self.coverage = Coverage(
-            rank,
-            incarnation,
-            first,
-            self.memory,
-            self.shared,
-            self.sums,
-            directory,
-            self._show,
-            checkpoint=CheckpointReader(disk) if disk else None,
-            backup=backup,
-            when_short=when_short,
-            counted=None if counted is None else lambda: counted,
-        )
-
-    def _show(self, placement: Placement) -> None:
-        self.shown = placement
-
-    def check(self) -> None:
-        assert self.shown is not None
-        assert not model.wrong_slots(self.memory, self.shown, self.rank)
-
-    def close(self) -> None:
-        self.coverage.close()
-        self.shared.close()
+from tests.experts.covered import RANKS, Rank
 
 
 @contextlib.contextmanager
