@@ -25,7 +25,9 @@ from eep.experts.coverage import Coverage
 from eep.experts.layout import ExpertLayout
 from eep.experts.placement import Placement
 from eep.experts.repair import Reader
+from eep.observe.metrics import RankMetrics
 from eep.recovery import Session
+from eep.view import View
 from sglang_patches import options, process_groups
 from sglang_patches.expert_location import ExpertLocation, initial_placement
 
@@ -101,8 +103,14 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
-            self._session = Session(process_groups.world(), self.buffer, self.coverage.repair)
+            self._session = Session(process_groups.world(), self.buffer, self._repair)
         return self._session
+
+    def _repair(self, view: View) -> int | None:
+        digest = self.coverage.repair(view)
+        brought_in = {tier.name.lower(): count for tier, count in self.coverage.brought_in.items()}
+        self._metrics.tell(self.session.repeated, brought_in)
+        return digest
 
     def start(self, layers: list[Any], weights: ExpertWeights, checkpoint: Path) -> None:
         """The weights are there: bring up the data plane, with this rank alone in it."""
@@ -136,6 +144,10 @@ class Instance:
             weights = torch.empty((0, shape.topk), dtype=torch.float32, device=self.device)
             for layer in self.layers:
                 layer(x, StandardTopKOutput(weights, ids, x))
+
+    @cached_property
+    def _metrics(self) -> RankMetrics:
+        return RankMetrics(self.rank)
 
     @cached_property
     def coverage(self) -> Coverage:

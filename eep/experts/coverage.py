@@ -12,6 +12,7 @@ expert is verified by its checksum, and what does not verify comes from the next
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,8 @@ class Coverage:
         self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
         self._registry = DirectoryRegistry(directory / "held")
         self._server = RegionServer(directory, rank, incarnation, shared)
+        self.brought_in: Counter[Tier] = Counter()
+        """Bytes of experts that came from elsewhere, so far."""
         self._say_what_is_held()
 
     def placement_of(self, view: View) -> Placement:
@@ -103,6 +106,7 @@ class Coverage:
                 peers.close()
             for transfer in steps.transfers:
                 self._held[transfer.layer, transfer.slot] = transfer.expert
+            self.brought_in += report.bytes_by_tier
             moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
             logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
         self._say_what_is_held()
