@@ -25,6 +25,7 @@ from eep.experts.coverage import Coverage
 from eep.experts.layout import ExpertLayout
 from eep.experts.placement import Placement
 from eep.experts.repair import Reader
+from eep.experts.repair_plan import Tier
 from eep.observe.metrics import RankMetrics
 from eep.recovery import Session
 from eep.view import View
@@ -108,7 +109,7 @@ class Instance:
 
     def _repair(self, view: View) -> int | None:
         digest = self.coverage.repair(view)
-        brought_in = {tier.name.lower(): count for tier, count in self.coverage.brought_in.items()}
+        brought_in = {tier.name.lower(): self.coverage.brought_in[tier] for tier in Tier}
         self._metrics.tell(self.session.repeated, brought_in)
         return digest
 
