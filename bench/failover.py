@@ -37,7 +37,7 @@ from eep.drill.story import Story
 from eep.tiny_model import make_model
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PROMPTS, TOKENS = 12, 48
+PROMPTS, TOKENS = 8, 48
 
 
 def main() -> int:
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, place: Path, setting: Setting) -> int:
         load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients)
         clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients)
         say(f"{options.clients} clients, with and without elasticity in turns")
-        phases = compare(clients, switch, options.pairs, options.phase_seconds, say)
+        phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
         story = Story(place / "d", load, say=lambda text: None)
         story.wait_until_all_run(RANKS)
         say(f"{options.clients} clients stream while ranks are killed")

@@ -50,18 +50,18 @@ def throughput(kills: Sequence[Kill]) -> dict[str, float]:
 
 
 def steady(phases: Sequence[Phase]) -> dict[str, Any]:
-    found = ratios(phases)
-    quartiles = statistics.quantiles(found, n=4) if len(found) > 1 else [found[0]] * 3
-    return {
-        "elastic_tokens_per_second": round(median_of(phases, elastic=True), 1),
-        "fixed_tokens_per_second": round(median_of(phases, elastic=False), 1),
-        "elastic_over_fixed": {
-            "median": round(statistics.median(found), 4),
+    """Each figure with elasticity, without, and the ratio of the two in each pair of phases."""
+    told: dict[str, Any] = {}
+    for figure in ("tokens_per_second", "cpu_ms_per_token"):
+        found = ratios(phases, figure)
+        quartiles = statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
+        told[figure] = {
+            "elastic": round(median_of(phases, figure, elastic=True), 2),
+            "fixed": round(median_of(phases, figure, elastic=False), 2),
+            "elastic_over_fixed": round(statistics.median(found), 4),
             "quartiles": [round(quartiles[0], 4), round(quartiles[2], 4)],
-            "pairs": len(found),
-        },
-        "phases": [asdict(phase) for phase in phases],
-    }
+        }
+    return {**told, "pairs": len(phases) // 2, "phases": [asdict(phase) for phase in phases]}
 
 
 def summary(kills: Sequence[Kill], phases: Sequence[Phase]) -> dict[str, Any]:
@@ -78,7 +78,6 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
     machine, setting = head["machine"], head["setting"]
     times, gaps = told["from_kill"], told["largest_gap_between_tokens"]
     rate, level = told["tokens_per_second"], told["steady"]
-    ratio = level["elastic_over_fixed"]
     lines = [
         f"# Failover of the real SGLang server, {setting['device']}",
         "",
@@ -105,10 +104,20 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"Tokens per second: {rate['before']:.0f} before, {rate['during']:.0f} from kill to rejoin, {rate['after']:.0f} "
         f"after (windows of {WINDOW:g} s; the processor that serves also starts the new rank).",
         "",
-        f"Steady state, {ratio['pairs']} pairs of phases in turns: {level['elastic_tokens_per_second']:.0f} tokens/s with "
-        f"elasticity, {level['fixed_tokens_per_second']:.0f} with a membership that is taken for fixed "
-        f"(`bench/fixed_membership.py` says what that leaves out). With over without, per pair: median "
-        f"{ratio['median']:.3f}, quartiles {ratio['quartiles'][0]:.3f} to {ratio['quartiles'][1]:.3f}.",
+        f"Steady state, {level['pairs']} pairs of phases in turns. `bench/fixed_membership.py` says what a membership that "
+        "is taken for fixed leaves out.",
+        "",
+        "| | elastic | membership fixed | elastic/fixed of a pair: median, quartiles |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| {text} | {level[figure]['elastic']:.{digits}f} | {level[figure]['fixed']:.{digits}f} | "
+            f"{level[figure]['elastic_over_fixed']:.3f}, {level[figure]['quartiles'][0]:.3f} to "
+            f"{level[figure]['quartiles'][1]:.3f} |"
+            for figure, text, digits in (
+                ("tokens_per_second", "tokens per second", 0),
+                ("cpu_ms_per_token", "milliseconds of processor per token, all processes of the server", 2),
+            )
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -149,13 +158,7 @@ def draw_one(path: Path, story: Story, kills: Sequence[Kill]) -> None:
     """The timeline of the kill whose pause is the median one."""
     kill = sorted(kills, key=lambda each: each.pause)[len(kills) // 2]
     begin, length = kill.at - _AROUND, kill.rejoined + 2 * _AROUND
-    inside = [
-        Step(max(0.0, at - story.started - begin), len(view.active), view.epoch)
-        for at, view, runs in story.views
-        if (runs or len(view.active) < _active_before(story, at)) and at - story.started < begin + length
-    ]
-    # What stood when the picture begins, and what came in it.
-    steps = [*[step for step in inside if step.at == 0.0][-1:], *[step for step in inside if step.at > 0.0]]
+    steps = _steps(story, begin, begin + length)
     moments = [Moment(m.at - begin, m.text, m.kind) for m in story.moments if begin <= m.at <= begin + length]
     tokens = [moment - story.started - begin for moment in story.load.token_times()]
     title = f"rank {kill.rank} is killed under load: largest gap between tokens {kill.pause * 1000:.0f} ms"
@@ -164,6 +167,12 @@ def draw_one(path: Path, story: Story, kills: Sequence[Kill]) -> None:
     assert image == path
 
 
-def _active_before(story: Story, at: float) -> int:
-    """How many ranks were in before the view of that moment."""
-    return next((len(view.active) for when, view, _ in reversed(story.views) if when < at), 0)
+def _steps(story: Story, begin: float, end: float) -> list[Step]:
+    """What stood when the picture begins, and what came in it: a loss when it is agreed on, a rejoin when all run."""
+    steps: list[Step] = []
+    for when, view, runs in story.views:
+        at = when - story.started - begin
+        is_news = not steps or (view.epoch > steps[-1].epoch and (runs or len(view.active) < steps[-1].active))
+        if is_news and at < end - begin:
+            steps = [*(steps if at > 0 else []), Step(max(at, 0.0), len(view.active), view.epoch)]
+    return steps

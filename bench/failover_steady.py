@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fixed_membership import Switch
 
@@ -20,6 +22,11 @@ _BEGINS_AFTER = 0.5
 class Phase:
     elastic: bool
     tokens_per_second: float
+    cpu_ms_per_token: float
+    """Processor time of all processes of the server. Says more than throughput where others use the processor too."""
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:.0f} tokens/s ({self.cpu_ms_per_token:.2f} ms of processor each)"
 
 
 @dataclass(frozen=True)
@@ -60,35 +67,57 @@ class Clients:
         return found + ([f"{wrong} answers with a wrong token"] if wrong else [])
 
 
-def compare(clients: Clients, switch: Switch, pairs: int, seconds: float, say: Callable[[str], None]) -> list[Phase]:
-    """``pairs`` of phases of so many seconds, one of each kind; which comes first alternates. RuntimeError if an answer is
-    not right."""
+def compare(
+    clients: Clients,
+    switch: Switch,
+    processes: Sequence[int],
+    pairs: int,
+    seconds: float,
+    say: Callable[[str], None],
+) -> list[Phase]:
+    """``pairs`` of phases of so many seconds, one of each kind; which comes first alternates. ``processes`` are those of
+    the server. RuntimeError if an answer is not right."""
     phases: list[Phase] = []
     clients.run(seconds)  # to warm up
     for pair in range(pairs):
         for elastic in (True, False) if pair % 2 == 0 else (False, True):
             switch.throw(elastic=elastic)
-            began = time.monotonic()
-            answers = clients.run(seconds)
-            if problems := clients.problems(answers):
-                raise RuntimeError(f"elastic={elastic}: {problems[0]}")
-            since, until = began + _BEGINS_AFTER, began + seconds
-            count = sum(since <= moment < until for answer in answers for moment in answer.times)
-            phases.append(Phase(elastic, count / (until - since)))
-        last = {phase.elastic: phase.tokens_per_second for phase in phases[-2:]}
-        say(f"pair {pair + 1:2} of {pairs}: elastic {last[True]:.0f} tokens/s, membership fixed {last[False]:.0f}")
+            phases.append(_measure(clients, processes, elastic, seconds))
+        last = {phase.elastic: phase for phase in phases[-2:]}
+        say(f"pair {pair + 1:2} of {pairs}: elastic {last[True]}, membership fixed {last[False]}")
     switch.throw(elastic=True)
     return phases
 
 
-def ratios(phases: Sequence[Phase]) -> list[float]:
-    """Of each pair: throughput with elasticity over that without."""
+def _measure(clients: Clients, processes: Sequence[int], elastic: bool, seconds: float) -> Phase:
+    began, used = time.monotonic(), _cpu_seconds(processes)
+    answers = clients.run(seconds)
+    used = _cpu_seconds(processes) - used
+    if problems := clients.problems(answers):
+        raise RuntimeError(f"elastic={elastic}: {problems[0]}")
+    since, until = began + _BEGINS_AFTER, began + seconds
+    moments = [moment for answer in answers for moment in answer.times]
+    count = sum(since <= moment < until for moment in moments)
+    return Phase(elastic, count / (until - since), 1000 * used / len(moments))
+
+
+def _cpu_seconds(processes: Sequence[int]) -> float:
+    ticks = 0
+    for pid in processes:
+        # What follows the name, which may hold anything; user and system time are the 12th and 13th of that.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def ratios(phases: Sequence[Phase], figure: str) -> list[float]:
+    """Of each pair: a figure with elasticity over that without."""
     found = []
     for first, second in zip(phases[::2], phases[1::2], strict=True):
         elastic, fixed = (first, second) if first.elastic else (second, first)
-        found.append(elastic.tokens_per_second / fixed.tokens_per_second)
+        found.append(getattr(elastic, figure) / getattr(fixed, figure))
     return found
 
 
-def median_of(phases: Sequence[Phase], *, elastic: bool) -> float:
-    return statistics.median(phase.tokens_per_second for phase in phases if phase.elastic == elastic)
+def median_of(phases: Sequence[Phase], figure: str, *, elastic: bool) -> float:
+    return statistics.median(getattr(phase, figure) for phase in phases if phase.elastic == elastic)
