@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-gpu demo demo-exchange clean
+.PHONY: help setup setup-sglang build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu demo demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -86,6 +86,9 @@ bench-membership: build  ## how long a lost rank is felt, and what a view change
 
 bench-collectives: build  ## collectives of the backend eep against those of gloo
 	$(PY) bench/collectives.py
+
+bench-failover: build setup-sglang  ## what a kill costs the clients of the real SGLang server, and what readiness costs
+	$(PY) bench/failover.py
 
 bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks on one GPU; after test-gpu has built the libraries
 	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/dispatch_combine.py --device cuda

@@ -21,6 +21,7 @@ from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
+from eep.observe.metrics import InstanceMetrics
 from sglang_patches import backup, cpu, hooks, options, rank_entry, recipe, store
 from sglang_patches.options import DIRECTORY, Options
 
@@ -144,6 +145,7 @@ class Ranks:
             remove_directory=True,
         )
         supervisor.watch_effects(self._happened)
+        supervisor.watch_effects(InstanceMetrics())
         return supervisor
 
     def _happened(self, effect: Effect) -> None:

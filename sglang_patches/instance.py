@@ -27,7 +27,10 @@ from eep.experts.layout import checksum
 from eep.experts.packing import FloatArray
 from eep.experts.placement import Placement
 from eep.experts.repair import Reader, SourceLost, Want
+from eep.experts.repair_plan import Tier
+from eep.observe.metrics import RankMetrics
 from eep.recovery import Session
+from eep.view import View
 from sglang_patches import backup, options, process_groups
 from sglang_patches.cuda import graphs
 from sglang_patches.expert_location import ExpertLocation, initial_placement
@@ -115,8 +118,14 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
-            self._session = Session(process_groups.world(), self._buffers, self.coverage.repair)
+            self._session = Session(process_groups.world(), self._buffers, self._repair)
         return self._session
+
+    def _repair(self, view: View) -> int | None:
+        digest = self.coverage.repair(view)
+        brought_in = {tier.name.lower(): self.coverage.brought_in[tier] for tier in Tier}
+        self._metrics.tell(self.session.repeated, brought_in)
+        return digest
 
     def start(self, layers: list[Any], weights: ExpertWeights, checkpoint: Path) -> None:
         """The weights are there: bring up the data plane, with this rank alone in it."""
@@ -187,6 +196,10 @@ class Instance:
     def _counted(self) -> FloatArray:
         assert self.used is not None
         return self.used.cpu().numpy().astype(np.float64)
+
+    @cached_property
+    def _metrics(self) -> RankMetrics:
+        return RankMetrics(self.rank)
 
     @cached_property
     def coverage(self) -> Coverage:

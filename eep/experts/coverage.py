@@ -12,6 +12,7 @@ while it is read; every expert is verified by its checksum, and what does not ve
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -79,6 +80,8 @@ class Coverage:
         self._load = AgreedLoad(self._registry, rank, counted or self._no_load)
         self._degraded = False
         self._server = RegionServer(directory, rank, incarnation, shared)
+        self.brought_in: Counter[Tier] = Counter()
+        """Bytes of experts that came from elsewhere, so far."""
         self._say_what_is_held()
 
     def placement_of(self, view: View) -> Placement | None:
@@ -133,6 +136,7 @@ class Coverage:
                 peers.close()
             for transfer in steps.transfers:
                 self._held[transfer.layer, transfer.slot] = transfer.expert
+            self.brought_in += report.bytes_by_tier
             moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
             logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
             for setback in report.setbacks[:_MOST_SETBACKS]:

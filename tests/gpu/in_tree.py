@@ -1,4 +1,4 @@
-"""Makes this tree look installed, where nothing may be installed: ``python tests/gpu/in_tree.py DIR``, then DIR on PYTHONPATH.
+"""Makes this tree look installed, where nothing may be: ``python tests/gpu/in_tree.py DIR``, then DIR on PYTHONPATH.
 
 SGLang and torch find plugins by the metadata of installed packages; this writes just that, from pyproject.toml.
 """
