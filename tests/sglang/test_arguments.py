@@ -52,6 +52,20 @@ def test_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "seeded"),
+    [
+        ({"device": "cpu"}, True),
+        ({"device": "cuda"}, False),
+        ({"device": "cuda", "sampling_backend": "pytorch"}, True),
+        ({"device": "cuda", "sampling_backend": "flashinfer"}, False),
+        ({"device": "cuda", "enable_deterministic_inference": True}, True),
+    ],
+)
+def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> None:
+    assert arguments.parse(given(**changes)).seeded is seeded
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"pp_size": 2}, "--pp-size"),
