@@ -186,7 +186,7 @@ for name, module in list(sys.modules.items()):
             if is_ours(value):
                 ours.add(f"{name}.{attribute}")
             if isinstance(value, type) and value.__module__ == name:
-                ours.update(f"{name}.{attribute}.{each}" for each, held in vars(value).items() if is_ours(held))
+                ours.update(f"{name}.{attribute}.{each}" for each, held in list(vars(value).items()) if is_ours(held))
 print("RESULT", json.dumps([repr(parsed), loaded, environment, sorted(HookRegistry._patched), sorted(ours)]))
 """
 
