@@ -134,6 +134,16 @@ def parse(arguments: argparse.Namespace) -> Options:
         on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
+        seeded=draws_by_seed(arguments),
+    )
+
+
+def draws_by_seed(arguments: argparse.Namespace) -> bool:
+    """Whether sampling can go by seeds: with torch's operators, and a CPU has no others. SGLang's faster ones know none."""
+    return (
+        bool(getattr(arguments, "enable_deterministic_inference", False))
+        or getattr(arguments, "sampling_backend", None) == "pytorch"
+        or _device_of(arguments) == "cpu"
     )
 
 
@@ -282,7 +292,7 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
 
 
 def device_of(arguments: argparse.Namespace) -> str:
-    if arguments.device:
+    if getattr(arguments, "device", None):
         return str(arguments.device)
     import torch
 

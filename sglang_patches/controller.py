@@ -22,13 +22,14 @@ from eep.control.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
 from eep.observe.metrics import InstanceMetrics
-from sglang_patches import backup, cpu, hooks, options, rank_entry, recipe, store
+from sglang_patches import backup, controller_process, cpu, hooks, launcher, options, rank_entry, recipe, store
 from sglang_patches.options import DIRECTORY, Options
 
 logger = logging.getLogger(__name__)
 
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
 _ATTRIBUTE = "_eep_ranks"
+_PROCESS = launcher.ChildProcess(controller_process.__name__, "run")
 _POLLS_EVERY_MS = 50
 _LOOKS_EVERY = 0.05
 _LOADED_WITHIN = 3600.0
@@ -143,6 +144,7 @@ class Ranks:
             store=store.open_store(wanted.store),
             directory=self.directory,
             remove_directory=True,
+            marks=[f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ],
         )
         supervisor.watch_effects(self._happened)
         supervisor.watch_effects(InstanceMetrics())
@@ -185,7 +187,7 @@ class Ranks:
 def _launcher() -> Launcher:
     """A process that has opened a GPU cannot be forked, and importing SGLang may open it; there, start afresh."""
     if cpu.is_asked_for():
-        return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD)
+        return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
     return SubprocessLauncher(command_of(cast(FunctionType, rank_entry.main)))
 
 
@@ -228,6 +230,7 @@ class Outbox:
 
 
 def register() -> None:
+    hooks.rebind("entrypoints.engine.run_data_parallel_controller_process", _PROCESS)
     hooks.hook(_CONTROLLER + "launch_tensor_parallel_group", _launch)
     hooks.hook(_CONTROLLER + "maybe_external_dp_rank_routing", _route, "replace")
     hooks.hook(_CONTROLLER + "event_loop", _event_loop, "replace")

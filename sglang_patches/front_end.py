@@ -24,6 +24,7 @@ from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
 from sglang_patches import hooks, ledger_adapter, options
 from sglang_patches.options import DIRECTORY
+from sglang_patches.seeds import Seeds
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class FrontEnd:
         answer: Callable[[str, dict[str, Any] | None, int], None],
         *,
         deterministic: bool = False,
+        seeds: Seeds | None = None,
         wait_limit: float = _DEFAULT_WAIT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
@@ -56,7 +58,8 @@ class FrontEnd:
         self.live: dict[int, int] = {}
         self._gone: dict[int, int] = {}
         self._kept: dict[str, Any] = {}
-        self._dispatch, self._answer, self._deterministic = dispatch, answer, deterministic
+        self._dispatch, self._answer = dispatch, answer
+        self._deterministic, self._seeds = deterministic, seeds
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
@@ -82,7 +85,7 @@ class FrontEnd:
 
     def _accept(self, message: Any) -> None:
         self.ledger.accept(ledger_adapter.request_of(message, self._deterministic), self._clock())
-        self._kept[message.rid] = ledger_adapter.kept_copy(message)
+        self._kept[message.rid] = ledger_adapter.kept_copy(message, self._seeds)
 
     def _send_what_waits(self) -> None:
         for request_id in self.ledger.waiting():
@@ -224,7 +227,8 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
         found = FrontEnd(
             lambda message: send(manager, message),
             lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
-            deterministic=bool(getattr(manager.server_args, "enable_deterministic_inference", False)),
+            deterministic=options.required().seeded,
+            seeds=Seeds.for_server(manager.server_args),
             wait_limit=float(os.environ.get(WAIT_LIMIT, _DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
             lost_lives=lambda lost, live: _expect_fewer_answers(manager, lost),

@@ -22,6 +22,7 @@ AREAS = (
     "controller",
     "front_end",
     "resume",
+    "seeds",
 )
 """The modules that have a ``register()`` of their own, in the order in which they are installed."""
 GPU_AREAS = ("cuda.devices", "cuda.float32", "cuda.graphs")

@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import multiprocessing
 import os
+import secrets
 import signal
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
@@ -22,6 +23,8 @@ from sglang_patches import cpu, hooks, options
 from sglang_patches.options import DIRECTORY
 
 _PRELOAD = "sglang_patches.preload"
+FORKED = "EEP_FORKED"
+"""What all processes that are forked from the fork server were started with: by it a keeper finds the ranks among them."""
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
@@ -96,6 +99,8 @@ def prepare_cpu() -> None:
 
 def start_fork_server() -> None:
     """Let the fork server import SGLang while this process does the same. Without effect if it runs already."""
+    if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
+        os.environ[FORKED] = secrets.token_hex(16)
     multiprocessing.set_forkserver_preload([_PRELOAD])
     forkserver.ensure_running()
 

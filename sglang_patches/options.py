@@ -33,6 +33,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on_lost_coverage: Literal["refuse", "mask"] = "refuse"
     relaunch: bool = True
     faults: bool = False
+    seeded: bool = False
+    """Sampling goes by a request's seed and the position of the token, and by nothing else."""
 
     def publish(self) -> None:
         """Let this process and those it starts from now on know."""

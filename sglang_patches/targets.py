@@ -78,6 +78,12 @@ TARGETS = (
     ),
     Target("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
     Target("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
+    Target("layers.sampler.sampling_from_probs_torch", "draws by seed", ("probs", "sampling_seed", "positions")),
+    Target(
+        "layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        "draws by seed among likely tokens",
+        ("probs", "top_ks", "top_ps", "min_ps", "need_min_p_sampling", "sampling_seed", "positions"),
+    ),
     Target("distributed.bootstrap._resolve_backend", "process groups on eep", ("device",)),
     Target("distributed.parallel_state.init_distributed_environment", "a rank starts alone", ("world_size", "rank")),
     Target("distributed.parallel_state.GroupCoordinator.__init__", "process groups on eep", ("group_ranks",)),

@@ -87,7 +87,8 @@ class Supervisor:
     """``command`` is what every rank runs, or a launcher of ranks; a rank finds itself in its environment.
 
     ``standby`` are ranks of this host that run only when an operator asks for them. A directory that was not given is
-    made, and removed in the end; ``remove_directory`` says otherwise.
+    made, and removed in the end; ``remove_directory`` says otherwise. ``marks``: variables (``NAME=VALUE``) by which ranks
+    are known that are forked from a process which was started before the directory had a name.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Supervisor:
         remove_directory: bool | None = None,
         key: bytes | None = None,
         environment: Mapping[str, str] | None = None,
+        marks: Sequence[str] = (),
         lease_ttl: float = LEASE_TTL,
         open_page: Callable[[int], ControlPage] = open_shared_page,
     ) -> None:
@@ -131,6 +133,7 @@ class Supervisor:
         )
         self._timers: set[asyncio.TimerHandle] = set()
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._marks = tuple(marks)
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
@@ -190,8 +193,8 @@ class Supervisor:
         self._watchers.append(watcher)
 
     def _start_keeper(self) -> None:
-        arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path)]
-        arguments += ["remove"] if self._removes_directory else []
+        arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path), str(os.getsid(0))]
+        arguments += (["remove"] if self._removes_directory else []) + [*self._marks]
         # A session of its own, so that what kills the supervisor's group leaves the keeper to do its work.
         pipe = subprocess.PIPE
         self._keeper = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, start_new_session=True)

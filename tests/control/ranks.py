@@ -21,6 +21,12 @@ def steady() -> None:
         time.sleep(0.002)
 
 
+def steady_if_it_knows() -> None:
+    """Ends at once if a variable that the supervisor's process set late has not reached it."""
+    if os.environ.get("EEP_TEST_SET_LATER") == "known":
+        steady()
+
+
 def crash_at_start() -> None:
     os._exit(3)
 

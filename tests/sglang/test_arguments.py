@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,20 @@ def test_the_defaults() -> None:
     options = arguments.parse(given())
     assert (options.max_ranks, options.timeout_ms, options.redundant_experts) == (4, 1000.0, 0)
     assert (options.backup, options.on_lost_coverage, options.relaunch) == ("off", "refuse", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seeded"),
+    [
+        ({"device": "cpu"}, True),
+        ({"device": "cuda"}, False),
+        ({"device": "cuda", "sampling_backend": "pytorch"}, True),
+        ({"device": "cuda", "sampling_backend": "flashinfer"}, False),
+        ({"device": "cuda", "enable_deterministic_inference": True}, True),
+    ],
+)
+def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> None:
+    assert arguments.parse(given(**changes)).seeded is seeded
 
 
 @pytest.mark.parametrize(
@@ -174,14 +189,11 @@ def test_a_model_whose_experts_are_not_known_is_for_sglang_to_judge(tmp_path: Pa
 
 
 _PARSE = """
-import json, sys
+import sys
 from sglang.srt.plugins import load_plugins
 load_plugins()
-from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import prepare_server_args
-parsed = prepare_server_args(sys.argv[1:])
-loaded = sorted(name for name in sys.modules if name.startswith("sglang.srt"))
-print("RESULT", json.dumps([repr(parsed), sorted(HookRegistry._patched), loaded]))
+prepare_server_args(sys.argv[1:])
 """
 
 
@@ -196,21 +208,60 @@ def run_python(code: str, *argv: str, **environment: str) -> subprocess.Complete
     )
 
 
+_COMPARE = """
+import json, os, pkgutil, sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import prepare_server_args
+parsed = prepare_server_args(sys.argv[1:])
+loaded = sorted(name for name in sys.modules if name.startswith("sglang.srt"))
+environment = {name: value for name, value in os.environ.items() if name != "SGLANG_PLUGINS"}
+
+# All that the plugin would hook is imported, and then nothing in SGLang may be of the plugin's making.
+from sglang_patches import cpu, targets
+cpu.fill_gaps()  # for both: without it there is nothing to import on a machine without a GPU
+for target in targets.TARGETS:
+    if target.is_in(targets.installed_version()):
+        pkgutil.resolve_name(targets.PREFIX + target.name)
+
+def is_ours(value):
+    value = getattr(value, "__func__", value)
+    code = getattr(value, "__code__", None)
+    made_in = code.co_filename if code else getattr(type(value), "__module__", "")
+    return "sglang_patches" in made_in or (code is not None and code.co_qualname.startswith("_wrap_fn."))
+
+ours = set()
+for name, module in list(sys.modules.items()):
+    if name.startswith("sglang."):
+        for attribute, value in list(vars(module).items()):
+            if is_ours(value):
+                ours.add(f"{name}.{attribute}")
+            if isinstance(value, type) and value.__module__ == name:
+                ours.update(f"{name}.{attribute}.{each}" for each, held in list(vars(value).items()) if is_ours(held))
+print("RESULT", json.dumps([repr(parsed), loaded, environment, sorted(HookRegistry._patched), sorted(ours)]))
+"""
+
+
 def test_without_the_flag_nothing_changes(sglang: None, model: Path) -> None:
-    """The same arguments with the plugin and with plugins turned off: the same result, the same modules, and only the
-    command line hooked."""
+    """The same arguments with the plugin and with plugins turned off: the same result, the same modules, the same
+    environment, and of all names in SGLang only those of the command line are hooked."""
     argv = ["--model-path", str(model), "--device", "cpu", "--tp-size", "2"]
-    outputs = []
-    for plugins in ("eep", "none-of-this-name"):
-        result = run_python(_PARSE, *argv, SGLANG_PLUGINS=plugins)
+
+    def outcome(plugins: str) -> list[Any]:
+        result = run_python(_COMPARE, *argv, SGLANG_PLUGINS=plugins)
         line = next((line for line in result.stdout.splitlines() if line.startswith("RESULT")), None)
         assert line is not None, result.stderr[-3000:]
-        outputs.append(json.loads(line.removeprefix("RESULT")))
-    ours, stock = outputs
-    assert ours[0] == stock[0]
-    assert set(ours[1]) == {f"sglang.srt.server_args.ServerArgs.{name}" for name in ("add_cli_args", "from_cli_args")}
-    assert stock[1] == []
-    assert ours[2] == stock[2]
+        found: list[Any] = json.loads(line.removeprefix("RESULT"))
+        return found
+
+    with ThreadPoolExecutor(2) as both:
+        ours, stock = both.map(outcome, ("eep", "none-of-this-name"))
+    command_line = {f"sglang.srt.server_args.ServerArgs.{name}" for name in ("add_cli_args", "from_cli_args")}
+    assert ours[:3] == stock[:3]
+    assert (set(ours[3]), stock[3]) == (command_line, [])
+    assert "sglang.srt.utils.is_host_cpu_arm64" in stock[4], "what a stand-in for a CPU replaces was not found"
+    assert set(ours[4]) == {*stock[4], *command_line}
 
 
 def test_the_flags_are_in_the_help(sglang: None) -> None:
