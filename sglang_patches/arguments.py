@@ -76,6 +76,14 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Start a rank that died again (default: on).",
     )
     add(
+        "--eep-spares",
+        type=int,
+        metavar="N",
+        default=None,
+        help="Keep N processes that have imported everything, and on a GPU have opened it; a rank that is started again "
+        "takes one (default: 0).",
+    )
+    add(
         "--eep-faults",
         choices=("on", "off"),
         default=None,
@@ -117,6 +125,14 @@ def parse(arguments: argparse.Namespace) -> Options:
     timeout = 1000.0 if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
+    spares = arguments.eep_spares or 0
+    if spares < 0:
+        raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
+    if spares and _one_device_each():
+        raise SystemExit(
+            "--eep-spares cannot be used with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare has looked for devices before "
+            "it is known which rank it will be"
+        )
     return Options(
         max_ranks=max_ranks,
         timeout_ms=timeout,
@@ -126,6 +142,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
+        spares=spares,
     )
 
 
@@ -229,6 +246,10 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
                 f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have"
             )
         setattr(arguments, name, value)
+
+
+def _one_device_each() -> bool:
+    return os.environ.get("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "").lower() in ("1", "true", "yes", "y")
 
 
 def _device_of(arguments: argparse.Namespace) -> str:

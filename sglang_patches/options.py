@@ -27,6 +27,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on_lost_coverage: Literal["refuse", "mask"] = "refuse"
     relaunch: bool = True
     faults: bool = False
+    spares: int = 0
 
     def publish(self) -> None:
         """Let this process and those it starts from now on know."""
