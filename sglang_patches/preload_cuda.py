@@ -24,8 +24,9 @@ def warm() -> None:
     from eep import native
 
     torch.cuda.set_device(device_of(Path(os.environ[CONTROL_DIRECTORY]), int(os.environ[SPARE_FOR])))
-    torch.empty(1, device="cuda")
-    torch.cuda.current_blas_handle()
+    square = torch.zeros(16, 16, device="cuda")
+    torch.mm(square, square)  # opens cuBLAS too
+    torch.cuda.synchronize()
     native.load("cuda")
 
 
