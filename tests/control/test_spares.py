@@ -88,6 +88,7 @@ def test_a_killed_rank_comes_back_as_the_spare_and_the_pool_refills() -> None:
             assert len(lines(supervisor, "COLD")) == 2, "there was nothing to take at the start"
             spare = await a_spare(supervisor, launcher)
             assert os.getsid(spare) == spare
+            assert spare in children_of(str(supervisor.directory.path)), "a keeper would not find it"
             assert f'"spares":{{"wanted":1,"ready":1,"preparing":0,"pids":[{spare}]}}' in supervisor.status()
             killed = supervisor.pids[1]
             kill(supervisor, 1)
