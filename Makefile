@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu demo demo-exchange clean
+.PHONY: help setup setup-sglang build system-packages build-gpu test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu demo demo-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -49,9 +49,11 @@ build: setup  ## the native library, built into eep/lib (incremental)
 test: system-packages setup-sglang build sanitize  ## every test that this machine can run
 	$(PY) -m pytest
 
-test-gpu:  ## the GPU tests, with MPS and without; needs only the Python, torch, pytest and nvcc that are there
+build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
 	cmake -G Ninja -S eep_cuda -B build/gpu -DCMAKE_BUILD_TYPE=Release -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log
 	cmake --build build/gpu
+
+test-gpu: build-gpu  ## the GPU tests, with MPS and without; needs only the Python, torch and pytest that are there
 	bash tests/gpu/with_mps.sh $(PYTHON) -m pytest tests/gpu
 	$(PYTHON) -m pytest tests/gpu -k "two_and_eight or thousand"
 
@@ -96,6 +98,9 @@ bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks 
 
 demo: build setup-sglang  ## the real SGLang server loses a rank under load, every token checked; timeline.png and .html
 	$(PY) examples/serve_and_kill.py
+
+demo-gpu: build-gpu  ## as demo, with four ranks on one GPU and a warm spare; needs a Python that has SGLang for CUDA and this plugin
+	PYTHONPATH=.:$${PYTHONPATH:-} $(PYTHON) examples/serve_and_kill.py --device cuda --spares 1
 
 demo-exchange: build  ## four processes exchange tokens, one is killed, a replacement joins; takes a few seconds
 	$(PY) examples/kill_one.py

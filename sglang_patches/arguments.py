@@ -81,6 +81,14 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Start a rank that died again (default: on).",
     )
     add(
+        "--eep-spares",
+        type=int,
+        metavar="N",
+        default=None,
+        help="Keep N processes that have imported everything, and on a GPU have opened it; a rank that is started again "
+        "takes one (default: 0).",
+    )
+    add(
         "--eep-faults",
         choices=("on", "off"),
         default=None,
@@ -123,6 +131,14 @@ def parse(arguments: argparse.Namespace) -> Options:
     experts = model_shape.experts_of(arguments)
     redundant = redundant_experts(arguments, experts)
     check_services(arguments)
+    spares = arguments.eep_spares or 0
+    if spares < 0:
+        raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
+    if spares and _one_device_each():
+        raise SystemExit(
+            "--eep-spares cannot be used with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare has looked for devices before "
+            "it is known which rank it will be"
+        )
     return Options(
         ranks=ranks,
         max_ranks=max_ranks,
@@ -135,6 +151,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),
+        spares=spares,
     )
 
 
@@ -143,7 +160,7 @@ def draws_by_seed(arguments: argparse.Namespace) -> bool:
     return (
         bool(getattr(arguments, "enable_deterministic_inference", False))
         or getattr(arguments, "sampling_backend", None) == "pytorch"
-        or _device_of(arguments) == "cpu"
+        or device_of(arguments) == "cpu"
     )
 
 
@@ -289,6 +306,10 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
                 f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have"
             )
         setattr(arguments, name, value)
+
+
+def _one_device_each() -> bool:
+    return os.environ.get("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "").lower() in ("1", "true", "yes", "y")
 
 
 def device_of(arguments: argparse.Namespace) -> str:

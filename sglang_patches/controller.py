@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,10 +20,22 @@ from typing import Any, cast
 from eep.control.background import BackgroundSupervisor
 from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import Launcher, SubprocessLauncher, command_of
+from eep.control.spares import SpareLauncher
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
 from eep.observe.metrics import InstanceMetrics
-from sglang_patches import backup, controller_process, cpu, hooks, launcher, options, rank_entry, recipe, store
+from sglang_patches import (
+    backup,
+    controller_process,
+    cpu,
+    hooks,
+    launcher,
+    options,
+    preload_cuda,
+    rank_entry,
+    recipe,
+    store,
+)
 from sglang_patches.options import DIRECTORY, Options
 
 logger = logging.getLogger(__name__)
@@ -186,6 +199,10 @@ class Ranks:
 
 def _launcher() -> Launcher:
     """A process that has opened a GPU cannot be forked, and importing SGLang may open it; there, start afresh."""
+    spares = options.required().spares
+    if spares:
+        warm = "" if cpu.is_asked_for() else preload_cuda.ENTRY
+        return SpareLauncher(rank_entry.ENTRY, spares=spares, preload=PRELOAD, warm=warm)
     if cpu.is_asked_for():
         return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
     return SubprocessLauncher(command_of(cast(FunctionType, rank_entry.main)))
@@ -275,6 +292,8 @@ def _event_loop(controller: Any) -> None:
     from sglang.srt.managers import data_parallel_controller as module
 
     ranks: Ranks = getattr(controller, _ATTRIBUTE)
+    # A scheduler that fails signals its parent, which is us unless it was forked; it is started again, and we stay.
+    signal.signal(signal.SIGQUIT, lambda *_: logger.warning("a rank has failed; its output above says why"))
     outbox = Outbox(module.sock_send)
     module.sock_send = outbox
     poller = zmq.Poller()

@@ -31,6 +31,7 @@ from eep.control.front import ControlPage, Front
 from eep.control.messages import AskOperation, Message, TellView
 from eep.control.private import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.processes import Launcher, Processes, SubprocessLauncher
+from eep.control.spares import SpareLauncher
 from eep.control.store import EmbeddedStore, Store
 from eep.control.store_driver import StoreDriver
 from eep.membership import (
@@ -137,6 +138,9 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
+        self._spares = launcher if isinstance(launcher, SpareLauncher) else None
+        if self._spares is not None:
+            self._spares.follow(self.watch_effects, self.note)
 
     # Life.
 
@@ -286,6 +290,11 @@ class Supervisor:
             self._events.write("REJECTED", self.state.epoch, reason, operation=kind)
         self.last_rejection = reason
 
+    def note(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None:
+        """A line in the event log about something that changes no membership."""
+        self._events.write(phase, self.state.epoch, cause, rank=rank, incarnation=incarnation, evidence=evidence)
+        self._changed.set()
+
     def why_not_registered(self, rank: int, incarnation: int) -> str | None:
         local = self.state.ranks.get(rank)
         if local is None:
@@ -343,6 +352,7 @@ class Supervisor:
                 "reason": instance.reason if instance else None,
                 "leased": state.leased,
                 "ranks": ranks,
+                "spares": self._spares.status() if self._spares else None,
                 "rejected": dict(self.rejected),
                 "last_rejection": self.last_rejection,
             }

@@ -40,6 +40,7 @@ GOOD: dict[str, Any] = {
     "eep_on_lost_coverage": None,
     "eep_relaunch": None,
     "eep_faults": None,
+    "eep_spares": None,
 }
 
 
@@ -91,6 +92,7 @@ def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> 
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
+        ({"eep_spares": -1}, "--eep-spares"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
@@ -112,6 +114,15 @@ def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("eep.experts.engine.require", lambda: None)
     options = arguments.parse(given(eep_backup="checkpoint", eep_on_lost_coverage="mask"))
     assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
+
+
+def test_spares_are_off_unless_asked_for_and_need_to_see_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arguments.parse(given()).spares == 0
+    assert arguments.parse(given(eep_spares=2)).spares == 2
+    monkeypatch.setenv("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "true")
+    assert arguments.parse(given(eep_spares=0)).spares == 0
+    with pytest.raises(SystemExit, match="which rank it will be"):
+        arguments.parse(given(eep_spares=1))
 
 
 def test_what_the_flag_implies() -> None:
