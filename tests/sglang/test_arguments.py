@@ -15,6 +15,7 @@ import pytest
 from sglang_patches import arguments
 
 GOOD: dict[str, Any] = {
+    "device": "cpu",
     "tp_size": 4,
     "dp_size": 4,
     "ep_size": 4,
