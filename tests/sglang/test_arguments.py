@@ -17,6 +17,7 @@ from eep.errors import EepError
 from sglang_patches import arguments
 
 GOOD: dict[str, Any] = {
+    "device": "cpu",
     "tp_size": 4,
     "dp_size": 4,
     "ep_size": 4,
