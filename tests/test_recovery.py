@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eep import fault_orders
+from eep import cli, fault_orders
 from eep.control.background import BackgroundSupervisor
 from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import name_of
@@ -158,9 +158,10 @@ CASES = failpoints.matrix()
 ALL_CASES = CASES + failpoints.stops([case for case in CASES if case.role in ("survivor", "joiner")])
 
 
-@pytest.mark.parametrize(
-    "case", ALL_CASES if failpoints.EVERYTHING else failpoints.every_point_once(CASES, kernels=3), ids=str
-)
+SAMPLE = failpoints.every_point_once(CASES, kernels=3)
+
+
+@pytest.mark.parametrize("case", ALL_CASES if failpoints.EVERYTHING else SAMPLE, ids=str)
 def test_a_fault_at_a_named_point_of_a_recovery(drilled: Drilled, case: failpoints.Case) -> None:
     before = drilled.until_all_commit({}).incarnations
     fired = len(drilled.target.fired())
@@ -182,6 +183,15 @@ def test_a_fault_at_a_named_point_of_a_recovery(drilled: Drilled, case: failpoin
     check_journals(drilled.supervisor)
 
 
+def test_a_rank_that_stands_still_between_two_steps_is_replaced(drilled: Drilled) -> None:
+    """Nobody waits for it within a step: the others notice when they are to begin the next one."""
+    before = drilled.until_all_commit({}).incarnations
+    drilled.target.arm(2, "step.trusted", "stop")
+    assert drilled.target.wait_until_fired(2, "step.trusted", PATIENCE)
+    drilled.until_all_commit({2: before[2]})
+    check_journals(drilled.supervisor)
+
+
 def test_a_message_that_is_lost_costs_somebody_its_place_and_no_result(drilled: Drilled) -> None:
     before = drilled.until_all_commit({})
     drilled.target.drop(2, count=1)
@@ -192,3 +202,20 @@ def test_a_message_that_is_lost_costs_somebody_its_place_and_no_result(drilled: 
     lines = read_events(drilled.supervisor.directory.events)
     assert any(line.phase == "SUSPECTED" and line.epoch == before.epoch for line in lines)
     check_journals(drilled.supervisor)
+
+
+def test_points_are_armed_from_the_command_line(drilled: Drilled, capsys: pytest.CaptureFixture[str]) -> None:
+    def eep(*arguments: str) -> tuple[int, str]:
+        code = cli.main(["fault", *arguments, "--dir", str(drilled.target.directory)])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    assert eep("arm", "--rank", "9", "--point", "join.ready") == (1, "eep: this server has ranks [0, 1, 2, 3], not 9\n")
+    assert eep("arm", "--rank", "1") == (1, "eep: eep fault arm needs --point; docs/membership.md lists the points\n")
+    assert eep("drop")[0] == 1
+    code, said = eep("arm", "--rank", "1", "--point", "join.ready", "--action", "kill", "--skip", "5")
+    assert (code, said) == (0, "arm: rank 1 is to kill at join.ready\n")
+    assert eep("arm", "--point", "supervisor.before_launch", "--action", "sleep")[0] == 0
+    assert drilled.target.armed() == [("rank-1", "join.ready"), ("supervisor", "supervisor.before_launch")]
+    assert eep("disarm") == (0, "disarm: 2 points had not acted\n")
+    assert drilled.target.armed() == []

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def main(repair: Repair = lambda view: 7) -> None:
         store=dist.HashStore(),
         rank=rank,
         world_size=CONFIG.max_ranks,
+        timeout=timedelta(milliseconds=DEADLINE_MS),
         pg_options=eep.pg.Options(defer_join=True, rendezvous=place / "groups"),
     )
     group = dist.group.WORLD

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 RANKS = 4
 # The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
-DRILLED = (*FOUR_RANKS, "--eep-timeout-ms", "20000", "--eep-faults", "on")
+DRILLED = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
 PATIENCE = 240.0
 
 CASES = failpoints.matrix()
@@ -51,9 +51,10 @@ def drilled(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory)
     assert server.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    "case", CASES + failpoints.stops(CASES) if failpoints.EVERYTHING else failpoints.every_role_once(CASES), ids=str
-)
+SAMPLE = failpoints.every_role_once(CASES)
+
+
+@pytest.mark.parametrize("case", CASES + failpoints.stops(CASES) if failpoints.EVERYTHING else SAMPLE, ids=str)
 def test_a_fault_at_a_named_point(drilled: Drilled, case: failpoints.Case) -> None:
     story = drilled.story()
     target = story.target
@@ -74,10 +75,27 @@ def test_a_fault_at_a_named_point(drilled: Drilled, case: failpoints.Case) -> No
             # A joiner has died twice: as the one that was lost, and on its way back in.
             lost[case.armed] = before[case.armed].incarnation + (case.role == "joiner")
         assert story.wait_until_back(RANKS, lost, PATIENCE), drilled.server.log[-3000:]
-    story.close()
+    check_answers(story)
     acted = [(line.rank, line.operation) for line in target.fired()[fired:]]
     assert acted.count((case.armed, case.point)) == 1
     assert target.armed() == []
+
+
+def test_a_rank_that_stands_still_between_two_steps_is_replaced(drilled: Drilled) -> None:
+    """Nobody waits for it within a step: the others notice when they are to begin the next one."""
+    story = drilled.story()
+    assert story.wait_until_all_run(RANKS, PATIENCE), drilled.server.log[-3000:]
+    before = story.target.ranks()[2].incarnation
+    with story.load:
+        _wait_for_tokens(story.load)
+        story.target.arm(2, "step.trusted", "stop")
+        assert story.target.wait_until_fired(2, "step.trusted", PATIENCE)
+        assert story.wait_until_back(RANKS, {2: before}, PATIENCE), drilled.server.log[-3000:]
+    check_answers(story)
+
+
+def check_answers(story: Story) -> None:
+    story.close()
     assert story.load.answers
     assert [answer.problem for answer in story.load.failed] == []
     assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
