@@ -23,6 +23,7 @@ _BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier
 _LEFT_OUT = (
     "use_pynccl",
     "use_mscclpp",
+    "use_pymscclpp",  # its name in 0.5.17
     "use_custom_allreduce",
     "use_torch_symm_mem_all_reduce",
     "use_message_queue_broadcaster",

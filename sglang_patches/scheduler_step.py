@@ -12,6 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
+
 from eep.errors import RankRemoved
 from sglang_patches import hooks, instance
 
@@ -20,6 +23,7 @@ T = TypeVar("T")
 
 def register() -> None:
     hooks.hook("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", _all_gather)
+    hooks.hook("managers.scheduler_components.dp_attn.exchange_sync_rows", _exchange_rows, "replace")
     hooks.hook("model_executor.model_runner.ModelRunner.forward", _forward)
 
 
@@ -29,6 +33,11 @@ def _all_gather(original: Callable[..., None], info: Any, *arguments: Any, **nam
     _until_removed(
         here.rank, lambda: here.session.collect(partial(original, info, *arguments, **named), here.run_empty)
     )
+
+
+def _exchange_rows(global_flat: torch.Tensor, local_row: torch.Tensor, group: Any) -> None:
+    """Version 0.5.23 has one rank gather the rows and send them round; the others would be lost with it."""
+    dist.all_gather_into_tensor(global_flat, local_row, group=group)
 
 
 def _forward(original: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
