@@ -29,9 +29,10 @@ $(VENV)/.ready: pyproject.toml Makefile
 
 setup-sglang: $(VENV)/.sglang  ## SGLang for a CPU, in the same environment
 
-# Without its own requirements, which are CUDA libraries for the most part.
-$(VENV)/.sglang: $(VENV)/.ready sglang_patches/cpu/requirements.txt
-	$(PY) -m pip install -q -r sglang_patches/cpu/requirements.txt
+# Without its own requirements, which are CUDA libraries for the most part. Another version, with the torch that it asks for,
+# in an environment of its own: make demo VENV=.venv-17 TORCH=torch==2.11.0 SGLANG=sglang==0.5.17
+$(VENV)/.sglang: $(VENV)/.ready $(wildcard sglang_patches/cpu/requirements*.txt)
+	$(PY) -m pip install -q -r sglang_patches/cpu/requirements-$(subst sglang==,,$(SGLANG)).txt
 	$(PY) -m pip install -q --no-deps $(SGLANG)
 	touch $@
 
@@ -42,7 +43,7 @@ system-packages:  ## etcd, spin, iproute2, openssl and libibverbs1, which some t
 	    echo "could not install etcd-server, spin, iproute2, openssl and libibverbs1: tests that need them will be skipped"
 
 build: setup  ## the native library, built into eep/lib (incremental)
-	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	$(VENV)/bin/cmake --build build/dev
 
@@ -59,7 +60,7 @@ test-gpu: build-gpu  ## the GPU tests, with MPS and without; needs only the Pyth
 
 sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	for kind in address thread; do \
-	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind > /dev/null; \
 	    $(VENV)/bin/cmake --build build/$$kind; \
 	    build/$$kind/eep_core_test; \

@@ -25,7 +25,8 @@ _LEAST_PATIENCE_MS = 10_000.0
 """Between two steps a scheduler may have more to do than within one."""
 _LEFT_OUT = (
     "use_pynccl",
-    "use_pymscclpp",
+    "use_mscclpp",
+    "use_pymscclpp",  # its name in 0.5.17
     "use_custom_allreduce",
     "use_torch_symm_mem_all_reduce",
     "use_message_queue_broadcaster",

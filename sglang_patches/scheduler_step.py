@@ -16,6 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
+
 from eep.errors import RankRemoved
 from sglang_patches import hooks, instance
 
@@ -25,6 +28,7 @@ T = TypeVar("T")
 def register() -> None:
     hooks.hook("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", _all_gather)
     hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _step)
+    hooks.hook("managers.scheduler_components.dp_attn.exchange_sync_rows", _exchange_rows, "replace")
     hooks.hook("model_executor.model_runner.ModelRunner.forward", _step)
 
 
@@ -34,6 +38,11 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
     gather = partial(original, info, "cpu", _host_group() if here.device != "cpu" else group, **named)
     _until_removed(here.rank, lambda: here.session.collect(gather, here.run_empty))
     here.use_for(all_decode=info.can_run_decode_cuda_graph)
+
+
+def _exchange_rows(global_flat: torch.Tensor, local_row: torch.Tensor, group: Any) -> None:
+    """Version 0.5.23 has one rank gather the rows and send them round; the others would be lost with it."""
+    dist.all_gather_into_tensor(global_flat, local_row, group=group)
 
 
 def _host_group() -> Any:

@@ -46,7 +46,12 @@ TARGETS = (
     Target("entrypoints.engine._set_envs_and_config", "how child processes are started", ("server_args",)),
     Target("entrypoints.engine.run_data_parallel_controller_process", "plugins in the controller"),
     Target("entrypoints.engine.run_detokenizer_process", "plugins in the detokenizer"),
-    Target("entrypoints.engine.Engine._launch_scheduler_processes", "the controller owns the schedulers", ("cls",)),
+    Target(
+        "entrypoints.engine.Engine._launch_scheduler_processes",
+        "the controller owns the schedulers",
+        ("cls",),
+        since="0.5.22",
+    ),
     Target(
         "entrypoints.engine.Engine._launch_subprocesses",
         "what child processes run",
@@ -68,6 +73,12 @@ TARGETS = (
     Target(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
     Target(
         "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
+    ),
+    Target(
+        "managers.scheduler_components.dp_attn.exchange_sync_rows",
+        "it goes through one rank, which may be lost",
+        ("global_flat", "local_row", "group"),
+        since="0.5.23",
     ),
     Target("managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)),
     Target("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
@@ -123,6 +134,12 @@ TARGETS = (
     Target("layers.moe.moe_runner.triton_utils.fused_moe.invoke_fused_moe_kernel", "float32 on a GPU"),
     Target("layers.moe.moe_runner.triton_utils.fused_moe.silu_and_mul", "float32 on a GPU"),
     Target("layers.moe.moe_runner.triton_utils.fused_moe.moe_sum_reduce", "float32 on a GPU"),
+    Target(
+        "model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch",
+        "it pins memory without asking whether that can be done",
+        ("model_runner",),
+        until="0.5.19",
+    ),
 )
 _BY_NAME = {target.name: target for target in TARGETS}
 
