@@ -100,8 +100,9 @@ bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks 
 demo: build setup-sglang  ## the real SGLang server loses a rank under load, every token checked; timeline.png and .html
 	$(PY) examples/serve_and_kill.py
 
-demo-gpu: build-gpu  ## as demo, with four ranks on one GPU and a warm spare; needs a Python that has SGLang for CUDA and this plugin
-	PYTHONPATH=.:$${PYTHONPATH:-} $(PYTHON) examples/serve_and_kill.py --device cuda --spares 1
+demo-gpu: build-gpu  ## as demo, with four ranks on one GPU and a warm spare; needs a Python that has SGLang for CUDA
+	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) examples/serve_and_kill.py --device cuda --spares 1
 
 demo-exchange: build  ## four processes exchange tokens, one is killed, a replacement joins; takes a few seconds
 	$(PY) examples/kill_one.py

@@ -22,7 +22,7 @@ def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatc
 
     monkeypatch.setenv(VARIABLE, "")  # so that it is put back
     monkeypatch.setenv(cpu.ASKED_FOR, gaps)
-    Options(max_ranks=4, spares=spares).publish()
+    Options(ranks=4, max_ranks=4, spares=spares).publish()
     launcher = controller._launcher()
     assert isinstance(launcher, kind)
     if isinstance(launcher, SpareLauncher):
