@@ -21,7 +21,7 @@ ALL = (0, 1, 2, 3)
 )
 def test_steps_stay_exact_while_a_rank_is_lost_and_replaced(number: signal.Signals, victim: int) -> None:
     async def body() -> None:
-        async with supervised(session_rank.main) as supervisor:
+        async with supervised(session_rank.main, forked=True) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
             first = record(supervisor).view
             for rank in ALL:
@@ -47,7 +47,7 @@ def test_kills_at_random_moments_up_to_three_at_once() -> None:
     choose = random.Random(seed)
 
     async def body() -> None:
-        async with supervised(session_rank.main) as supervisor:
+        async with supervised(session_rank.main, forked=True) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
             for _ in range(8):
                 if choose.random() < 0.6:  # else while those killed before are still coming back
