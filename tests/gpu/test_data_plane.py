@@ -37,6 +37,15 @@ def test_odd_sizes(rendezvous: eep.Rendezvous) -> None:
         start(group).check_steps(ALL, seed=3, count=10)
 
 
+@pytest.mark.parametrize("layout", ["rank", "expert"])
+def test_the_largest_sizes(rendezvous: eep.Rendezvous, layout: str) -> None:
+    """Room for 64 ranks, of which two are there, 1024 tokens and top-16."""
+    ends = (3, 63)
+    config = dataclasses.replace(CONFIG, layout=layout, max_ranks=64, max_tokens=1024, topk=16, local_experts=12)
+    with Ranks(rendezvous, config) as group:
+        start(group, ends).check_steps(ends, seed=5, count=2)
+
+
 def test_two_and_eight_ranks(rendezvous: eep.Rendezvous) -> None:
     config = dataclasses.replace(CONFIG, max_ranks=8, hidden=2048, topk=8, max_tokens=64, local_experts=32)
     with Ranks(rendezvous, config) as group:

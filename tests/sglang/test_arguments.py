@@ -215,13 +215,13 @@ def run_python(code: str, *argv: str, **environment: str) -> subprocess.Complete
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=500,
         check=False,
     )
 
 
 _COMPARE = """
-import json, os, pkgutil, sys
+import json, os, pkgutil, sys, types
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -238,10 +238,12 @@ for target in targets.TARGETS:
         pkgutil.resolve_name(targets.PREFIX + target.name)
 
 def is_ours(value):
-    value = getattr(value, "__func__", value)
-    code = getattr(value, "__code__", None)
-    made_in = code.co_filename if code else getattr(type(value), "__module__", "")
-    return "sglang_patches" in made_in or (code is not None and code.co_qualname.startswith("_wrap_fn."))
+    if isinstance(value, (classmethod, staticmethod)):
+        value = value.__func__
+    if not isinstance(value, types.FunctionType):
+        return str(type(value).__module__).startswith("sglang_patches")
+    code = value.__code__
+    return "sglang_patches" in code.co_filename or code.co_qualname.startswith("_wrap_fn.")
 
 ours = set()
 for name, module in list(sys.modules.items()):
@@ -255,6 +257,7 @@ print("RESULT", json.dumps([repr(parsed), loaded, environment, sorted(HookRegist
 """
 
 
+@pytest.mark.timeout(600)  # SGLang is imported twice
 def test_without_the_flag_nothing_changes(sglang: None, model: Path) -> None:
     """The same arguments with the plugin and with plugins turned off: the same result, the same modules, the same
     environment, and of all names in SGLang only those of the command line are hooked."""
@@ -272,8 +275,7 @@ def test_without_the_flag_nothing_changes(sglang: None, model: Path) -> None:
     command_line = {f"sglang.srt.server_args.ServerArgs.{name}" for name in ("add_cli_args", "from_cli_args")}
     assert ours[:3] == stock[:3]
     assert (set(ours[3]), stock[3]) == (command_line, [])
-    assert "sglang.srt.utils.is_host_cpu_arm64" in stock[4], "what a stand-in for a CPU replaces was not found"
-    assert set(ours[4]) == {*stock[4], *command_line}
+    assert set(ours[4]) == {*stock[4], *command_line}, "beside those that stand in for what a CPU has not"
 
 
 def test_the_flags_are_in_the_help(sglang: None) -> None:

@@ -283,15 +283,16 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
   __syncwarp();
 }
 
-// Apart from settling, because the fences take as long as copying the metadata.
+// Apart from settling, because the fence of the release takes as long as copying the metadata.
 __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members) {
   if (threadIdx.x) return;
   const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
   store_release_gpu(&home.state->channels[args.channel].verdict, eep_flag_make(members.epoch, members.round, 0));
   // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
-  // round from it: it finds the stamp gone.
+  // round from it: it finds the stamp gone. No fence of our own: stamp and outbox are both memory of this GPU, to which
+  // every reader comes through the same cache, and what writes the outbox is a later kernel of the stream, before which
+  // the stores of this one are in that cache. The last block would be waiting for nothing else.
   store_relaxed_sys(inbox.outbox_stamp(), 0);
-  fence_sys();
 }
 
 // The tokens of each slot, as one warp finds them by itself, or as the verdict says if not all is as it should be.
