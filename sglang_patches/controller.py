@@ -287,13 +287,17 @@ def _route(controller: Any, request: Any) -> bool:
     return True
 
 
+def outlive_failed_ranks() -> None:
+    """A scheduler that fails signals its parent, which is us unless it was forked. It is started again, and we stay."""
+    signal.signal(signal.SIGQUIT, lambda *_: logger.warning("a rank has failed; its output above says why"))
+
+
 def _event_loop(controller: Any) -> None:
     import zmq
     from sglang.srt.managers import data_parallel_controller as module
 
     ranks: Ranks = getattr(controller, _ATTRIBUTE)
-    # A scheduler that fails signals its parent, which is us unless it was forked; it is started again, and we stay.
-    signal.signal(signal.SIGQUIT, lambda *_: logger.warning("a rank has failed; its output above says why"))
+    outlive_failed_ranks()
     outbox = Outbox(module.sock_send)
     module.sock_send = outbox
     poller = zmq.Poller()

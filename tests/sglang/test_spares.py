@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,18 @@ def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatc
     if isinstance(launcher, SpareLauncher):
         assert launcher.status()["wanted"] == spares
         assert launcher._warm == ("" if gaps == "1" else preload_cuda.ENTRY), "only a GPU is to be opened"
+
+
+def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: pytest.LogCaptureFixture) -> None:
+    from sglang_patches import controller
+
+    before = signal.getsignal(signal.SIGQUIT)
+    try:
+        controller.outlive_failed_ranks()
+        os.kill(os.getpid(), signal.SIGQUIT)
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    assert "a rank has failed" in caplog.text
 
 
 def test_a_spare_opens_the_device_that_sglang_gave_to_the_rank(tmp_path: Path) -> None:
