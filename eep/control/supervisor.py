@@ -117,9 +117,9 @@ class Supervisor:
         self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
         self._events = EventLog(self.directory.events, host)
         self._front = Front(self.directory.socket, self.directory.key(), self, open_page)
-        marks = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
+        variables = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
-        self._processes = Processes(launcher, marks, self._exited)
+        self._processes = Processes(launcher, variables, self._exited)
         self._driver = StoreDriver(
             self._store,
             self.ident,
