@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from eep import native
+from eep import faults, native
 from eep.collective_abi import OwnerState
 from eep.errors import EepError, PeerUnreachable, RankRemoved
 from eep.memory import Memory
@@ -141,7 +141,9 @@ class Peers:
                 if offer is not (prepared or {}).get(rank):
                     offer.close()
             raise
+        faults.at("view.mapped")
         published = self._publish(view, mapped)
+        faults.at("view.patched")
         for rank, offer in (prepared or {}).items():
             if offer is not mapped.get(rank):
                 offer.close()

@@ -18,7 +18,8 @@ from typing import Any
 
 from eep.control.private import PrivateDirectory
 from eep.control.watcher import Watcher
-from eep.drill.faults import allow_in
+from eep.fault_orders import allow_in
+from eep.observe.metrics import Sheet
 from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
 from sglang_patches import hooks, ledger_adapter, options
@@ -63,6 +64,8 @@ class FrontEnd:
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
         self._looking = False
+        self._metrics = Sheet("front-end")
+        self._metrics.add("requests_moved", 0)
 
     # From the front end to the schedulers.
 
@@ -162,6 +165,7 @@ class FrontEnd:
         for request_id, why in lost.failed:
             self._end(request_id, _try_again(f"the rank that served this request was lost, and {why}"))
         if lost.replays:
+            self._metrics.add("requests_moved", len(lost.replays))
             logger.info("replaying %d requests on %s", len(lost.replays), sorted(self.live) or "whoever comes back")
         self._send_what_waits()
 

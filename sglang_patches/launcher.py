@@ -122,6 +122,7 @@ def end_with_parent() -> None:
 def register() -> None:
     hooks.hook("entrypoints.engine._set_envs_and_config", _choose_start_method, "after")
     hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _launch_subprocesses)
+    hooks.hook("entrypoints.engine.Engine._launch_scheduler_processes", _launch_scheduler_processes)
     from sglang.srt.entrypoints import engine
 
     hooks.rebind(
@@ -142,6 +143,17 @@ def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: An
     result = original(cls, *arguments, **named)
     _have_swept(next((part for part in result if hasattr(part, "instance_id")), None))
     return result
+
+
+def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
+    """From version 0.5.22 on the main process starts the schedulers itself, and ends the server when one dies, unless
+    there is an elastic backend: then the controller starts them, as it does in older versions."""
+    if options.current() is None:
+        return original(cls, *arguments, **named)
+    from sglang.srt.runtime_context import get_exec
+
+    with get_exec().moe.override(elastic_ep_backend="eep"):
+        return original(cls, *arguments, **named)
 
 
 def _have_swept(ports: Any) -> None:

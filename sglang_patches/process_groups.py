@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ import torch.distributed as dist
 import eep.pg
 from eep.control.buffer_plane import member_rendezvous
 from eep.process_group.world import World
-from sglang_patches import hooks, options
+from sglang_patches import cpu, hooks, options
 
 _BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load"
+_LEAST_PATIENCE_MS = 10_000.0
+"""Between two steps a scheduler may have more to do than within one."""
 _LEFT_OUT = (
     "use_pynccl",
     "use_mscclpp",
+    "use_pymscclpp",  # its name in 0.5.17
     "use_custom_allreduce",
     "use_torch_symm_mem_all_reduce",
     "use_message_queue_broadcaster",
@@ -69,10 +73,19 @@ def _start_alone(*arguments: Any, **named: Any) -> None:
         store=torch._C._distributed_c10d.HashStore(),
         rank=named["rank"],
         world_size=named["world_size"],
+        timeout=_patience(),
         pg_options=eep.pg.Options(
-            defer_join=True, max_ranks=options.required().max_ranks, rendezvous=member_rendezvous() / "groups"
+            defer_join=True,
+            max_ranks=options.required().max_ranks,
+            rendezvous=member_rendezvous() / "groups",
+            devices=("cpu",) if cpu.is_asked_for() else ("cpu", "cuda"),
         ),
     )
+
+
+def _patience() -> timedelta:
+    """How long a rank waits for another between two steps, before it suspects it. SGLang would wait for hours."""
+    return timedelta(milliseconds=max(options.required().timeout_ms, _LEAST_PATIENCE_MS))
 
 
 def _make_coordinator(original: Callable[..., None], coordinator: Any, *arguments: Any, **named: Any) -> None:
@@ -89,7 +102,8 @@ def _all_groups_on_eep() -> Iterator[None]:
     def new_group(
         ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any
     ) -> Any:
-        return real(ranks, timeout, "eep", None, **named)
+        of_the_host = eep.pg.Options() if backend == "gloo" else None
+        return real(ranks, _patience(), "eep", of_the_host, **named)
 
     dist.new_group = new_group  # type: ignore[assignment]
     try:

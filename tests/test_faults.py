@@ -197,6 +197,19 @@ def test_a_new_view_at_the_same_moment_everywhere(group: Ranks) -> None:
     group.check_steps(SURVIVORS, seed=2)
 
 
+@pytest.mark.parametrize("point", faults.LOSABLE)
+def test_a_message_that_is_lost_is_missed_by_all_but_its_sender(group: Ranks, point: str) -> None:
+    group.check_steps(ALL, seed=1)
+    group[VICTIM].call("arm", point, "drop")
+    for status in step_with_fault(group, seed=10).values():
+        assert status.suspects == (VICTIM,)
+    outputs, _ = group[VICTIM].answer()
+    group.check_outputs(VICTIM, outputs, 10, ALL)
+    # Only that message was lost: in the next epoch it is one of them.
+    group.all(ALL, "connect", list(ALL), epoch=2)
+    group.check_steps(ALL, seed=20, count=2)
+
+
 # ---- peers that lie ----
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
+from eep import faults
 from eep.control.client import Client, SupervisorGone
 from eep.control.messages import (
     Message,
@@ -175,6 +176,7 @@ class Member:
         return unsettled or (self._running and self._revoked < view.epoch)
 
     def _settle(self, view: View, repair: Callable[[View], None] | None) -> None:
+        faults.at("view.agreed")
         if not self._data_plane.apply(view):
             return  # look for a newer view, then try again
         self._applied = view

@@ -25,11 +25,13 @@ from pathlib import Path
 
 import msgspec
 
+from eep import fault_orders, faults
 from eep.control import keeper
 from eep.control.front import ControlPage, Front
 from eep.control.messages import AskOperation, Message, TellView
 from eep.control.private import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.processes import Launcher, Processes, SubprocessLauncher
+from eep.control.spares import SpareLauncher
 from eep.control.store import EmbeddedStore, Store
 from eep.control.store_driver import StoreDriver
 from eep.membership import (
@@ -59,8 +61,10 @@ from eep.membership import (
     report_of,
     step,
     wanted_scope,
+    why_it_must_stay,
 )
 from eep.observe.events import EventLog
+from eep.view import View
 
 LEASE_TTL = 10.0
 STOPS_WITHIN = 30.0
@@ -134,6 +138,9 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
+        self._spares = launcher if isinstance(launcher, SpareLauncher) else None
+        if self._spares is not None:
+            self._spares.follow(self.watch_effects, self.note)
 
     # Life.
 
@@ -149,6 +156,7 @@ class Supervisor:
             await self.stop()
 
     async def start(self) -> None:
+        fault_orders.obey_in(self.directory.path, None)
         self._start_keeper()
         self._front.listen()
         self._driver.start()
@@ -170,6 +178,7 @@ class Supervisor:
             timer.cancel()
         self._front.close()
         self._events.close()
+        faults.obey(None)
         if self._removes_directory:
             self.directory.remove()
         if self._keeper is not None and self._keeper.stdin is not None and self._keeper.stdout is not None:
@@ -218,8 +227,10 @@ class Supervisor:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Revoke():
+                faults.at("supervisor.evidence")
                 self._front.revoke(effect.epoch, effect.reason)
             case Propose():
+                self._pass_points_of(effect.instance.view)
                 self._driver.propose(effect)
             case Publish():
                 self._driver.publish(effect.report)
@@ -228,8 +239,10 @@ class Supervisor:
             case Fence():
                 self._processes.fence(effect.rank, effect.incarnation)
             case Launch():
+                faults.at("supervisor.before_launch")
                 self._processes.launch(effect.rank, effect.incarnation)
             case Notify():
+                faults.at("supervisor.before_notify")
                 epoch, message = self.standing()
                 if message is not None:
                     self._front.tell(message, epoch)
@@ -249,6 +262,13 @@ class Supervisor:
                 )
                 if effect.phase in _GONE:
                     self._front.tell_gone(effect.rank, effect.incarnation, effect.cause, max(effect.epoch, 0))
+
+    def _pass_points_of(self, proposed: View) -> None:
+        committed = self.state.instance.view if self.state.instance else None
+        if committed is None or proposed.epoch == committed.epoch:
+            return  # the same ranks: another phase of the same view, or permission to launch
+        admits = set(proposed.active) - set(committed.active)
+        faults.at("supervisor.before_admit" if admits else "supervisor.before_commit")
 
     def _set_timer(self, effect: SetTimer) -> None:
         def fire() -> None:
@@ -270,6 +290,11 @@ class Supervisor:
             self._events.write("REJECTED", self.state.epoch, reason, operation=kind)
         self.last_rejection = reason
 
+    def note(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None:
+        """A line in the event log about something that changes no membership."""
+        self._events.write(phase, self.state.epoch, cause, rank=rank, incarnation=incarnation, evidence=evidence)
+        self._changed.set()
+
     def why_not_registered(self, rank: int, incarnation: int) -> str | None:
         local = self.state.ranks.get(rank)
         if local is None:
@@ -289,9 +314,17 @@ class Supervisor:
 
     def operate(self, request: AskOperation) -> str | None:
         if request.rank not in self.state.ranks:
+            most = self.state.policy.max_ranks
             refusal = f"rank {request.rank} is not of this host, which has {sorted(self.state.ranks)}"
+            refusal += f"; there is room for {most} ranks, 0 to {most - 1}" if request.rank >= most else ""
             self.reject("unknown-rank", refusal)
             return refusal
+        if (
+            request.action == Action.REMOVE.value
+            and (refused := why_it_must_stay(self.state, request.rank)) is not None
+        ):
+            self.reject("too-few", refused)
+            return refused
         self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
         return None
 
@@ -319,6 +352,7 @@ class Supervisor:
                 "reason": instance.reason if instance else None,
                 "leased": state.leased,
                 "ranks": ranks,
+                "spares": self._spares.status() if self._spares else None,
                 "rejected": dict(self.rejected),
                 "last_rejection": self.last_rejection,
             }

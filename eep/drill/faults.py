@@ -1,7 +1,8 @@
-"""Faults on purpose, against a running server: kill, stop and wake its ranks, slow one down, or all of it at random.
+"""Faults on purpose, against a running server: kill, stop and wake its ranks, slow one down, lose what one sends, or all of
+it at random; at any moment, or at a named point.
 
 Whoever does this must be able to enter the supervisor's private directory and read its key; it answers nobody else. It names
-the processes, and the signals are real ones.
+the processes, and the signals are real ones. Orders for named points are left in that directory.
 """
 
 from __future__ import annotations
@@ -11,21 +12,16 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_ALLOWED = "faults-allowed"
+from eep import fault_orders
+from eep.faults import LOSABLE, Plan
+from eep.observe.events import EventLine, read_events
 
-
-def allow_in(directory: Path) -> None:
-    """Lets ``eep fault`` at the ranks of this supervisor. Off unless the server was told so."""
-    (directory / _ALLOWED).touch(mode=0o600)
-
-
-def allowed_in(directory: Path) -> bool:
-    return (directory / _ALLOWED).exists()
+_LOOKS_EVERY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +75,45 @@ class Target:
             with suppress(ValueError):
                 self.resume(rank)
 
+    def arm(
+        self, rank: int | None, point: str, action: str, *, skip: int = 0, sleep_ms: float = 0, count: int = 1
+    ) -> None:
+        """Does ``action`` at the ``skip + 1``-th passing of ``point`` by that rank, or by the supervisor (None).
+
+        Whichever life of the rank passes it first does: one that is started later, too.
+        """
+        self.need_permission()
+        known = self.ranks()
+        if rank is not None:
+            _check_rank(rank, known)
+        fault_orders.give(self.directory, rank, point, Plan(action, skip, sleep_ms, count))
+
+    def drop(self, rank: int, count: int = 1) -> None:
+        """The next ``count`` messages of tokens that it sends are lost: it has sent them, and nobody hears of them."""
+        self.arm(rank, LOSABLE[0], "drop", count=count)
+
+    def disarm(self) -> int:
+        """Takes back what has not acted yet; how much that was."""
+        self.need_permission()
+        return fault_orders.withdraw(self.directory)
+
+    def armed(self) -> list[tuple[str, str]]:
+        """What has not acted yet: whom it is for, and at which point."""
+        return sorted(fault_orders.pending(self.directory))
+
+    def fired(self) -> list[EventLine]:
+        """Every time that a point has acted in this server."""
+        return [line for line in read_events(self.directory / "events.jsonl") if line.phase == fault_orders.FIRED]
+
+    def wait_until_fired(self, rank: int | None, point: str, within: float) -> bool:
+        """Until what was armed there has acted. False if that does not come."""
+        end = time.monotonic() + within
+        while (fault_orders.name_of(rank), point) in self.armed():
+            if time.monotonic() > end:
+                return False
+            time.sleep(_LOOKS_EVERY)
+        return any(line.operation == point and line.rank == rank for line in self.fired())
+
     def drill(self, seconds: float, every: float, seed: int, *, most: int = 3) -> Iterator[tuple[float, int]]:
         """Kills at random moments, up to ``most`` ranks at once; yields each kill as it is done (time, rank)."""
         yield from random_kills(self.try_kill, list(self.ranks()), seconds, every, seed, most)
@@ -93,8 +128,7 @@ class Target:
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
         known = self.ranks()
-        if rank not in known:
-            raise ValueError(f"this server has ranks {sorted(known)}, not {rank}")
+        _check_rank(rank, known)
         pid = known[rank].pid
         if pid is None:
             raise ValueError(f"rank {rank} has no process now: it has died and is not started again yet")
@@ -102,6 +136,16 @@ class Target:
             os.kill(pid, number)
         except ProcessLookupError:
             raise ValueError(f"the process of rank {rank} has just ended") from None
+
+    def need_permission(self) -> None:
+        """ValueError if the server was not told that it may be drilled."""
+        if not fault_orders.allowed_in(self.directory):
+            raise ValueError(f"the server of {self.directory} was not started with --eep-faults on; it is left alone")
+
+
+def _check_rank(rank: int, known: Mapping[int, Rank]) -> None:
+    if rank not in known:
+        raise ValueError(f"this server has ranks {sorted(known)}, not {rank}")
 
 
 def random_kills(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +64,26 @@ class Story:
             return self._news.wait_for(
                 lambda: bool(self.views) and self.views[-1][2] and len(self.views[-1][1].active) == ranks, within
             )
+
+    def wait_until_run(self, ranks: Iterable[int], within: float = 240.0) -> bool:
+        """Until just these are in and run. False if that does not come."""
+        wanted = tuple(sorted(ranks))
+        with self._news:
+            return self._news.wait_for(
+                lambda: bool(self.views) and self.views[-1][2] and self.views[-1][1].active == wanted, within
+            )
+
+    def wait_until_back(self, ranks: int, lost: Mapping[int, int], within: float = 240.0) -> bool:
+        """Until that many ranks run, each of ``lost`` in a later life than that one. False if that does not come."""
+
+        def is_so() -> bool:
+            if not self.views or not self.views[-1][2]:
+                return False
+            view = self.views[-1][1]
+            return len(view.active) == ranks and all(view.incarnations[rank] > life for rank, life in lost.items())
+
+        with self._news:
+            return self._news.wait_for(is_so, within)
 
     def wait_until_noticed(self, fault: Fault, within: float = 60.0) -> bool:
         with self._news:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from eep import faults
 from eep.errors import EepError, PeerUnreachable
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, checksum
@@ -201,6 +202,7 @@ def _run(
                 raise _late([*reading.values(), *verifying.values()])
             for read in [future for future in reading if future in done]:
                 batch, trouble = reading.pop(read), read.result()
+                faults.at("repair.mid")
                 if trouble is None:
                     verifying[pool.submit(_verify, batch, checksums)] = batch
                 else:

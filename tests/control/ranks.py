@@ -139,3 +139,14 @@ def tells_what_it_was_given(path: str) -> None:
     member = Member.connect()
     stdin = os.readlink("/proc/self/fd/0")
     Path(path).write_text(f"{member.rank} {member.incarnation} {os.environ['EEP_CONTROL_DIR']} {stdin}")
+
+
+def sleeps() -> None:
+    """Takes part in nothing."""
+    time.sleep(3600)
+
+
+def notes_whom_it_is_for() -> None:
+    """What a spare calls when it has imported everything: writes down for whom it is prepared."""
+    path = Path(os.environ["EEP_CONTROL_DIR"]) / f"for-{os.getpid()}"
+    path.write_text(os.environ["EEP_SPARE_FOR"])

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 import eep
 from eep.control.buffer_plane import member_rendezvous
-from eep.recovery import Session
+from eep.recovery import Repair, Session
 from tests import moe
 
 CONFIG = moe.Config()
@@ -23,7 +24,7 @@ DEADLINE_MS = 3000.0
 LAYERS = 3
 
 
-def main() -> None:
+def main(repair: Repair = lambda view: 7) -> None:
     torch.set_num_threads(1)
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
@@ -33,11 +34,15 @@ def main() -> None:
         store=dist.HashStore(),
         rank=rank,
         world_size=CONFIG.max_ranks,
+        timeout=timedelta(milliseconds=DEADLINE_MS),
         pg_options=eep.pg.Options(defer_join=True, rendezvous=place / "groups"),
     )
     group = dist.group.WORLD
-    buffer = CONFIG.buffer(rank, str(place / "tokens"), incarnation=incarnation, timeout_ms=DEADLINE_MS)
-    session = Session(group.world, buffer, lambda view: 7)
+    buffers = [
+        CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=DEADLINE_MS)
+        for name in ("tokens", "more-tokens")
+    ]
+    session = Session(group.world, buffers, repair)
     idle = random.Random(rank)
     seed = 0
     with journal.open("a", buffering=1) as lines:
@@ -50,12 +55,13 @@ def main() -> None:
                 return counts.tolist()
 
             try:
-                told = session.collect(gather, partial(run_layers, buffer, rank, -1, session))
+                told = session.collect(gather, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
             except eep.RankRemoved:
                 return
             assert [count >= 0 for count in told] == [r in session.view.active for r in range(CONFIG.max_ranks)]
             batch_seed = seed if has_batch else -1
-            results, batches = session.run(partial(run_layers, buffer, rank, batch_seed, session))
+            chosen = sum(told) % 2  # whichever, as long as it is the same for all
+            results, batches = session.run(partial(run_layers, buffers[chosen], rank, batch_seed, session), chosen)
             if has_batch:
                 exact = all(
                     torch.equal(result, moe.reference(CONFIG, batch))

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from eep.errors import EepError
 from sglang_patches import arguments
 
 GOOD: dict[str, Any] = {
+    "device": "cpu",
     "tp_size": 4,
     "dp_size": 4,
     "ep_size": 4,
@@ -39,6 +41,7 @@ GOOD: dict[str, Any] = {
     "eep_on_lost_coverage": None,
     "eep_relaunch": None,
     "eep_faults": None,
+    "eep_spares": None,
 }
 
 
@@ -80,18 +83,47 @@ def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> 
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
         ({"chunked_prefill_size": -1}, "--chunked-prefill-size"),
-        ({"eep_backup": "live"}, "--eep-backup"),
-        ({"eep_on_lost_coverage": "mask"}, "--eep-on-lost-coverage"),
+        ({"eep_store": "localhost:2379"}, "named like http://127.0.0.1:2379"),
+        ({"eep_store": "http://127.0.0.1:none"}, "--eep-store"),
+        ({"eep_store": ""}, "--eep-store"),
+        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "not supported"),
+        ({"eep_store": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
-        ({"eep_max_ranks": 5}, "more than the 4 ranks"),
+        ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
+        ({"eep_spares": -1}, "--eep-spares"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(SystemExit, match=reason):
         arguments.parse(given(**changes))
+
+
+def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def require() -> None:
+        raise EepError("the backup service needs Mooncake: pip install 'eep[backup]'")
+
+    monkeypatch.setattr("eep.experts.engine.require", require)
+    with pytest.raises(SystemExit, match="--eep-backup live: the backup service needs Mooncake: pip install"):
+        arguments.parse(given(eep_backup="live"))
+    assert arguments.parse(given(eep_backup="off")).backup == "off"
+
+
+def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eep.experts.engine.require", lambda: None)
+    options = arguments.parse(given(eep_backup="checkpoint", eep_on_lost_coverage="mask"))
+    assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
+
+
+def test_spares_are_off_unless_asked_for_and_need_to_see_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arguments.parse(given()).spares == 0
+    assert arguments.parse(given(eep_spares=2)).spares == 2
+    monkeypatch.setenv("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "true")
+    assert arguments.parse(given(eep_spares=0)).spares == 0
+    with pytest.raises(SystemExit, match="which rank it will be"):
+        arguments.parse(given(eep_spares=1))
 
 
 def test_what_the_flag_implies() -> None:
@@ -130,6 +162,38 @@ def test_redundant_experts_as_asked_for(tmp_path: Path, changes: dict[str, Any],
 def test_slots_that_ranks_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"22 slots, which 4 ranks cannot share evenly; ask for 8 or 4"):
         arguments.parse(with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=6))
+
+
+def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: Path) -> None:
+    """SGLang is told of all that there may be, and divides by them; each rank has what it has without the others."""
+    two = {"tp_size": 2, "dp_size": 2, "ep_size": 2, "chunked_prefill_size": 1000, "max_running_requests": 101}
+    shares = []
+    for more in ({}, {"eep_max_ranks": 5}):
+        known = with_model(tmp_path, {"num_experts": 16}, **two, **more)
+        options = arguments.parse(known)
+        arguments.imply(known, options)
+        assert options.ranks == 2
+        assert known.tp_size == known.dp_size == known.ep_size == options.max_ranks
+        slots = 16 + known.ep_num_redundant_experts
+        divided = (slots, known.chunked_prefill_size, known.max_running_requests)
+        shares.append([each // options.max_ranks for each in divided])
+        assert slots % options.max_ranks == 0
+    assert shares == [[16, 500, 50]] * 2
+
+
+@pytest.mark.parametrize(("redundant", "fewest"), [(0, 4), (8, 3), (48, 1)])
+def test_how_many_ranks_it_takes_to_hold_every_expert(tmp_path: Path, redundant: int, fewest: int) -> None:
+    known = with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=redundant, eep_max_ranks=6)
+    assert arguments.parse(known).fewest_ranks == fewest
+
+
+@pytest.mark.parametrize(("cores", "enough"), [("0|1|0|1", True), ("", True), ("all", True), ("0-3|4-7", False)])
+def test_every_rank_that_may_be_added_needs_cores(cores: str, enough: bool) -> None:
+    if enough:
+        arguments.require_cores(4, cores)
+    else:
+        with pytest.raises(SystemExit, match="for 2 ranks, but there may be 4"):
+            arguments.require_cores(4, cores)
 
 
 def test_a_model_whose_experts_are_not_known_is_for_sglang_to_judge(tmp_path: Path) -> None:

@@ -19,26 +19,48 @@ constexpr const char* kNames[kPointCount] = {
 struct Plan {
   uint32_t action;
   uint32_t skip;
-  uint32_t sleep_us;
+  uint32_t dropped;
+  uint32_t amount;
 } plans[kPointCount];
+
+std::atomic<void (*)(uint32_t)> notify{nullptr};
+
+void tell(Point point) {
+  if (auto* fired = notify.load(std::memory_order_acquire)) fired(point);
+}
+
+void disarm(Plan& plan) {
+  plan.action = EEP_FAULT_OFF;
+  armed.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// A message is lost; so are the next ones, until there were enough of them.
+bool drop(Plan& plan, Point point) {
+  if (!plan.dropped++) tell(point);
+  if (plan.dropped >= plan.amount) disarm(plan);
+  return true;
+}
 
 }  // namespace
 
 std::atomic<uint32_t> armed{0};
 
-void act(Point point) {
+// Returns whether the message that is about to be sent is to be lost.
+bool act(Point point) {
   Plan& plan = plans[point];
-  if (plan.action == EEP_FAULT_OFF) return;
+  if (plan.action == EEP_FAULT_OFF) return false;
   if (plan.skip) {
     --plan.skip;
-    return;
+    return false;
   }
+  if (plan.action == EEP_FAULT_DROP) return drop(plan, point);
   const uint32_t action = plan.action;
-  plan.action = EEP_FAULT_OFF;
-  armed.fetch_sub(1, std::memory_order_relaxed);
+  disarm(plan);
+  tell(point);
   if (action == EEP_FAULT_KILL) kill(getpid(), SIGKILL);
   if (action == EEP_FAULT_STOP) kill(getpid(), SIGSTOP);
-  if (action == EEP_FAULT_SLEEP) usleep(plan.sleep_us);
+  if (action == EEP_FAULT_SLEEP) usleep(plan.amount);
+  return false;
 }
 
 }  // namespace eep::fault
@@ -48,11 +70,16 @@ using namespace eep::fault;
 uint32_t eep_fault_count(void) { return kPointCount; }
 const char* eep_fault_name(uint32_t point) { return point < kPointCount ? kNames[point] : nullptr; }
 
-int eep_fault_arm(uint32_t point, uint32_t action, uint32_t skip, uint32_t sleep_us) {
-  if (point >= kPointCount || action > EEP_FAULT_SLEEP)
+void eep_fault_notify(void (*fired)(uint32_t)) { notify.store(fired, std::memory_order_release); }
+
+int eep_fault_arm(uint32_t point, uint32_t action, uint32_t skip, uint32_t amount) {
+  if (point >= kPointCount || action > EEP_FAULT_DROP)
     return eep::fail(EEP_ERROR_ARGUMENT, "no such fault point (%u) or action (%u)", point, action);
+  if (action == EEP_FAULT_DROP && point != kDispatchAfterRows && point != kCombineAfterRows)
+    return eep::fail(EEP_ERROR_ARGUMENT, "no message is sent at %s that could be lost: use %s or %s", kNames[point],
+                     kNames[kDispatchAfterRows], kNames[kCombineAfterRows]);
   const bool was = plans[point].action != EEP_FAULT_OFF, is = action != EEP_FAULT_OFF;
-  plans[point] = {action, skip, sleep_us};
+  plans[point] = {action, skip, 0, amount};
   if (is != was) armed.fetch_add(is ? 1 : -1, std::memory_order_relaxed);
   return EEP_OK;
 }

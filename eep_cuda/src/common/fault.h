@@ -1,4 +1,4 @@
-// Named points at which a test lets a process die, stop or dawdle.
+// Named points at which a test lets a process die, stop or dawdle, or a message be lost.
 #ifndef EEP_COMMON_FAULT_H_
 #define EEP_COMMON_FAULT_H_
 
@@ -29,11 +29,18 @@ enum Point : uint32_t {
 };
 
 extern std::atomic<uint32_t> armed;  // how many points are armed: one load is all that production pays
-void act(Point point);
+bool act(Point point);
 
 inline void pass(Point point) {
   if (armed.load(std::memory_order_relaxed)) [[unlikely]]
     act(point);
+}
+
+// The same, where a message is about to be sent: whether it is to be lost.
+inline bool loses(Point point) {
+  if (armed.load(std::memory_order_relaxed)) [[unlikely]]
+    return act(point);
+  return false;
 }
 
 }  // namespace eep::fault

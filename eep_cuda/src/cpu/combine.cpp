@@ -52,10 +52,12 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
   }
 }
 
-void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
+// `lost`: a fault on purpose, the others will not hear of this outbox.
+void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, bool lost) {
   const uint32_t own_slot = snapshot.slot[context.table.rank];
   uint32_t sent = 0;
-  for_each_rank(snapshot.active & ~given_up(*context.control), [&](uint32_t rank) {
+  const uint64_t reached = lost ? rank_bit(context.table.rank) : ~uint64_t{0};
+  for_each_rank(snapshot.active & reached & ~given_up(*context.control), [&](uint32_t rank) {
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     store_release(context.of_peer(snapshot, rank, channel).mailbox(own_slot).combine_flag,
                   eep_flag_make(snapshot.epoch, snapshot.round, snapshot.count[rank]));
@@ -182,9 +184,9 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
   if (leave_if_revoked(*context, snapshot)) return EEP_OK;
   fault::pass(fault::kCombineBeforeRows);
   (by_rank ? publish_by_rank : publish_by_expert)(*context, *args, snapshot);
-  fault::pass(fault::kCombineAfterRows);
+  const bool lost = fault::loses(fault::kCombineAfterRows);
   store_release(context->own(args->channel).outbox_stamp(), eep_flag_make(snapshot.epoch, snapshot.round, 0));
-  send_flags(*context, args->channel, snapshot);
+  send_flags(*context, args->channel, snapshot, lost);
   fault::pass(fault::kCombineAfterFlags);
   return EEP_OK;
 }

@@ -1,0 +1,108 @@
+"""Faults at named points of a recovery of the real server, under load: everybody comes back, and every token is right.
+
+CI runs a sample on one server; ``make soak`` runs all of the matrix, with ranks that stand still as well as ranks that die.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from eep.drill.load import Load
+from eep.drill.server import FOUR_RANKS, Server
+from eep.drill.story import Story
+from tests import failpoints
+
+pytestmark = pytest.mark.timeout(900)
+
+RANKS = 4
+# The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
+DRILLED = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
+PATIENCE = 240.0
+
+CASES = failpoints.matrix()
+
+
+@dataclass
+class Drilled:
+    server: Server
+    directory: Path
+    prompts: list[list[int]]
+    wanted: list[list[int]]
+
+    def story(self) -> Story:
+        return Story(self.directory, Load(self.server.url, self.prompts, self.wanted, clients=4))
+
+
+@pytest.fixture(scope="module")
+def drilled(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
+    place = tmp_path_factory.mktemp("points")
+    choose = random.Random(4)
+    prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(6)]
+    server = Server(model, DRILLED, place / "log", directory=place / "d")
+    with server:
+        wanted = [list(tokens) for tokens in Load.with_reference(server.url, prompts).wanted]
+        yield Drilled(server, place / "d", prompts, wanted)
+    assert server.leftovers() == []
+
+
+SAMPLE = failpoints.every_role_once(CASES)
+
+
+@pytest.mark.parametrize("case", CASES + failpoints.stops(CASES) if failpoints.EVERYTHING else SAMPLE, ids=str)
+def test_a_fault_at_a_named_point(drilled: Drilled, case: failpoints.Case) -> None:
+    story = drilled.story()
+    target = story.target
+    assert story.wait_until_all_run(RANKS, PATIENCE), drilled.server.log[-3000:]
+    before = target.ranks()
+    fired = len(target.fired())
+    with story.load:
+        _wait_for_tokens(story.load)
+        target.arm(case.armed, case.point, case.action, sleep_ms=500)
+        if case.role == "joiner":
+            story.kill(case.victim)
+        else:
+            target.arm(case.victim, failpoints.FIRST_LOSS, "kill")
+            assert target.wait_until_fired(case.victim, failpoints.FIRST_LOSS, PATIENCE)
+        assert target.wait_until_fired(case.armed, case.point, PATIENCE), f"never passed: {case.point}"
+        lost = {case.victim: before[case.victim].incarnation}
+        if case.armed is not None:
+            # A joiner has died twice: as the one that was lost, and on its way back in.
+            lost[case.armed] = before[case.armed].incarnation + (case.role == "joiner")
+        assert story.wait_until_back(RANKS, lost, PATIENCE), drilled.server.log[-3000:]
+    check_answers(story)
+    acted = [(line.rank, line.operation) for line in target.fired()[fired:]]
+    assert acted.count((case.armed, case.point)) == 1
+    assert target.armed() == []
+
+
+def test_a_rank_that_stands_still_between_two_steps_is_replaced(drilled: Drilled) -> None:
+    """Nobody waits for it within a step: the others notice when they are to begin the next one."""
+    story = drilled.story()
+    assert story.wait_until_all_run(RANKS, PATIENCE), drilled.server.log[-3000:]
+    before = story.target.ranks()[2].incarnation
+    with story.load:
+        _wait_for_tokens(story.load)
+        story.target.arm(2, "step.trusted", "stop")
+        assert story.target.wait_until_fired(2, "step.trusted", PATIENCE)
+        assert story.wait_until_back(RANKS, {2: before}, PATIENCE), drilled.server.log[-3000:]
+    check_answers(story)
+
+
+def check_answers(story: Story) -> None:
+    story.close()
+    assert story.load.answers
+    assert [answer.problem for answer in story.load.failed] == []
+    assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
+
+
+def _wait_for_tokens(load: Load) -> None:
+    end = time.monotonic() + PATIENCE
+    while not load.answers:
+        assert time.monotonic() < end, "no request was answered"
+        time.sleep(0.05)

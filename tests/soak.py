@@ -1,0 +1,39 @@
+"""Until stopped, or for a number of seconds: the whole matrix of fault points, random membership schedules, and again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tests.sim import soak as schedules
+
+SCHEDULES_SECONDS = 600.0
+MATRIX = ("tests/test_recovery.py", "tests/sglang/test_failpoints.py")
+
+
+def main(seconds: float) -> int:
+    ends, failed = time.monotonic() + seconds, 0
+    while time.monotonic() < ends:
+        failed += _run_matrix(ends - time.monotonic())
+        failed += schedules.main(max(0.0, min(SCHEDULES_SECONDS, ends - time.monotonic())))
+    return 1 if failed else 0
+
+
+def _run_matrix(seconds: float) -> int:
+    """Whether a case failed. What the time was too short for has not."""
+    command = [sys.executable, "-m", "pytest", "-v", *MATRIX]
+    process = subprocess.Popen(command, env={**os.environ, "EEP_ALL_FAILPOINTS": "1"})
+    try:
+        return int(process.wait(None if seconds == float("inf") else seconds) != 0)
+    except subprocess.TimeoutExpired:
+        print("the time is over; the matrix was not run to its end", flush=True)
+        process.send_signal(signal.SIGINT)  # so that it stops the servers that it has started
+        process.wait()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]) if len(sys.argv) > 1 else float("inf")))
