@@ -224,5 +224,7 @@ def test_ranks_without_the_directory_in_their_environment_end_with_a_host_that_i
         server, pids = host.running()
         environment = Path(f"/proc/{pids[0]}/environ").read_bytes()
         assert b"EEP_CONTROL_DIR" not in environment, "they are found by it, and this test shows nothing"
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # so that they cannot end by themselves
         host.process.kill()
         asyncio.run(until_gone([server, *pids]))
