@@ -21,7 +21,7 @@ from eep import fault_orders
 from eep.faults import LOSABLE, Plan
 from eep.observe.events import EventLine, read_events
 
-_LOOKS_EVERY = 0.02
+_LOOKS_EVERY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class Target:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._fired_before: dict[tuple[int | None, str], int] = {}
+        """How often a point had acted when it was last armed."""
 
     def ranks(self) -> dict[int, Rank]:
         from eep.control.client import ask
@@ -86,6 +88,7 @@ class Target:
         known = self.ranks()
         if rank is not None:
             _check_rank(rank, known)
+        self._fired_before[rank, point] = self._times_fired(rank, point)
         fault_orders.give(self.directory, rank, point, Plan(action, skip, sleep_ms, count))
 
     def drop(self, rank: int, count: int = 1) -> None:
@@ -106,13 +109,13 @@ class Target:
         return [line for line in read_events(self.directory / "events.jsonl") if line.phase == fault_orders.FIRED]
 
     def wait_until_fired(self, rank: int | None, point: str, within: float) -> bool:
-        """Until what was armed there has acted. False if that does not come."""
-        end = time.monotonic() + within
-        while (fault_orders.name_of(rank), point) in self.armed():
+        """Until what was armed there by this target has acted. False if that does not come."""
+        end, before = time.monotonic() + within, self._fired_before.get((rank, point), 0)
+        while self._times_fired(rank, point) <= before:
             if time.monotonic() > end:
                 return False
             time.sleep(_LOOKS_EVERY)
-        return any(line.operation == point and line.rank == rank for line in self.fired())
+        return True
 
     def drill(self, seconds: float, every: float, seed: int, *, most: int = 3) -> Iterator[tuple[float, int]]:
         """Kills at random moments, up to ``most`` ranks at once; yields each kill as it is done (time, rank)."""
@@ -125,6 +128,9 @@ class Target:
         except ValueError:
             return False
         return True
+
+    def _times_fired(self, rank: int | None, point: str) -> int:
+        return sum(line.rank == rank and line.operation == point for line in self.fired())
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
         known = self.ranks()
