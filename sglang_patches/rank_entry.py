@@ -13,7 +13,7 @@ from typing import Any
 
 from eep.control.private import CONTROL_DIRECTORY
 from eep.control.processes import INCARNATION, RANK
-from sglang_patches import recipe
+from sglang_patches import recipe, targets
 
 ENTRY = "sglang_patches.rank_entry:main"
 
@@ -53,12 +53,21 @@ def main() -> None:
     _outlive_the_parent()
     arguments = list(written["arguments"])
     arguments[written["writer"]] = InitialInfo(info_path(directory, rank))
+    _restore_model_config(arguments[0])
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     print(f"eep: rank {rank} starts as incarnation {os.environ[INCARNATION]}, process {os.getpid()}", flush=True)
     run_scheduler_process(*arguments, **written["named"])
     # It returns after an exception too, which it has logged; only a rank that was told to end may end cleanly.
     raise SystemExit(1)
+
+
+def _restore_model_config(server_args: Any) -> None:
+    """Up to version 0.5.18 SGLang cannot make this one again itself: once they are resolved, its arguments are sealed."""
+    if targets.numbers(targets.installed_version()) < (0, 5, 19):
+        from sglang.srt.configs.model_config import ModelConfig
+
+        object.__setattr__(server_args, "model_config", ModelConfig.from_server_args(server_args))
 
 
 def _outlive_the_parent() -> None:
