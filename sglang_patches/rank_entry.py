@@ -52,8 +52,8 @@ def main() -> None:
     load_plugins()
     _outlive_the_parent()
     arguments = list(written["arguments"])
-    _make_model_config(arguments)
     arguments[written["writer"]] = InitialInfo(info_path(directory, rank))
+    _restore_model_config(arguments[0])
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     print(f"eep: rank {rank} starts as incarnation {os.environ[INCARNATION]}, process {os.getpid()}", flush=True)
@@ -62,15 +62,12 @@ def main() -> None:
     raise SystemExit(1)
 
 
-def _make_model_config(arguments: list[Any]) -> None:
-    """0.5.17 keeps the model's configuration as a plain attribute of its arguments, which are sealed by the time that a rank
-    asks for it. It was not written down, since it can be made again."""
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.server_args import ServerArgs
+def _restore_model_config(server_args: Any) -> None:
+    """Up to version 0.5.18 SGLang cannot make this one again itself: once they are resolved, its arguments are sealed."""
+    if targets.numbers(targets.installed_version()) < (0, 5, 19):
+        from sglang.srt.configs.model_config import ModelConfig
 
-    for each in arguments:
-        if isinstance(each, ServerArgs) and targets.numbers(targets.installed_version()) < (0, 5, 18):
-            object.__setattr__(each, "model_config", ModelConfig.from_server_args(each))
+        object.__setattr__(server_args, "model_config", ModelConfig.from_server_args(server_args))
 
 
 def _outlive_the_parent() -> None:

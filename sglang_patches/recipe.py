@@ -19,8 +19,9 @@ import msgspec
 
 _KIND, _VALUE = "eep:kind", "eep:value"
 _PACKAGES = ("sglang", "sglang_patches")
-CACHES = ("_model_config", "_mx_config_cache", "model_config")
-"""Attributes that SGLang makes again when they are missing, and that are not worth writing down."""
+CACHES = ("_model_config", "model_config", "_mx_config_cache")
+"""Attributes that SGLang makes again when they are missing, and that are not worth writing down. The second is the name that
+the first has up to 0.5.18."""
 
 
 class NotSayable(TypeError):
