@@ -12,6 +12,7 @@ import contextlib
 import multiprocessing as mp
 import os
 import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
@@ -186,13 +187,30 @@ def measure_ranks(case: Case, place: str, replays: int, owned: list[int]) -> dic
         return seen
 
 
+def patch_table(case: Case, place: str, owned: list[int]) -> float:
+    """How many us it takes to go on without the last rank, from the moment that this one knows of its loss."""
+    rank = Rank(case, owned[0], place)
+    with contextlib.closing(rank.buffer):
+        rank.connect()
+        rank.buffer.barrier()
+        if owned[0] == case.ranks - 1:
+            return 0.0  # the one that is lost
+        began = time.perf_counter()
+        rank.buffer.disconnect_ranks([case.ranks - 1])
+        took = (time.perf_counter() - began) * 1e6
+        rank.warm_up()
+        torch.cuda.synchronize()
+        return took
+
+
+_OF_OWNED = ("measure_ranks", "patch_table")
+
+
 def _serve(connection: Connection, owned: list[int]) -> None:
     while (message := connection.recv()) is not None:
         call, *arguments = message
         try:
-            connection.send(
-                globals()[call](*arguments, owned) if call == "measure_ranks" else globals()[call](*arguments)
-            )
+            connection.send(globals()[call](*arguments, owned) if call in _OF_OWNED else globals()[call](*arguments))
         except Exception as error:
             connection.send(f"{type(error).__name__}: {error}")
 
@@ -219,6 +237,14 @@ class Fleet:
         seen = self._measure(replace(case, stamped=True), replays)[0]["stations"]
         medians = [statistics.median(times) for times in zip(*seen, strict=True)]
         return dict(zip(native.BlockStamps.STATIONS, medians, strict=True))
+
+    def patch_us(self, case: Case, times: int = 5) -> float:
+        """How long the slowest survivor of a loss takes to patch its table: the median of some losses."""
+        slowest = []
+        for _ in range(times):
+            with eep.Rendezvous.temporary() as rendezvous:
+                slowest.append(max(self._ask(case.ranks, "patch_table", case, str(rendezvous.path))))
+        return statistics.median(slowest)
 
     def _measure(self, case: Case, replays: int) -> list[Any]:
         with eep.Rendezvous.temporary() as rendezvous:

@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
             if kind == "processes":
                 head["batched_copy_gb_per_s"] = fleet.ask_one("batched_copy_rate") / 1e3
                 print_stations(head, fleet, arguments.replays)
+                head["patch_us"] = fleet.patch_us(Case(8, 128, 7168))
+                print(f"a rank is lost: the slowest of the others patches its table in {head['patch_us']:.0f} us\n")
             for case in cases(arguments):
                 result = fleet.measure(case, arguments.replays)
                 result["floor_us"] = floor_us(case, rate)
@@ -85,8 +87,32 @@ def run(arguments: argparse.Namespace) -> int:
         folder = pathlib.Path(arguments.results)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "dispatch_combine-cuda.json").write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
+        (folder / "dispatch_combine-cuda.md").write_text(table(head, results))
         plot(results, folder / "dispatch_combine-cuda.png")
     return 0
+
+
+def table(head: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    """What was printed, to keep."""
+    machine, rate = head["machine"], head["copy_gb_per_s_processes"]
+    lines = [
+        f"`{head['command']}`, commit {head['commit']}, {head['date']}, {machine['gpu']}, torch {machine['torch']}",
+        "",
+        "```",
+        HEADER,
+        *(line(result) for result in results),
+        "```",
+        "",
+        *(summary(results, kind) + "  " for kind in ("processes", "streams")),
+        f"the same by torch operators, one stream: {head['torch_round_us']:.1f} us a round  ",
+        f"a batch of 288 expert tensors is copied at {head['batched_copy_gb_per_s'] / rate:.2f} of the copy rate of "
+        f"{rate:.0f} GB/s  ",
+    ]
+    if "patch_us" in head:
+        lines.append(
+            f"the table without a lost rank, patched by its survivors: {head['patch_us']:.0f} us at the slowest  "
+        )
+    return "\n".join(lines) + "\n"
 
 
 def print_stations(head: dict[str, Any], fleet: Fleet, replays: int) -> None:
