@@ -31,11 +31,11 @@ from sglang_patches import (
     hooks,
     launcher,
     options,
-    preload_cuda,
     rank_entry,
     recipe,
     store,
 )
+from sglang_patches.cuda import preload as gpu_preload
 from sglang_patches.options import DIRECTORY, Options
 
 logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def _launcher() -> Launcher:
     """A process that has opened a GPU cannot be forked, and importing SGLang may open it; there, start afresh."""
     spares = options.required().spares
     if spares:
-        warm = "" if cpu.is_asked_for() else preload_cuda.ENTRY
+        warm = "" if cpu.is_asked_for() else gpu_preload.ENTRY
         return SpareLauncher(rank_entry.ENTRY, spares=spares, preload=PRELOAD, warm=warm)
     if cpu.is_asked_for():
         return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD, first=controller_process.fork_server)

@@ -11,7 +11,8 @@ import pytest
 from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import SubprocessLauncher
 from eep.control.spares import SpareLauncher
-from sglang_patches import cpu, preload_cuda, rank_entry, recipe
+from sglang_patches import cpu, rank_entry, recipe
+from sglang_patches.cuda import preload
 from sglang_patches.options import VARIABLE, Options
 
 
@@ -29,7 +30,7 @@ def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatc
     assert isinstance(launcher, kind)
     if isinstance(launcher, SpareLauncher):
         assert launcher.status()["wanted"] == spares
-        assert launcher._warm == ("" if gaps == "1" else preload_cuda.ENTRY), "only a GPU is to be opened"
+        assert launcher._warm == ("" if gaps == "1" else preload.ENTRY), "only a GPU is to be opened"
 
 
 def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,7 +48,7 @@ def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: py
 def test_a_spare_opens_the_device_that_sglang_gave_to_the_rank(tmp_path: Path) -> None:
     for rank, gpu in ((0, 0), (1, 3)):
         recipe.write(rank_entry.recipe_path(tmp_path, rank), {"arguments": ["args", "ports", gpu, rank], "named": {}})
-    assert [preload_cuda.device_of(tmp_path, rank) for rank in (0, 1)] == [0, 3]
+    assert [preload.device_of(tmp_path, rank) for rank in (0, 1)] == [0, 3]
     recipe.write(rank_entry.recipe_path(tmp_path, 2), {"arguments": ["args", "ports", "moved"], "named": {}})
     with pytest.raises(RuntimeError, match="'moved'"):
-        preload_cuda.device_of(tmp_path, 2)
+        preload.device_of(tmp_path, 2)

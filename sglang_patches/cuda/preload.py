@@ -13,7 +13,7 @@ from eep.control.private import CONTROL_DIRECTORY
 from eep.control.spare_entry import SPARE_FOR
 from sglang_patches import rank_entry, recipe
 
-ENTRY = "sglang_patches.preload_cuda:warm"
+ENTRY = "sglang_patches.cuda.preload:warm"
 _GPU_ID = 2
 """Which argument of ``run_scheduler_process`` names the device, in every version."""
 
