@@ -11,7 +11,7 @@ import time
 from tests.sim import soak as schedules
 
 SCHEDULES_SECONDS = 600.0
-MATRIX = ("tests/test_recovery.py", "tests/sglang/test_failpoints.py")
+MATRIX = ("tests/test_recovery.py", "tests/sglang/plain/test_failpoints.py")
 
 
 def main(seconds: float) -> int:

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from eep.drill.load import Load
-from eep.drill.server import FOUR_RANKS, Server
+from eep.drill.server import Server
 from eep.drill.story import Story
 from tests import failpoints
 
 pytestmark = pytest.mark.timeout(900)
 
 RANKS = 4
-# The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
-DRILLED = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
 PATIENCE = 240.0
 
 CASES = failpoints.matrix()
@@ -40,15 +37,12 @@ class Drilled:
 
 
 @pytest.fixture(scope="module")
-def drilled(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
-    place = tmp_path_factory.mktemp("points")
+def drilled(plain: Server) -> Drilled:
     choose = random.Random(4)
     prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(6)]
-    server = Server(model, DRILLED, place / "log", directory=place / "d")
-    with server:
-        wanted = [list(tokens) for tokens in Load.with_reference(server.url, prompts).wanted]
-        yield Drilled(server, place / "d", prompts, wanted)
-    assert server.leftovers() == []
+    wanted = [list(tokens) for tokens in Load.with_reference(plain.url, prompts).wanted]
+    assert plain.directory is not None
+    return Drilled(plain, plain.directory, prompts, wanted)
 
 
 SAMPLE = failpoints.every_role_once(CASES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,15 +12,13 @@ from pathlib import Path
 import pytest
 
 from eep.drill.load import Load
-from eep.drill.server import FOUR_RANKS, Server
+from eep.drill.server import Server
 from eep.drill.story import Story
 
 pytestmark = pytest.mark.timeout(900)
 
 RANKS = 4
 KILLS, PACE, LONGEST_DRILL = 30, 2.0, 300.0
-# Room for every expert on every rank: one rank alone can serve.
-ELASTIC = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000", "--enable-metrics")
 
 
 @dataclass
@@ -36,18 +33,12 @@ class Drilled:
 
 
 @pytest.fixture(scope="module")
-def drilled(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
-    place = tmp_path_factory.mktemp("drill")
+def drilled(roomy: Server) -> Drilled:
     choose = random.Random(3)
     prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(10)]
-    metrics = place / "metrics"
-    metrics.mkdir()
-    server = Server(model, ELASTIC, place / "log", {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}, place / "d")
-    with server:
-        wanted = list(Load.with_reference(server.url, prompts).wanted)
-        yield Drilled(server, place / "d", prompts, [list(tokens) for tokens in wanted])
-    assert server.leftovers() == []
-    assert "starts as incarnation" not in server.log.partition("SIGTERM received")[2], "nobody is relaunched at the end"
+    wanted = [list(tokens) for tokens in Load.with_reference(roomy.url, prompts).wanted]
+    assert roomy.directory is not None
+    return Drilled(roomy, roomy.directory, prompts, wanted)
 
 
 def check(drilled: Drilled, story: Story) -> None:

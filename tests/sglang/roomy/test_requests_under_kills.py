@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from eep.drill.faults import Target
 from eep.drill.load import Load
 from eep.drill.server import Server
 from eep.drill.story import Story
-from tests.sglang.test_kills import ELASTIC, RANKS
+from tests.sglang.roomy.test_kills import RANKS
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -210,24 +210,19 @@ def late_words(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def served(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    place = tmp_path_factory.mktemp("requests")
-    # SGLang 0.5.21 keeps a state of each request with n > 1 for ever, fault or not, and would wait for it when it is to end.
-    server = Server(model, ELASTIC, place / "log", {"SGL_FORCE_SHUTDOWN": "1"}, place / "d")
-    with server:
-        stop = late_words(Asking(server, GREEDY["generate"], 2).result().texts[0])
-        kinds = {
-            **GREEDY,
-            **SAMPLED,
-            "stop string": native(True, stop=stop),
-            "completions to a stop": openai(COMPLETIONS, stop=stop),
-        }
-        asked = {name: Asking(server, kind, 2) for name, kind in kinds.items()}
-        wanted = {name: each.result() for name, each in asked.items()}
-        assert {name: reply.problem for name, reply in wanted.items() if reply.problem or reply.status != 200} == {}
-        yield Served(server, place / "d", kinds, wanted)
-    assert server.leftovers() == []
-    assert "starts as incarnation" not in server.log.partition("SIGTERM received")[2], "nobody is relaunched at the end"
+def served(roomy: Server) -> Served:
+    stop = late_words(Asking(roomy, GREEDY["generate"], 2).result().texts[0])
+    kinds = {
+        **GREEDY,
+        **SAMPLED,
+        "stop string": native(True, stop=stop),
+        "completions to a stop": openai(COMPLETIONS, stop=stop),
+    }
+    asked = {name: Asking(roomy, kind, 2) for name, kind in kinds.items()}
+    wanted = {name: each.result() for name, each in asked.items()}
+    assert {name: reply.problem for name, reply in wanted.items() if reply.problem or reply.status != 200} == {}
+    assert roomy.directory is not None
+    return Served(roomy, roomy.directory, kinds, wanted)
 
 
 def test_the_kinds_are_what_they_are_called(served: Served) -> None:

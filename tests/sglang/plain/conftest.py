@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eep.drill.server import FOUR_RANKS, Server
+
+# The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
+ARGUMENTS = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
+
+
+@pytest.fixture(scope="package")
+def plain(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests of this folder. It leaves nothing behind: one rank of stock SGLang leaves files in shared
+    memory, which the plugin removes."""
+    place = tmp_path_factory.mktemp("plain")
+    server = Server(model, ARGUMENTS, place / "log", directory=place / "d")
+    with server:
+        yield server
+    assert server.leftovers() == []
+    assert "starts as incarnation" not in server.log.partition("SIGTERM received")[2], "nobody is relaunched at the end"

@@ -1,0 +1,73 @@
+"""The real server with four ranks says what one rank of stock SGLang says, by every endpoint."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from eep.drill.load import Load
+from eep.drill.server import ONE_RANK, Server
+from eep.drill.story import Story
+
+pytestmark = pytest.mark.timeout(900)  # two servers are started, on a machine that may be busy
+
+RANKS = 4
+PROMPTS = [f"{'A rank was lost. ' * (number % 5)}Say {number}" for number in range(12)]
+
+
+@dataclass(frozen=True)
+class Answers:
+    tokens: list[list[int]]
+    texts: list[str]
+
+
+@pytest.fixture(scope="module")
+def reference(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What one rank says, without the plugin's flag."""
+    with Server(model, ONE_RANK, tmp_path_factory.mktemp("one") / "log") as server:
+        return Answers([server.generate(prompt) for prompt in PROMPTS], [server.complete(prompt) for prompt in PROMPTS])
+
+
+@pytest.fixture(scope="module")
+def four_ranks(plain: Server) -> Answers:
+    with ThreadPoolExecutor(6) as clients:
+        alone = [plain.generate(prompt) for prompt in PROMPTS[:2]]
+        tokens = list(clients.map(plain.generate, PROMPTS))
+        streamed = list(clients.map(plain.generate_stream, PROMPTS))
+        texts = list(clients.map(plain.complete, PROMPTS))
+        streamed_texts = list(clients.map(plain.complete_stream, PROMPTS))
+    assert alone == tokens[:2]
+    assert streamed == tokens
+    assert streamed_texts == texts
+    return Answers(tokens, texts)
+
+
+def test_answers_differ_from_each_other(reference: Answers) -> None:
+    """If they did not, equal answers would say nothing."""
+    assert len({tuple(each) for each in reference.tokens}) == len(PROMPTS)
+
+
+def test_four_ranks_answer_as_one_does(reference: Answers, four_ranks: Answers) -> None:
+    assert four_ranks.tokens == reference.tokens
+    assert four_ranks.texts == reference.texts
+
+
+def test_the_loss_of_one_rank_is_covered_by_the_slots_that_there_are_by_default(plain: Server) -> None:
+    assert plain.directory is not None
+    load = Load.with_reference(plain.url, [list(prompt.encode()) for prompt in PROMPTS[:6]], clients=6)
+    story = Story(plain.directory, load)
+    with load:
+        time.sleep(1.0)
+        fault = story.kill(1)
+        assert story.wait_until_noticed(fault)
+        assert story.wait_until_all_run(RANKS), plain.log[-3000:]
+        time.sleep(1.0)
+    story.close()
+    assert load.answers
+    assert [answer.problem for answer in load.failed] == []
+    assert [(answer.prompt, answer.tokens) for answer in load.wrong] == []
+    assert story.faults[0].rejoined is not None
