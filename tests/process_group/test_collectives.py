@@ -140,7 +140,7 @@ def test_use_after_destroy_says_so(group: Start) -> None:
 
 
 def test_a_rank_that_leaves_early_does_not_spoil_what_it_has_finished(group: Start) -> None:
-    members = group(3)
+    members = group(3, timeout_ms=10_000)  # the last call waits for all of it
     for _ in range(5):
         members.all(range(3), "run", "all_reduce", 1, shape=(50_000,))
     members[0].send("run_and_destroy", 2)
