@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build system-packages test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-gpu demo demo-exchange clean
+.PHONY: help setup setup-sglang build system-packages build-gpu test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu demo demo-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,9 +29,10 @@ $(VENV)/.ready: pyproject.toml Makefile
 
 setup-sglang: $(VENV)/.sglang  ## SGLang for a CPU, in the same environment
 
-# Without its own requirements, which are CUDA libraries for the most part.
-$(VENV)/.sglang: $(VENV)/.ready sglang_patches/cpu/requirements.txt
-	$(PY) -m pip install -q -r sglang_patches/cpu/requirements.txt
+# Without its own requirements, which are CUDA libraries for the most part. Another version, with the torch that it asks for,
+# in an environment of its own: make demo VENV=.venv-17 TORCH=torch==2.11.0 SGLANG=sglang==0.5.17
+$(VENV)/.sglang: $(VENV)/.ready $(wildcard sglang_patches/cpu/requirements*.txt)
+	$(PY) -m pip install -q -r sglang_patches/cpu/requirements-$(subst sglang==,,$(SGLANG)).txt
 	$(PY) -m pip install -q --no-deps $(SGLANG)
 	touch $@
 
@@ -42,22 +43,24 @@ system-packages:  ## etcd, spin, iproute2, openssl and libibverbs1, which some t
 	    echo "could not install etcd-server, spin, iproute2, openssl and libibverbs1: tests that need them will be skipped"
 
 build: setup  ## the native library, built into eep/lib (incremental)
-	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	$(VENV)/bin/cmake --build build/dev
 
 test: system-packages setup-sglang build sanitize  ## every test that this machine can run
 	$(PY) -m pytest
 
-test-gpu:  ## the GPU tests, with MPS and without; needs only the Python, torch, pytest and nvcc that are there
+build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
 	cmake -G Ninja -S eep_cuda -B build/gpu -DCMAKE_BUILD_TYPE=Release -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log
 	cmake --build build/gpu
+
+test-gpu: build-gpu  ## the GPU tests, with MPS and without; needs only the Python, torch and pytest that are there
 	bash tests/gpu/with_mps.sh $(PYTHON) -m pytest tests/gpu
 	$(PYTHON) -m pytest tests/gpu -k "two_and_eight or thousand"
 
 sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	for kind in address thread; do \
-	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind > /dev/null; \
 	    $(VENV)/bin/cmake --build build/$$kind; \
 	    build/$$kind/eep_core_test; \
@@ -87,12 +90,19 @@ bench-membership: build  ## how long a lost rank is felt, and what a view change
 bench-collectives: build  ## collectives of the backend eep against those of gloo
 	$(PY) bench/collectives.py
 
+bench-failover: build setup-sglang  ## what a kill costs the clients of the real SGLang server, and what readiness costs
+	$(PY) bench/failover.py
+
 bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks on one GPU; after test-gpu has built the libraries
 	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/dispatch_combine.py --device cuda
 	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/collectives_cuda.py
 
 demo: build setup-sglang  ## the real SGLang server loses a rank under load, every token checked; timeline.png and .html
 	$(PY) examples/serve_and_kill.py
+
+demo-gpu: build-gpu  ## as demo, with four ranks on one GPU and a warm spare; needs a Python that has SGLang for CUDA
+	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) examples/serve_and_kill.py --device cuda --spares 1
 
 demo-exchange: build  ## four processes exchange tokens, one is killed, a replacement joins; takes a few seconds
 	$(PY) examples/kill_one.py

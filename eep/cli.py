@@ -7,7 +7,7 @@
     eep fault arm RANK --point P --action A ...  the same when it passes a named point; disarm takes that back
     eep fault drill --dir DIR [--seconds S]      kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
-    eep make-model PATH                          write a small random MoE model, to try a server with
+    eep make-model PATH [--size S]               write a random MoE model, to try a server with
 
 ``DIR`` is the supervisor's private directory.
 """
@@ -70,9 +70,15 @@ def _parser() -> argparse.ArgumentParser:
             help="the supervisor's private directory (default: $EEP_CONTROL_DIR)",
         )
     register_backup(commands)
-    model = commands.add_parser("make-model", help="write a small random MoE checkpoint with its tokenizer")
+    model = commands.add_parser("make-model", help="write a random MoE checkpoint with its tokenizer")
     model.add_argument("path", type=Path, help="a directory that does not exist yet, or is empty")
     model.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights (default: 0)")
+    model.add_argument(
+        "--size",
+        choices=("tiny", "large"),
+        default="tiny",
+        help="tiny: 15 MB, for a CPU; large: 16 layers, hidden 2048, 64 experts, 10 GB, for a GPU (default: tiny)",
+    )
     model.set_defaults(run=_make_model)
     return parser
 
@@ -119,7 +125,7 @@ def _make_model(options: argparse.Namespace) -> int:
         raise ValueError("making a model needs the transformers package: pip install transformers") from None
     from eep.tiny_model import make_model
 
-    print(f"wrote {make_model(options.path, options.seed)}")
+    print(f"wrote {make_model(options.path, options.seed, options.size)}")
     return 0
 
 

@@ -15,7 +15,7 @@ from eep.collective_abi import CollectiveArgs, Group, Message
 from eep.errors import EepError, EpochRevoked
 from eep.peer_table import ControlPage, PeerTable, Snapshot
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_TOPK = 16
 MAX_TOKENS = 65535
 SCALE_GROUP = 128
@@ -86,7 +86,8 @@ class Mailbox(ctypes.Structure):
         ("envelope", c_uint64),
         ("combine_flag", c_uint64),
         ("barrier_flag", c_uint64),
-        ("reserved", c_uint64 * 4),
+        ("barrier_before", c_uint64),
+        ("reserved", c_uint64 * 3),
     )
 
 

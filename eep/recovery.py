@@ -10,15 +10,15 @@ anybody runs a batch again, the others take part with an empty one, since every 
 boundary again. A rank that joins begins at the boundary. A fault in the middle of this is the end of that epoch too, and
 the same thing happens in the next: there is nothing else to recover.
 
-Knows nothing of SGLang: a batch is a callable.
+Knows nothing of SGLang: a batch is a callable. A callable that only starts work on a GPU must wait for it before it returns,
+since that is when its result is judged.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from enum import IntEnum
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,28 +42,36 @@ Repair = Callable[[View], int | None]
 """Makes every expert available in a view. Returns a number that all ranks of the view must agree on (the digest of the
 placement), or None when the ranks that are left cannot hold all experts: then nothing runs until others have come."""
 
+RunEmpty = Callable[[int], object]
+"""A step without tokens, through the buffer of that number."""
+
 _EXCHANGE = "eep/session"
-
-
-class Intent(IntEnum):
-    BOUNDARY = 0
-    AGAIN = 1
+_BOUNDARY = 0
 
 
 class _Word(ctypes.Structure):
-    """What a rank says when it enters an epoch."""
+    """What a rank says when it enters an epoch. Its intent: nothing, or to run a batch again, and through which buffer."""
 
     _fields_ = (("digest", ctypes.c_uint64), ("intent", ctypes.c_uint64))
+
+
+def _again(buffer: int) -> int:
+    return 1 + buffer
+
+
+def _buffer_of(intent: int) -> int:
+    return intent - 1
 
 
 class Session:
     """One rank's part in an instance. Made when the rank has all it needs; it joins with the first boundary."""
 
-    def __init__(self, world: World, buffer: Buffer, repair: Repair, *, timeout: float = 30.0) -> None:
-        """``timeout``: how many seconds a peer may take to enter an epoch that all have agreed on."""
-        self._world, self._buffer, self._repair, self._timeout = world, buffer, repair, timeout
+    def __init__(self, world: World, buffers: Sequence[Buffer], repair: Repair, *, timeout: float = 30.0) -> None:
+        """``buffers``: those of a step, each of which uses one of them, the same on every rank. ``timeout``: how many
+        seconds a peer may take to enter an epoch that all have agreed on."""
+        self._world, self._buffers, self._repair, self._timeout = world, tuple(buffers), repair, timeout
         self._lane = world.open_lane(_EXCHANGE, range(world.endpoint.max_ranks))
-        self._endpoints: tuple[Endpoint, ...] = (buffer, *world.endpoints)
+        self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
         self._digest: int | None = None
         self._epoch = -1
         self._has_run = False
@@ -73,8 +81,10 @@ class Session:
         faults.at("join.loaded")
         self.member = Member.connect(
             Planes(
-                Plane(buffer, lambda view, within: buffer.apply_view(view, timeout=within)),
+                *(Plane(buffer, _applying(buffer)) for buffer in self._buffers),
                 Plane(world.endpoint, world.apply),
+                # Those on other devices have their view from the world; here it is their waits that must be ended.
+                *(Plane(endpoint, _is_applied) for endpoint in world.endpoints[1:]),
             )
         )
         self.member.ready()
@@ -82,34 +92,37 @@ class Session:
 
     @property
     def view(self) -> View:
-        return self._buffer.view
+        return self._buffers[0].view
 
-    def boundary(self, run_empty: Callable[[], object]) -> View:
-        """Between two steps: enters the newest view, if there is a new one. ``run_empty`` is a step without tokens.
+    def boundary(self, run_empty: RunEmpty) -> View:
+        """Between two steps: enters the newest view, if there is a new one.
 
         Returns at once while nothing has changed. Raises :class:`eep.RankRemoved` when this process must end.
         """
         faults.look()
-        while self._enter(Intent.BOUNDARY):
-            if self._trusts(run_empty) is not None:
+        while intent := self._enter(_BOUNDARY):
+            if self._trusts(lambda: run_empty(_buffer_of(intent))) is not None:
                 break
         return self.view
 
-    def collect(self, gather: Callable[[], T], run_empty: Callable[[], object]) -> T:
+    def collect(self, gather: Callable[[], T], run_empty: RunEmpty) -> T:
         """A boundary, and then what all ranks tell each other before a step."""
         while True:
             self.boundary(run_empty)
             if (answer := self._trusts(gather)) is not None:
                 return answer[0]
 
-    def run(self, batch: Callable[[], T]) -> T:
-        """A step: runs ``batch``, in as many views as it takes, until its result can be trusted."""
+    def run(self, batch: Callable[[], T], buffer: int = 0) -> T:
+        """A step: runs ``batch``, in as many views as it takes, until its result can be trusted.
+
+        ``buffer`` is the number of the buffer that it uses.
+        """
         if not self._has_run:
             self._has_run = True
             faults.at("join.first_step")
         while (result := self._trusts(batch)) is None:
             self.repeated += 1
-            self._enter(Intent.AGAIN)
+            self._enter(_again(buffer))
             faults.at("step.again")
         faults.at("step.trusted")
         return result[0]
@@ -139,16 +152,17 @@ class Session:
             self.member.revoked()
         faults.at("step.revoked")
 
-    def _enter(self, intent: Intent) -> bool:
-        """Into the newest view, together with everybody. Returns whether somebody runs a batch again."""
+    def _enter(self, intent: int) -> int:
+        """Into the newest view, together with everybody. Returns what they intend: if one of them runs a batch again, so
+        do all who have one, through the same buffer, since they were in the same step."""
         while True:
             view = self.member.boundary(self._settle)
             if view is None:
                 raise RankRemoved(
                     f"{self.member.removed}; this process must end, and may come back as a new incarnation"
                 )
-            if view.epoch == self._epoch and intent is Intent.BOUNDARY:
-                return False
+            if view.epoch == self._epoch and intent == _BOUNDARY:
+                return _BOUNDARY
             if self._digest is None:
                 self.member.wait_for_view(after=view.epoch)
                 continue
@@ -159,7 +173,7 @@ class Session:
             faults.at("intents.after")
             self._check(view, words[0])
             self._epoch = view.epoch
-            return any(word.intent == Intent.AGAIN for word in words[0].values())
+            return max(int(word.intent) for word in words[0].values())
 
     def _settle(self, view: View) -> None:
         if self._epoch < 0:
@@ -168,7 +182,7 @@ class Session:
         self._digest = self._repair(view)
         faults.at("routing.published")
 
-    def _exchange(self, intent: Intent) -> dict[int, _Word]:
+    def _exchange(self, intent: int) -> dict[int, _Word]:
         if self._digest is None:
             raise EepError("nothing runs while experts are missing")
         size = len(self._lane.ranks)
@@ -189,6 +203,14 @@ class Session:
             raise ContractBroken(
                 "graph-visible routing", f"ranks {sorted(others)} have made another placement of view {view.epoch}"
             )
+
+
+def _applying(buffer: Buffer) -> Callable[[View, float], object]:
+    return lambda view, within: buffer.apply_view(view, timeout=within)
+
+
+def _is_applied(view: View, within: float) -> None:
+    pass
 
 
 def _obey_orders() -> None:

@@ -1,4 +1,4 @@
-"""A small random Qwen3-MoE checkpoint with a byte-level tokenizer, to serve where a real model does not fit.
+"""A random Qwen3-MoE checkpoint with a byte-level tokenizer, to serve where a real model does not fit.
 
 The same seed gives the same bytes. Its answers mean nothing, but they depend on every expert, so a wrong one shows.
 """
@@ -7,16 +7,49 @@ from __future__ import annotations
 
 import importlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXPERTS, TOP_K, LAYERS, HIDDEN, VOCABULARY = 16, 4, 4, 256, 512
+VOCABULARY = 512
 _BYTES = 256
 _END = "<|end|>"
 
 
-def make_model(path: str | os.PathLike[str], seed: int = 0) -> Path:
+@dataclass(frozen=True)
+class Size:
+    experts: int
+    top_k: int
+    layers: int
+    hidden: int
+    moe_intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    spread: float
+    """Standard deviation of the weights. Wider than usual, so that the answers vary and a single wrong expert changes most
+    of them; narrower as sums get longer, so that they do not grow from layer to layer."""
+
+    def __str__(self) -> str:
+        return f"{self.experts} experts, top-{self.top_k}, {self.layers} layers, hidden {self.hidden}"
+
+
+SIZES = {
+    # 15 MB, for a CPU.
+    "tiny": Size(16, 4, 4, 256, 128, 4, 2, 64, spread=0.2),
+    # 10 GB, and three times that in memory while it is made: work enough for a GPU to be measured with.
+    "large": Size(64, 8, 16, 2048, 768, 16, 4, 128, spread=0.07),
+}
+
+
+def make_model(path: str | os.PathLike[str], seed: int = 0, size: str = "tiny") -> Path:
     """Write the checkpoint into the directory ``path``, which may exist if it is empty."""
+    if size not in SIZES:
+        raise ValueError(f"there is no size {size!r} of model: choose from {', '.join(SIZES)}")
+    return write_model(path, SIZES[size], seed)
+
+
+def write_model(path: str | os.PathLike[str], size: Size, seed: int = 0) -> Path:
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty directory: name another, or remove it")
@@ -26,20 +59,19 @@ def make_model(path: str | os.PathLike[str], seed: int = 0) -> Path:
     transformers: Any = importlib.import_module("transformers")
     config = transformers.Qwen3MoeConfig(
         vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        moe_intermediate_size=HIDDEN // 2,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
+        hidden_size=size.hidden,
+        intermediate_size=2 * size.hidden,
+        moe_intermediate_size=size.moe_intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        num_experts=size.experts,
+        num_experts_per_tok=size.top_k,
         norm_topk_prob=True,
         max_position_embeddings=8192,
         tie_word_embeddings=False,
-        # Wider than usual, so that the answers vary and a single wrong expert changes most of them.
-        initializer_range=0.2,
+        initializer_range=size.spread,
         bos_token_id=None,
         eos_token_id=_BYTES,
         pad_token_id=_BYTES,

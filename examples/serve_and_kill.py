@@ -1,29 +1,39 @@
 """The real SGLang server loses a rank under load and gets it back, while every token is checked.
 
-Makes a small random model, starts four ranks on this machine's CPU, asks for fault-free answers, drives load, kills a rank
-with SIGKILL, lets it rejoin, and tells the story with figures. Writes timeline.png and timeline.html. The exit code is 0 only
-if no request failed and no token was wrong. Run by ``make demo``.
+Makes a random model, starts four ranks on this machine's CPU, asks for fault-free answers, drives load, kills a rank with
+SIGKILL, lets it rejoin, and tells the story with figures. Writes timeline.png and timeline.html. The exit code is 0 only if
+no request failed and no token was wrong. Run by ``make demo``.
+
+With ``--device cuda`` the four ranks share one GPU, under an MPS daemon that is started and stopped here; run by ``make
+demo-gpu``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from eep.control.client import ask
+from eep.control.messages import AskStatus
+from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
 from eep.drill.server import FOUR_RANKS, Server
 from eep.drill.story import Story
-from eep.tiny_model import make_model
+from eep.tiny_model import SIZES, make_model
 
 RANKS = 4
+SPARES_WITHIN = 120.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu", help="where it is served (default: cpu)")
+    parser.add_argument("--spares", type=int, default=0, help="how many prepared processes to keep (default: 0)")
     parser.add_argument("--rank", type=int, default=1, help="which rank to kill, 0 to 3 (default: 1)")
     parser.add_argument("--clients", type=int, default=8, help="how many clients stream at once (default: 8)")
     parser.add_argument("--seconds", type=float, default=8.0, help="load before and after the kill (default: 8)")
@@ -31,23 +41,31 @@ def main() -> int:
     options = parser.parse_args()
     if not 0 <= options.rank < RANKS:
         parser.error(f"--rank must be between 0 and {RANKS - 1}, got {options.rank}")
-    with tempfile.TemporaryDirectory(prefix="eep-demo-") as place:
-        return run(options, Path(place))
+    if options.spares < 0:
+        parser.error(f"--spares cannot be negative, got {options.spares}")
+    device = DEVICES[options.device]
+    with tempfile.TemporaryDirectory(prefix="eep-demo-") as place, device.prepared() as environment:
+        return run(options, device, environment, Path(place))
 
 
-def run(options: argparse.Namespace, place: Path) -> int:
-    say("making a small random model: 16 experts, top-4, 4 layers")
-    model = make_model(place / "model")
-    say(f"starting SGLang with {RANKS} ranks on the CPU; this takes about a minute")
-    # Room for every expert on every rank: a last rank alone could serve.
-    arguments = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000")
-    with Server(model, arguments, place / "server.log", directory=place / "d") as server:
+def run(options: argparse.Namespace, device: Device, environment: dict[str, str], place: Path) -> int:
+    size = SIZES[device.model]
+    say(f"making a random model: {size}")
+    model = make_model(place / "model", size=device.model)
+    say(f"starting SGLang with {RANKS} ranks on {device.name}; this takes about a minute")
+    arguments = (*FOUR_RANKS, "--eep-timeout-ms", "20000", "--eep-spares", str(options.spares))
+    if not device.shared:
+        # Room for every expert on every rank: a last rank alone could serve. The default is room for the loss of one.
+        arguments += ("--eep-redundant-experts", str((RANKS - 1) * size.experts))
+    with Server(model, arguments, place / "server.log", environment, place / "d", device) as server:
         choose = random.Random(7)
         prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(16)]
         say(f"asking {len(prompts)} prompts for their fault-free answers")
         load = Load.with_reference(server.url, prompts, clients=options.clients)
         story = Story(place / "d", load)
         story.wait_until_all_run(RANKS)
+        if not wait_for_spares(place / "d", options.spares):
+            say(f"no spare was ready within {SPARES_WITHIN:.0f} s; going on without")
         say(f"{options.clients} clients stream; rank {options.rank} is killed in {options.seconds:.0f} s")
         with load:
             time.sleep(options.seconds)
@@ -66,6 +84,15 @@ def run(options: argparse.Namespace, place: Path) -> int:
     if left:
         say(f"left over: {', '.join(left)}")
     return int(bool(load.failed or load.wrong or left or not is_back))
+
+
+def wait_for_spares(directory: Path, wanted: int) -> bool:
+    end = time.monotonic() + SPARES_WITHIN
+    while wanted and json.loads(ask(directory, AskStatus()).body)["spares"]["ready"] < wanted:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def say(text: str) -> None:

@@ -8,12 +8,15 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import cpu, hooks, launcher, model_shape
+from eep.errors import EepError
+from sglang_patches import cpu, hooks, launcher, model_shape, store
+from sglang_patches.cuda import flags as gpu_flags
 from sglang_patches.options import Options
 
 logger = logging.getLogger(__name__)
 _RUNNING_PER_RANK = 256
 """How many requests a rank runs at once if nobody says. The memory for the exchange of tokens is laid out for it."""
+_CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 def register() -> None:
@@ -32,23 +35,24 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=None,
-        help="How many ranks there may ever be; everything is laid out for that many. Only --tp-size is supported yet, "
-        "which is the default.",
+        help="How many ranks there may ever be; everything is laid out for that many. The server starts with --tp-size of "
+        "them, and 'eep rank launch' adds others (default: --tp-size).",
     )
     add(
         "--eep-timeout-ms",
         type=float,
         metavar="MS",
         default=None,
-        help="How long a rank waits for another within a step before it suspects it (default: 1000).",
+        help="How long a rank waits for another within a step before it suspects it (default: 1000, on a GPU 10000).",
     )
     add(
         "--eep-redundant-experts",
         type=int,
         metavar="N",
         default=None,
-        help="Expert slots beyond the number of experts, over all ranks (default: --ep-num-redundant-experts, or else as "
-        "many as it takes for the other ranks to hold every expert when one is lost).",
+        help="Expert slots beyond the number of experts, over the ranks that the server starts with; a rank that is added "
+        "brings as many slots as each of those has (default: --ep-num-redundant-experts, or else as many as it takes for the "
+        "other ranks to hold every expert when one is lost).",
     )
     add(
         "--eep-backup",
@@ -60,7 +64,8 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         "--eep-store",
         metavar="URL",
         default=None,
-        help="Where views are agreed on, e.g. http://host:2379 for etcd (default: inside this server).",
+        help="Where views are agreed on, e.g. http://host:2379 for etcd, with commas between its nodes (default: inside "
+        "this server).",
     )
     add(
         "--eep-on-lost-coverage",
@@ -74,6 +79,14 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         choices=("on", "off"),
         default=None,
         help="Start a rank that died again (default: on).",
+    )
+    add(
+        "--eep-spares",
+        type=int,
+        metavar="N",
+        default=None,
+        help="Keep N processes that have imported everything, and on a GPU have opened it; a rank that is started again "
+        "takes one (default: 0).",
     )
     add(
         "--eep-faults",
@@ -93,10 +106,13 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
     options = parse(arguments)
     imply(arguments, options)
     options.publish()
-    if _device_of(arguments) == "cpu":
+    if device_of(arguments) == "cpu":
         os.environ[cpu.ASKED_FOR] = "1"
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+        require_cores(options.max_ranks, os.environ.get(_CORES, ""))
         launcher.start_fork_server()
+    else:
+        gpu_flags.imply(arguments)
     hooks.install_all()
     return original(cls, arguments)
 
@@ -108,29 +124,61 @@ def parse(arguments: argparse.Namespace) -> Options:
     max_ranks = ranks if arguments.eep_max_ranks is None else arguments.eep_max_ranks
     if max_ranks < ranks:
         raise SystemExit(f"--eep-max-ranks {max_ranks} is less than the {ranks} ranks that --tp-size asks for")
-    if max_ranks > ranks:
-        raise SystemExit(
-            f"--eep-max-ranks {max_ranks} is more than the {ranks} ranks that --tp-size asks for: ranks beyond those that a "
-            f"server starts with are not supported yet. Start it with --tp-size {max_ranks}, and take out those that are "
-            "not needed with 'eep rank remove'"
-        )
-    timeout = 1000.0 if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
+    default_timeout = 1000.0 if device_of(arguments) == "cpu" else gpu_flags.TIMEOUT_MS
+    timeout = default_timeout if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
+    experts = model_shape.experts_of(arguments)
+    redundant = redundant_experts(arguments, experts)
+    check_services(arguments)
+    spares = arguments.eep_spares or 0
+    if spares < 0:
+        raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
+    if spares and _one_device_each():
+        raise SystemExit(
+            "--eep-spares cannot be used with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare has looked for devices before "
+            "it is known which rank it will be"
+        )
     return Options(
+        ranks=ranks,
         max_ranks=max_ranks,
+        fewest_ranks=1 if experts is None else -(-experts // ((experts + redundant) // ranks)),
         timeout_ms=timeout,
-        redundant_experts=redundant_experts(arguments, model_shape.experts_of(arguments)),
+        redundant_experts=redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=arguments.eep_store or "",
         on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
+        seeded=draws_by_seed(arguments),
+        spares=spares,
     )
 
 
+def draws_by_seed(arguments: argparse.Namespace) -> bool:
+    """Whether sampling can go by seeds: with torch's operators, and a CPU has no others. SGLang's faster ones know none."""
+    return (
+        bool(getattr(arguments, "enable_deterministic_inference", False))
+        or getattr(arguments, "sampling_backend", None) == "pytorch"
+        or device_of(arguments) == "cpu"
+    )
+
+
+def check_services(arguments: argparse.Namespace) -> None:
+    """SystemExit if something that was asked for needs what is not there."""
+    if arguments.eep_backup not in (None, "off"):
+        from eep.experts import engine
+
+        try:
+            engine.require()
+        except EepError as error:
+            raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
+    if arguments.eep_store is not None:
+        store.check(arguments.eep_store)
+
+
 def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int:
-    """How many slots there are beyond the ``experts`` of the model, of which None says that they are not known here."""
+    """How many slots the ranks at the start have beyond the ``experts`` of the model; None says that those are not known."""
     ranks, asked = arguments.tp_size, arguments.eep_redundant_experts
     if asked is None:
         asked = getattr(arguments, "ep_num_redundant_experts", 0) or None
@@ -145,6 +193,27 @@ def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int
             + (f" or {asked - spare}" if asked >= spare else "")
         )
     return int(asked)
+
+
+def redundant_in_all(redundant: int, experts: int | None, ranks: int, max_ranks: int) -> int:
+    """The same over ``max_ranks``: each rank that is added has as many slots as each of the ``ranks`` at the start."""
+    if max_ranks == ranks:
+        return redundant
+    if experts is None:
+        raise SystemExit(
+            f"--eep-max-ranks {max_ranks}: how many slots the ranks after the first {ranks} need is not known, since the "
+            "number of experts cannot be read from the configuration of this model"
+        )
+    return (experts + redundant) // ranks * max_ranks - experts
+
+
+def require_cores(max_ranks: int, cores: str) -> None:
+    """SystemExit if ``cores``, one group of them per rank, were given for fewer ranks than there may be."""
+    if cores and cores != "all" and (groups := cores.count("|") + 1) < max_ranks:
+        raise SystemExit(
+            f"{_CORES}={cores} names cores for {groups} ranks, but there may be {max_ranks}; name cores for each of them, "
+            "separated by |"
+        )
 
 
 def refuse_combinations(arguments: argparse.Namespace) -> None:
@@ -191,9 +260,6 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 (value("tokenizer_worker_num") or 1) > 1,
                 "--tokenizer-worker-num must be 1: the requests that a lost rank had are known to one front end",
             ),
-            (value("eep_backup") not in (None, "off"), "--eep-backup: only 'off' is supported yet"),
-            (value("eep_store"), "--eep-store is not supported yet: views are agreed on inside the server"),
-            (value("eep_on_lost_coverage") == "mask", "--eep-on-lost-coverage: only 'refuse' is supported yet"),
             (value("chunked_prefill_size") == -1, "--chunked-prefill-size must not be -1: a step needs a largest size"),
         )
         if is_wrong
@@ -208,21 +274,32 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         logger.info(
             "--ep-backend eep turns overlap scheduling off: a step is committed only when it is known to be good"
         )
+    ranks, max_ranks = options.ranks, options.max_ranks
+    if max_ranks > ranks:
+        logger.info("SGLang is told of %d ranks (--eep-max-ranks), of which the first %d are started", max_ranks, ranks)
+    running = arguments.max_running_requests or _RUNNING_PER_RANK * ranks
     implied = {
+        # Sockets, groups and tables are made once, for every rank that there may ever be. A rank that was not started yet is
+        # to SGLang what a lost one is.
+        "tp_size": max_ranks,
+        "dp_size": max_ranks,
+        "ep_size": max_ranks,
         # The models branch on the name of a backend, and this one's branches do what ours needs; see dispatcher.py.
         "moe_a2a_backend": "mooncake",
-        "ep_size": arguments.tp_size,
         "ep_num_redundant_experts": options.redundant_experts,
         "disable_overlap_schedule": True,
         # No collective between ranks remains in a step but the exchange of tokens and the one at its boundary.
         "moe_dense_tp_size": 1,
         "enable_dp_lm_head": True,
         "enable_dp_attention_local_control_broadcast": True,
-        "max_running_requests": arguments.max_running_requests or _RUNNING_PER_RANK * arguments.tp_size,
+        # SGLang divides these by the number of ranks; each rank gets what it gets without ranks that may be added.
+        "max_running_requests": running * max_ranks // ranks,
         "disable_custom_all_reduce": True,
         # A shared expert that is fused into the routed ones would have to be placed like them.
         "disable_shared_experts_fusion": True,
     }
+    if chunk := getattr(arguments, "chunked_prefill_size", None):
+        implied["chunked_prefill_size"] = chunk * max_ranks // ranks
     for name, value in implied.items():
         if not hasattr(arguments, name):
             raise SystemExit(
@@ -231,8 +308,12 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         setattr(arguments, name, value)
 
 
-def _device_of(arguments: argparse.Namespace) -> str:
-    if arguments.device:
+def _one_device_each() -> bool:
+    return os.environ.get("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "").lower() in ("1", "true", "yes", "y")
+
+
+def device_of(arguments: argparse.Namespace) -> str:
+    if getattr(arguments, "device", None):
         return str(arguments.device)
     import torch
 

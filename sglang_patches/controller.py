@@ -1,13 +1,15 @@
 """In the data-parallel controller: the supervisor of the ranks lives here, and no send ever waits for one.
 
 SGLang's own code works out what each scheduler is started with, in every version its own way. We let it, with a
-``multiprocessing`` that only takes notes, and start the schedulers from the notes: now, and again whenever one dies.
+``multiprocessing`` that only takes notes, and start the schedulers from the notes: the first of them now, the others when
+an operator asks for them, and each again whenever it dies.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,15 +20,29 @@ from typing import Any, cast
 from eep.control.background import BackgroundSupervisor
 from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import Launcher, SubprocessLauncher, command_of
+from eep.control.spares import SpareLauncher
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
-from sglang_patches import cpu, hooks, options, rank_entry, recipe
-from sglang_patches.options import DIRECTORY
+from eep.observe.metrics import InstanceMetrics
+from sglang_patches import (
+    backup,
+    controller_process,
+    cpu,
+    hooks,
+    launcher,
+    options,
+    preload_cuda,
+    rank_entry,
+    recipe,
+    store,
+)
+from sglang_patches.options import DIRECTORY, Options
 
 logger = logging.getLogger(__name__)
 
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
 _ATTRIBUTE = "_eep_ranks"
+_PROCESS = launcher.ChildProcess(controller_process.__name__, "run")
 _POLLS_EVERY_MS = 50
 _LOOKS_EVERY = 0.05
 _LOADED_WITHIN = 3600.0
@@ -34,12 +50,13 @@ _FAILS_AT_START = 3
 PRELOAD = ("sglang_patches.preload", "sglang_patches.rank_entry")
 
 
-def policy(ranks: int, max_ranks: int, relaunch: bool) -> Policy:
+def policy(wanted: Options) -> Policy:
     """Patient with a rank that keeps dying, as long as it lives for a while in between."""
     return Policy(
-        max_ranks=max_ranks,
-        first_view=ranks,
-        relaunch_limit=50 if relaunch else 0,
+        max_ranks=wanted.max_ranks,
+        first_view=wanted.ranks,
+        fewest_ranks=wanted.fewest_ranks if wanted.on_lost_coverage == "refuse" else 1,
+        relaunch_limit=50 if wanted.relaunch else 0,
         relaunch_backoff=0.1,
         longest_backoff=5.0,
         stable_after=10.0,
@@ -73,7 +90,7 @@ class Notes:
         )
 
     def ranks(self) -> Ranks:
-        """All have been noted: start them."""
+        """All have been noted: start those with which the server starts."""
         if self._ranks is None:
             self._ranks = self._started(self._count)
         return self._ranks
@@ -115,27 +132,35 @@ class Loaded:
 
 
 class Ranks:
-    """The supervisor of this server's ranks, and who of them is in. ``live`` is replaced whole, never changed."""
+    """The supervisor of this server's ranks, and who of them is in. ``live`` is replaced whole, never changed.
 
-    def __init__(self, directory: Path, count: int, max_ranks: int, relaunch: bool) -> None:
-        self.directory = directory
+    Those with which the server starts are started; an operator may ask for the others.
+    """
+
+    def __init__(self, directory: Path, wanted: Options) -> None:
+        self.directory, self._wanted = directory, wanted
         self.live: dict[int, int] = {}
         self.ended: deque[int] = deque()
         """Ranks whose death the event loop has not seen yet."""
-        self._background = BackgroundSupervisor(lambda: self._make(count, max_ranks, relaunch))
+        self._background = BackgroundSupervisor(self._make)
         self._background.start()
+        self._backup = backup.start(directory, options.required().backup)
 
-    def _make(self, count: int, max_ranks: int, relaunch: bool) -> Supervisor:
+    def _make(self) -> Supervisor:
+        wanted = self._wanted
         supervisor = Supervisor(
             _launcher(),
-            range(count),
-            max_ranks=max_ranks,
-            standby=range(count, max_ranks),
-            policy=policy(count, max_ranks, relaunch),
+            range(wanted.ranks),
+            max_ranks=wanted.max_ranks,
+            standby=range(wanted.ranks, wanted.max_ranks),
+            policy=policy(wanted),
+            store=store.open_store(wanted.store),
             directory=self.directory,
             remove_directory=True,
+            marks=[f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ],
         )
         supervisor.watch_effects(self._happened)
+        supervisor.watch_effects(InstanceMetrics())
         return supervisor
 
     def _happened(self, effect: Effect) -> None:
@@ -150,7 +175,11 @@ class Ranks:
         return self._background.call(lambda supervisor: supervisor.pids.get(rank))
 
     def wait_until_loaded(self, rank: int) -> Any:
-        """The first word of a scheduler. Raises when it cannot be started: a server that never served should end."""
+        """The first word of a scheduler; one that nobody has asked for would say what the first rank says.
+
+        Raises when it cannot be started: a server that never served should end.
+        """
+        rank = rank if rank < self._wanted.ranks else 0
         path, deadline = rank_entry.info_path(self.directory, rank), time.monotonic() + _LOADED_WITHIN
         while not path.exists():
             local = self._background.call(lambda supervisor: supervisor.state.ranks[rank])
@@ -163,13 +192,19 @@ class Ranks:
         return recipe.read(path)
 
     def stop(self) -> None:
+        if self._backup is not None:
+            self._backup.stop()
         self._background.stop()
 
 
 def _launcher() -> Launcher:
     """A process that has opened a GPU cannot be forked, and importing SGLang may open it; there, start afresh."""
+    spares = options.required().spares
+    if spares:
+        warm = "" if cpu.is_asked_for() else preload_cuda.ENTRY
+        return SpareLauncher(rank_entry.ENTRY, spares=spares, preload=PRELOAD, warm=warm)
     if cpu.is_asked_for():
-        return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD)
+        return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
     return SubprocessLauncher(command_of(cast(FunctionType, rank_entry.main)))
 
 
@@ -212,6 +247,7 @@ class Outbox:
 
 
 def register() -> None:
+    hooks.rebind("entrypoints.engine.run_data_parallel_controller_process", _PROCESS)
     hooks.hook(_CONTROLLER + "launch_tensor_parallel_group", _launch)
     hooks.hook(_CONTROLLER + "maybe_external_dp_rank_routing", _route, "replace")
     hooks.hook(_CONTROLLER + "event_loop", _event_loop, "replace")
@@ -223,14 +259,19 @@ def _launch(original: Callable[..., Any], controller: Any, *arguments: Any, **na
     directory, wanted = Path(os.environ[DIRECTORY]), options.required()
 
     def start(count: int) -> Ranks:
-        ranks = Ranks(directory, count, max(wanted.max_ranks, count), wanted.relaunch)
+        if count != wanted.max_ranks:
+            raise RuntimeError(f"SGLang would start {count} schedulers, and there are {wanted.max_ranks} ranks")
+        ranks = Ranks(directory, wanted)
         setattr(controller, _ATTRIBUTE, ranks)
         return ranks
 
     real = module.mp
     module.mp = Notes(directory, start)
     try:
-        return original(controller, *arguments, **named)
+        result = original(controller, *arguments, **named)
+        # SGLang passes their process ids on; those that were not started have none.
+        controller.scheduler_procs = [process for process in controller.scheduler_procs if process.pid is not None]
+        return result
     finally:
         module.mp = real
 
@@ -246,11 +287,17 @@ def _route(controller: Any, request: Any) -> bool:
     return True
 
 
+def outlive_failed_ranks() -> None:
+    """A scheduler that fails signals its parent, which is us unless it was forked. It is started again, and we stay."""
+    signal.signal(signal.SIGQUIT, lambda *_: logger.warning("a rank has failed; its output above says why"))
+
+
 def _event_loop(controller: Any) -> None:
     import zmq
     from sglang.srt.managers import data_parallel_controller as module
 
     ranks: Ranks = getattr(controller, _ATTRIBUTE)
+    outlive_failed_ranks()
     outbox = Outbox(module.sock_send)
     module.sock_send = outbox
     poller = zmq.Poller()

@@ -4,6 +4,10 @@ SGLang's models branch on the name of an all-to-all backend. ``arguments.py`` na
 right for any backend that exchanges tokens inside the MoE layer; here the class behind that name becomes ours, and the
 layer stays the plain ``FusedMoE``, which takes tokens in the STANDARD format: rows, the local slots that each row is for (-1
 for "not here"), and their weights.
+
+With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. The gate is given a score of minus infinity for
+them, so that it picks others and shares out the weights among those as the model does; where it picks one all the same, that
+pick goes nowhere and counts nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ def register() -> None:
     hooks.hook("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", _create, "replace")
     hooks.hook("layers.moe.ep_moe.layer.get_moe_impl_class", _impl_class, "replace")
     hooks.hook("layers.moe.utils.MoeA2ABackend.is_deepep", _is_deepep)
+    if options.required().on_lost_coverage == "mask":
+        hooks.hook("layers.moe.topk.select_experts", _mask_scores, "before")
 
 
 def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
@@ -44,6 +50,16 @@ def _impl_class(*_: Any, **__: Any) -> Any:
 def _is_deepep(original: Callable[[Any], bool], backend: Any) -> bool:
     # Version 0.5.17 of Qwen3-MoE asks for this one backend by name.
     return original(backend) or backend.is_mooncake()
+
+
+def _mask_scores(
+    hidden_states: torch.Tensor, router_logits: torch.Tensor | None, topk_config: Any, **named: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    here, layer_id = instance.current(), named.get("layer_id")
+    if router_logits is None or layer_id not in here.layer_ids:
+        return None
+    masked = here.location.tables.masked[here.layer_ids.index(layer_id)]
+    return (hidden_states, router_logits.masked_fill(masked, float("-inf")), topk_config), named
 
 
 def make_dispatcher(here: instance.Instance, layer: int) -> Any:
@@ -72,10 +88,15 @@ class Exchange:
     ) -> None:
         slots = here.location.choice[layer]
         # -1 stays -1: rows that are only padding go nowhere.
-        chosen = torch.where(topk_ids >= 0, slots[topk_ids.long().clamp(min=0)], -1)
+        experts = topk_ids.long().clamp(min=0)
+        chosen = torch.where(topk_ids >= 0, slots[experts], -1)
+        weights = topk_weights.float()
+        if here.used is not None:
+            here.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
+            weights = torch.where(chosen >= 0, weights, 0.0)
         self._buffer = here.buffer
         self._dtype = x.dtype
-        tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), topk_weights.float().contiguous())
+        tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), weights.contiguous())
         assert isinstance(tokens, RankTokens)
         self._tokens = tokens
         # On a GPU the shape may not depend on the data, and kernels skip rows that are for nobody here.

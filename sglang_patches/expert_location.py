@@ -2,7 +2,7 @@
 
 Slots are numbered by capacity: rank ``r`` owns ``slots_per_rank`` slots from ``r * slots_per_rank`` on. All ranks start from
 the same placement, a pure function of the command line and the model, so that a rank which starts alone loads the experts
-that the others expect it to have.
+that the others expect it to have. So does one that the server grows by: nothing moves when it joins.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from eep.validity import addresses_of, check_routing
 
 
 def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int, max_ranks: int) -> Placement:
-    """Where the experts are when ``ranks`` ranks have started and none was lost. One host: regions reach no further."""
-    return plan(np.ones((layers, experts)), None, range(ranks), slots_per_rank, topology=[0] * max_ranks)
+    """What each of ``max_ranks`` loads. The first ``ranks``, with which a server starts, hold every expert among them; the
+    others hold further copies. One host: regions reach no further."""
+    load, host = np.ones((layers, experts)), [0] * max_ranks
+    at_start = plan(load, None, range(ranks), slots_per_rank, host)
+    return plan(load, at_start, range(max_ranks), slots_per_rank, host)
 
 
 class ExpertLocation:

@@ -19,10 +19,12 @@ from typing import Any
 from eep.control.private import PrivateDirectory
 from eep.control.watcher import Watcher
 from eep.fault_orders import allow_in
+from eep.observe.metrics import Sheet
 from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
 from sglang_patches import hooks, ledger_adapter, options
 from sglang_patches.options import DIRECTORY
+from sglang_patches.seeds import Seeds
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class FrontEnd:
         answer: Callable[[str, dict[str, Any] | None, int], None],
         *,
         deterministic: bool = False,
+        seeds: Seeds | None = None,
         wait_limit: float = _DEFAULT_WAIT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
@@ -55,11 +58,14 @@ class FrontEnd:
         self.live: dict[int, int] = {}
         self._gone: dict[int, int] = {}
         self._kept: dict[str, Any] = {}
-        self._dispatch, self._answer, self._deterministic = dispatch, answer, deterministic
+        self._dispatch, self._answer = dispatch, answer
+        self._deterministic, self._seeds = deterministic, seeds
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
         self._looking = False
+        self._metrics = Sheet("front-end")
+        self._metrics.add("requests_moved", 0)
 
     # From the front end to the schedulers.
 
@@ -79,7 +85,7 @@ class FrontEnd:
 
     def _accept(self, message: Any) -> None:
         self.ledger.accept(ledger_adapter.request_of(message, self._deterministic), self._clock())
-        self._kept[message.rid] = ledger_adapter.kept_copy(message)
+        self._kept[message.rid] = ledger_adapter.kept_copy(message, self._seeds)
 
     def _send_what_waits(self) -> None:
         for request_id in self.ledger.waiting():
@@ -159,6 +165,7 @@ class FrontEnd:
         for request_id, why in lost.failed:
             self._end(request_id, _try_again(f"the rank that served this request was lost, and {why}"))
         if lost.replays:
+            self._metrics.add("requests_moved", len(lost.replays))
             logger.info("replaying %d requests on %s", len(lost.replays), sorted(self.live) or "whoever comes back")
         self._send_what_waits()
 
@@ -220,7 +227,8 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
         found = FrontEnd(
             lambda message: send(manager, message),
             lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
-            deterministic=bool(getattr(manager.server_args, "enable_deterministic_inference", False)),
+            deterministic=options.required().seeded,
+            seeds=Seeds.for_server(manager.server_args),
             wait_limit=float(os.environ.get(WAIT_LIMIT, _DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
             lost_lives=lambda lost, live: _expect_fewer_answers(manager, lost),

@@ -22,8 +22,11 @@ AREAS = (
     "controller",
     "front_end",
     "resume",
+    "seeds",
 )
 """The modules that have a ``register()`` of their own, in the order in which they are installed."""
+GPU_AREAS = ("cuda.devices", "cuda.float32", "cuda.graphs")
+"""Those that are installed where there is a GPU. On a CPU it is ``cpu.native_path``."""
 _wanted: set[str] = set()
 _installed = False
 
@@ -67,10 +70,7 @@ def install_all() -> None:
 
     if cpu.is_asked_for():
         cpu.fill_gaps()
-        from sglang_patches.cpu import native_path
-
-        native_path.register()
-    for area in AREAS:
+    for area in (*AREAS, *(("cpu.native_path",) if cpu.is_asked_for() else GPU_AREAS)):
         importlib.import_module(f"sglang_patches.{area}").register()
     apply()
     _installed = True

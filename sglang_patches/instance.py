@@ -14,25 +14,35 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from eep.buffer import Buffer
 from eep.control.buffer_plane import member_rendezvous
+from eep.control.private import CONTROL_DIRECTORY
 from eep.control.processes import INCARNATION
-from eep.experts.checkpoint import CheckpointReader
-from eep.experts.converted import ConvertedReader
+from eep.experts.converted import open_checkpoint
 from eep.experts.coverage import Coverage
-from eep.experts.layout import ExpertLayout
+from eep.experts.layout import checksum
+from eep.experts.packing import FloatArray
 from eep.experts.placement import Placement
-from eep.experts.repair import Reader
+from eep.experts.repair import Reader, SourceLost, Want
+from eep.experts.repair_plan import Tier
+from eep.observe.metrics import RankMetrics
 from eep.recovery import Session
-from sglang_patches import options, process_groups
+from eep.view import View
+from sglang_patches import backup, options, process_groups
+from sglang_patches.cuda import graphs
 from sglang_patches.expert_location import ExpertLocation, initial_placement
 
 if TYPE_CHECKING:
     from sglang_patches.weights import ExpertWeights
 
 logger = logging.getLogger(__name__)
+
+
+ANY_STEP, DECODE_STEP = 0, 1
+"""Numbers of buffers. Kernels of a graph have fixed shapes, so they go through a buffer that is no larger than they need."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,8 @@ class MoeShape:
 @dataclass
 class Instance:
     rank: int
-    ranks: int
-    max_tokens: int
+    max_tokens: tuple[int, ...]
+    """The most tokens that a rank can have in a step, for each buffer: any step, and one in which all ranks decode."""
     device: str
     options: options.Options = field(default_factory=options.required)
     shape: MoeShape | None = None
@@ -59,8 +69,11 @@ class Instance:
     layers: list[Any] = field(default_factory=list)
     """The MoE layers themselves, once the model is loaded."""
     weights: ExpertWeights | None = None
-    checkpoint: Path = Path()
-    _buffer: Buffer | None = None
+    checkpoint: Reader | None = None
+    """The checkpoint as a source for repair, if its experts can be had as they are in memory."""
+    using: int = ANY_STEP
+    """The buffer of the step under way. All ranks use the same."""
+    _buffers: list[Buffer] = field(default_factory=list)
     _session: Session | None = None
 
     def add_layer(self, layer_id: int, shape: MoeShape) -> int:
@@ -79,7 +92,11 @@ class Instance:
         if self.shape is None:
             raise SystemExit("--ep-backend eep serves models with experts; this one has none")
         return initial_placement(
-            len(self.layer_ids), self.shape.experts, self.shape.slots_per_rank, self.ranks, self.options.max_ranks
+            len(self.layer_ids),
+            self.shape.experts,
+            self.shape.slots_per_rank,
+            self.options.ranks,
+            self.options.max_ranks,
         )
 
     @cached_property
@@ -88,9 +105,9 @@ class Instance:
 
     @property
     def buffer(self) -> Buffer:
-        if self._buffer is None:
+        if not self._buffers:
             raise RuntimeError("the data plane is not up before the weights are loaded")
-        return self._buffer
+        return self._buffers[self.using]
 
     @property
     def has_joined(self) -> bool:
@@ -101,34 +118,59 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
-            self._session = Session(process_groups.world(), self.buffer, self.coverage.repair)
+            self._session = Session(process_groups.world(), self._buffers, self._repair)
         return self._session
+
+    def _repair(self, view: View) -> int | None:
+        digest = self.coverage.repair(view)
+        brought_in = {tier.name.lower(): self.coverage.brought_in[tier] for tier in Tier}
+        self._metrics.tell(self.session.repeated, brought_in)
+        return digest
 
     def start(self, layers: list[Any], weights: ExpertWeights, checkpoint: Path) -> None:
         """The weights are there: bring up the data plane, with this rank alone in it."""
         shape = self.shape
         assert shape is not None
-        self.layers, self.weights, self.checkpoint = layers, weights, checkpoint
-        self._buffer = Buffer(
-            self.rank,
-            rendezvous=member_rendezvous() / "tokens",
-            max_ranks=self.options.max_ranks,
-            max_tokens=self.max_tokens,
-            hidden=shape.hidden,
-            topk=shape.topk,
-            local_experts=shape.slots_per_rank,
-            wire="f32" if shape.dtype == torch.float32 else "bf16",
-            device=self.device,
-            incarnation=int(os.environ[INCARNATION]),
-            timeout_ms=self.options.timeout_ms,
-        )
-        self._buffer.start_alone()
+        self.layers, self.weights = layers, weights
+        self.checkpoint = _open_checkpoint(checkpoint, weights, self.layer_ids)
+        if self.options.backup == "checkpoint":
+            if self.checkpoint is None:
+                raise SystemExit(
+                    f"--eep-backup checkpoint: {checkpoint} does not have the experts as they are served (the log says "
+                    "why); --eep-backup live has them as they are in memory"
+                )
+            backup.describe_checkpoint(self.directory, checkpoint, self.layer_ids, weights.memory.layout)
+        for number, max_tokens in enumerate(self.max_tokens):
+            buffer = Buffer(
+                self.rank,
+                rendezvous=member_rendezvous() / f"tokens-{number}",
+                max_ranks=self.options.max_ranks,
+                max_tokens=max_tokens,
+                hidden=shape.hidden,
+                topk=shape.topk,
+                local_experts=shape.slots_per_rank,
+                wire="f32" if shape.dtype == torch.float32 else "bf16",
+                device=self.device,
+                incarnation=int(os.environ[INCARNATION]),
+                timeout_ms=self.options.timeout_ms,
+            )
+            buffer.start_alone()
+            self._buffers.append(buffer)
 
-    def run_empty(self) -> None:
+    def use_for(self, all_decode: bool) -> None:
+        """The step that begins goes through the buffer for that kind of step."""
+        self.using = DECODE_STEP if all_decode and len(self.max_tokens) > 1 else ANY_STEP
+
+    def wait(self) -> None:
+        """Until what this process has started on its device is done."""
+        if self.device != "cpu":
+            torch.cuda.current_stream().synchronize()
+
+    def run_empty(self, using: int) -> None:
         """A step without tokens of this rank's own: its experts serve those of the others."""
         from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-        shape = self.shape
+        shape, self.using = self.shape, using
         assert shape is not None
         with torch.no_grad():
             x = torch.empty((0, shape.hidden), dtype=shape.dtype, device=self.device)
@@ -136,12 +178,42 @@ class Instance:
             weights = torch.empty((0, shape.topk), dtype=torch.float32, device=self.device)
             for layer in self.layers:
                 layer(x, StandardTopKOutput(weights, ids, x))
+        self.wait()
+
+    @property
+    def directory(self) -> Path:
+        """Private to this server."""
+        return Path(os.environ[CONTROL_DIRECTORY])
+
+    @cached_property
+    def used(self) -> torch.Tensor | None:
+        """``[layers, experts]``: how often this rank has asked for each, counted where experts may have to be masked."""
+        if self.options.on_lost_coverage == "refuse":
+            return None
+        first = self.first_placement
+        return torch.zeros((first.layers, first.experts), dtype=torch.int64, device=self.device)
+
+    def _counted(self) -> FloatArray:
+        assert self.used is not None
+        return self.used.cpu().numpy().astype(np.float64)
+
+    @cached_property
+    def _metrics(self) -> RankMetrics:
+        return RankMetrics(self.rank)
 
     @cached_property
     def coverage(self) -> Coverage:
         """What keeps every expert on an active rank."""
         weights = self.weights
         assert weights is not None
+        kept = backup.connect(
+            self.directory,
+            self.options.backup,
+            self.rank,
+            weights.memory,
+            weights.shared,
+            self.first_placement.experts,
+        )
         return Coverage(
             self.rank,
             int(os.environ[INCARNATION]),
@@ -151,8 +223,11 @@ class Instance:
             weights.checksums,
             member_rendezvous() / "experts",
             self.location.publish,
-            checkpoint=_open_checkpoint(self.checkpoint, weights.memory.layout, self.layer_ids),
+            checkpoint=self.checkpoint,
+            backup=kept.client,
+            offer=kept.offer,
             when_short=self.options.on_lost_coverage,
+            counted=None if self.used is None else self._counted,
             device=self.device,
         )
 
@@ -164,14 +239,18 @@ def current() -> Instance:
     """The instance of this process; made at the first call, once SGLang has published its configuration."""
     global _current
     if _current is None:
-        from sglang.srt.runtime_context import get_parallel, get_schedule, get_server_args
+        from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, get_server_args
 
         parallel = get_parallel()
+        device = str(get_server_args().device or "cpu")
+        largest = [largest_step(get_schedule())]
+        if device != "cpu":
+            running = -(-int(get_schedule().max_running_requests) // parallel.tp_size)
+            largest.append(graphs.largest_decode(get_exec().graph.cuda_graph_config.decode, running))
         _current = Instance(
             rank=parallel.tp_rank,
-            ranks=parallel.tp_size,
-            max_tokens=largest_step(get_schedule()),
-            device=str(get_server_args().device or "cpu"),
+            max_tokens=tuple(filter(None, largest)),
+            device=device,
         )
     return _current
 
@@ -186,14 +265,20 @@ def largest_step(schedule: Any) -> int:
     return int(chunk) + int(running)
 
 
-def _open_checkpoint(path: Path, layout: ExpertLayout, layers: list[int]) -> Reader | None:
-    """The checkpoint as a source for repair, if its experts can be had as they are in memory."""
+def _open_checkpoint(path: Path, weights: ExpertWeights, layers: list[int]) -> Reader | None:
+    """The checkpoint as a source for repair, if it gives what was loaded from it: a model may have been quantised or
+    reordered meanwhile."""
+    layout = weights.memory.layout
     try:
-        reader = CheckpointReader(path, layers=layers)
-        stored = reader.layout(layout.slots)
-        if [spec.dtype for spec in stored.tensors] == [spec.dtype for spec in layout.tensors]:
-            return reader
-        return ConvertedReader(reader, stored, layout)
-    except (OSError, ValueError) as error:
+        source = open_checkpoint(path, None, layers, [spec.dtype for spec in layout.tensors])
+        if [spec.shape for spec in source.layout.tensors] != [spec.shape for spec in layout.tensors]:
+            raise ValueError("its experts have other shapes than those that are served")
+        layer, expert = (int(each) for each in np.argwhere(weights.checksums.known)[0])
+        aside = [torch.empty_like(piece, device="cpu") for piece in weights.memory.pieces(layer, 0)]
+        source.reader.read([Want(layer, expert, 0, aside)])
+        if not weights.checksums.matches(layer, expert, checksum(aside)):
+            raise ValueError("its experts are not those that are served: they were converted when they were loaded")
+    except (OSError, ValueError, SourceLost) as error:
         logger.warning("lost experts cannot be read from %s: %s", path, error)
         return None
+    return source.reader

@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import multiprocessing
 import os
+import secrets
 import signal
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
@@ -22,6 +23,8 @@ from sglang_patches import cpu, hooks, options
 from sglang_patches.options import DIRECTORY
 
 _PRELOAD = "sglang_patches.preload"
+FORKED = "EEP_FORKED"
+"""What all processes that are forked from the fork server were started with: by it a keeper finds the ranks among them."""
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
@@ -96,6 +99,8 @@ def prepare_cpu() -> None:
 
 def start_fork_server() -> None:
     """Let the fork server import SGLang while this process does the same. Without effect if it runs already."""
+    if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
+        os.environ[FORKED] = secrets.token_hex(16)
     multiprocessing.set_forkserver_preload([_PRELOAD])
     forkserver.ensure_running()
 
@@ -117,6 +122,7 @@ def end_with_parent() -> None:
 def register() -> None:
     hooks.hook("entrypoints.engine._set_envs_and_config", _choose_start_method, "after")
     hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _launch_subprocesses)
+    hooks.hook("entrypoints.engine.Engine._launch_scheduler_processes", _launch_scheduler_processes)
     from sglang.srt.entrypoints import engine
 
     hooks.rebind(
@@ -137,6 +143,17 @@ def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: An
     result = original(cls, *arguments, **named)
     _have_swept(next((part for part in result if hasattr(part, "instance_id")), None))
     return result
+
+
+def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
+    """From version 0.5.22 on the main process starts the schedulers itself, and ends the server when one dies, unless
+    there is an elastic backend: then the controller starts them, as it does in older versions."""
+    if options.current() is None:
+        return original(cls, *arguments, **named)
+    from sglang.srt.runtime_context import get_exec
+
+    with get_exec().moe.override(elastic_ep_backend="eep"):
+        return original(cls, *arguments, **named)
 
 
 def _have_swept(ports: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from eep.requests import Counts, Delivery, Manner, Replay, Request
 from sglang_patches.resume import DELIVERED
+from sglang_patches.seeds import Seeds
 
 _MORE_THAN_TOKENS = (
     "return_hidden_states",
@@ -39,7 +40,7 @@ _OF_THE_PROMPT = (
     "input_token_ids_logprobs_val",
     "input_token_ids_logprobs_idx",
 )
-UNSEEDED = "it is sampled, and without --enable-deterministic-inference SGLang has no seed that another rank could use"
+UNSEEDED = "it is sampled, by kernels that know no seeds (those of --sampling-backend pytorch do)"
 
 
 def request_of(message: Any, deterministic: bool) -> Request:
@@ -47,7 +48,6 @@ def request_of(message: Any, deterministic: bool) -> Request:
     parameters = message.sampling_params
     tokens = getattr(message, "input_ids", None)
     generates = hasattr(message, "stream")
-    greedy = not generates or getattr(parameters, "top_k", 1) == 1
     restart = (
         not generates
         or (getattr(parameters, "beam_width", None) or 1) > 1
@@ -58,9 +58,13 @@ def request_of(message: Any, deterministic: bool) -> Request:
         None if tokens is None else tuple(tokens),
         parameters.max_new_tokens if generates else None,
         Manner.RESTART if restart else Manner.RESUME,
-        "" if greedy or deterministic else UNSEEDED,
+        UNSEEDED if _is_sampled(message) and not deterministic else "",
         _why_immovable(message),
     )
+
+
+def _is_sampled(message: Any) -> bool:
+    return hasattr(message, "stream") and getattr(message.sampling_params, "top_k", 1) != 1
 
 
 def _is_set(value: object) -> bool:
@@ -75,9 +79,13 @@ def _why_immovable(message: Any) -> str:
     return ""
 
 
-def kept_copy(message: Any) -> Any:
-    """What to keep of a request that has been made ready for the wire, so that it can be sent again."""
+def kept_copy(message: Any, seeds: Seeds | None = None) -> Any:
+    """What to keep of a request that has been made ready for the wire, so that it can be sent again. ``seeds``: have it
+    sampled by a seed, whoever serves it."""
     kept = copy.copy(message)
+    if seeds is not None and _is_sampled(message):
+        kept.sampling_params = copy.copy(message.sampling_params)
+        kept.sampling_params.sampling_seed = seeds.seed_for(message.sampling_params)
     parameters = getattr(kept, "sampling_params", None)
     given = getattr(parameters, "custom_params", None)
     if isinstance(given, dict) and DELIVERED in given:  # not a client's to say

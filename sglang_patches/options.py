@@ -19,14 +19,23 @@ DIRECTORY = "EEP_SERVER_DIR"
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The values of the ``--eep-*`` flags. That there are any means that ``--ep-backend eep`` was given."""
 
+    ranks: int
+    """With how many the server starts."""
     max_ranks: int
+    """How many there may ever be. SGLang is told this number, and everything is laid out for it."""
+    fewest_ranks: int = 1
+    """How many it takes to hold every expert."""
     timeout_ms: float = 1000.0
     redundant_experts: int = 0
+    """Slots beyond the number of experts, over all ``max_ranks``."""
     backup: Literal["off", "live", "checkpoint"] = "off"
     store: str = ""
     on_lost_coverage: Literal["refuse", "mask"] = "refuse"
     relaunch: bool = True
     faults: bool = False
+    seeded: bool = False
+    """Sampling goes by a request's seed and the position of the token, and by nothing else."""
+    spares: int = 0
 
     def publish(self) -> None:
         """Let this process and those it starts from now on know."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import eep.pg
 from eep.control.buffer_plane import member_rendezvous
 from eep.process_group.world import World
-from sglang_patches import hooks, options
+from sglang_patches import cpu, hooks, options
 
 _BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load"
 _LEAST_PATIENCE_MS = 10_000.0
@@ -26,6 +26,7 @@ _LEAST_PATIENCE_MS = 10_000.0
 _LEFT_OUT = (
     "use_pynccl",
     "use_mscclpp",
+    "use_pymscclpp",  # its name in 0.5.17
     "use_custom_allreduce",
     "use_torch_symm_mem_all_reduce",
     "use_message_queue_broadcaster",
@@ -74,7 +75,10 @@ def _start_alone(*arguments: Any, **named: Any) -> None:
         world_size=named["world_size"],
         timeout=_patience(),
         pg_options=eep.pg.Options(
-            defer_join=True, max_ranks=options.required().max_ranks, rendezvous=member_rendezvous() / "groups"
+            defer_join=True,
+            max_ranks=options.required().max_ranks,
+            rendezvous=member_rendezvous() / "groups",
+            devices=("cpu",) if cpu.is_asked_for() else ("cpu", "cuda"),
         ),
     )
 
@@ -98,7 +102,8 @@ def _all_groups_on_eep() -> Iterator[None]:
     def new_group(
         ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any
     ) -> Any:
-        return real(ranks, _patience(), "eep", None, **named)
+        of_the_host = eep.pg.Options() if backend == "gloo" else None
+        return real(ranks, _patience(), "eep", of_the_host, **named)
 
     dist.new_group = new_group  # type: ignore[assignment]
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from eep.control.private import CONTROL_DIRECTORY
 from eep.control.processes import INCARNATION, RANK
-from sglang_patches import recipe
+from sglang_patches import recipe, targets
 
 ENTRY = "sglang_patches.rank_entry:main"
 
@@ -52,6 +52,7 @@ def main() -> None:
     load_plugins()
     _outlive_the_parent()
     arguments = list(written["arguments"])
+    _make_model_config(arguments)
     arguments[written["writer"]] = InitialInfo(info_path(directory, rank))
     from sglang.srt.managers.scheduler import run_scheduler_process
 
@@ -59,6 +60,17 @@ def main() -> None:
     run_scheduler_process(*arguments, **written["named"])
     # It returns after an exception too, which it has logged; only a rank that was told to end may end cleanly.
     raise SystemExit(1)
+
+
+def _make_model_config(arguments: list[Any]) -> None:
+    """0.5.17 keeps the model's configuration as a plain attribute of its arguments, which are sealed by the time that a rank
+    asks for it. It was not written down, since it can be made again."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.server_args import ServerArgs
+
+    for each in arguments:
+        if isinstance(each, ServerArgs) and targets.numbers(targets.installed_version()) < (0, 5, 18):
+            object.__setattr__(each, "model_config", ModelConfig.from_server_args(each))
 
 
 def _outlive_the_parent() -> None:

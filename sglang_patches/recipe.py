@@ -19,7 +19,7 @@ import msgspec
 
 _KIND, _VALUE = "eep:kind", "eep:value"
 _PACKAGES = ("sglang", "sglang_patches")
-CACHES = ("_model_config", "_mx_config_cache")
+CACHES = ("_model_config", "_mx_config_cache", "model_config")
 """Attributes that SGLang makes again when they are missing, and that are not worth writing down."""
 
 

@@ -46,7 +46,12 @@ TARGETS = (
     Target("entrypoints.engine._set_envs_and_config", "how child processes are started", ("server_args",)),
     Target("entrypoints.engine.run_data_parallel_controller_process", "plugins in the controller"),
     Target("entrypoints.engine.run_detokenizer_process", "plugins in the detokenizer"),
-    Target("entrypoints.engine.Engine._launch_scheduler_processes", "the controller owns the schedulers", ("cls",)),
+    Target(
+        "entrypoints.engine.Engine._launch_scheduler_processes",
+        "the controller owns the schedulers",
+        ("cls",),
+        since="0.5.22",
+    ),
     Target(
         "entrypoints.engine.Engine._launch_subprocesses",
         "what child processes run",
@@ -69,7 +74,14 @@ TARGETS = (
     Target(
         "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
     ),
-    Target("model_executor.model_runner.ModelRunner.forward", "the end of a step", ("forward_batch",)),
+    Target(
+        "managers.scheduler_components.dp_attn.exchange_sync_rows",
+        "it goes through one rank, which may be lost",
+        ("global_flat", "local_row", "group"),
+        since="0.5.23",
+    ),
+    Target("managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)),
+    Target("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
     Target(
         "model_executor.model_runner.ModelRunner.load_model",
         "expert weights in memory that repair can write",
@@ -77,6 +89,12 @@ TARGETS = (
     ),
     Target("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
     Target("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
+    Target("layers.sampler.sampling_from_probs_torch", "draws by seed", ("probs", "sampling_seed", "positions")),
+    Target(
+        "layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        "draws by seed among likely tokens",
+        ("probs", "top_ks", "top_ps", "min_ps", "need_min_p_sampling", "sampling_seed", "positions"),
+    ),
     Target("distributed.bootstrap._resolve_backend", "process groups on eep", ("device",)),
     Target("distributed.parallel_state.init_distributed_environment", "a rank starts alone", ("world_size", "rank")),
     Target("distributed.parallel_state.GroupCoordinator.__init__", "process groups on eep", ("group_ranks",)),
@@ -99,7 +117,29 @@ TARGETS = (
         "torch-native experts by local slot",
         ("layer", "x", "topk_output"),
     ),
-    Target("layers.moe.topk.select_experts", "the torch-native gate knows no padding", ("hidden_states",)),
+    Target(
+        "layers.moe.topk.select_experts",
+        "the torch-native gate knows no padding, and no gate knows what is masked",
+        ("hidden_states", "router_logits", "topk_config", "layer_id"),
+    ),
+    Target("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU"),
+    Target(
+        "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.capture",
+        "graphs go through a buffer of their own",
+        ("self",),
+    ),
+    Target("layers.layernorm.RMSNorm.forward_cuda", "float32 on a GPU", ("x",)),
+    Target("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", "float32 on a GPU", ("positions", "query")),
+    Target("models.utils.can_use_fused_inplace_qknorm", "float32 on a GPU"),
+    Target("layers.moe.moe_runner.triton_utils.fused_moe.invoke_fused_moe_kernel", "float32 on a GPU"),
+    Target("layers.moe.moe_runner.triton_utils.fused_moe.silu_and_mul", "float32 on a GPU"),
+    Target("layers.moe.moe_runner.triton_utils.fused_moe.moe_sum_reduce", "float32 on a GPU"),
+    Target(
+        "model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch",
+        "it pins memory without asking whether that can be done",
+        ("model_runner",),
+        until="0.5.19",
+    ),
 )
 _BY_NAME = {target.name: target for target in TARGETS}
 

@@ -17,6 +17,7 @@ from eep.view import View
 from sglang_patches import ledger_adapter, recipe
 from sglang_patches.front_end import FrontEnd
 from sglang_patches.resume import DELIVERED
+from sglang_patches.seeds import Seeds
 
 
 @dataclasses.dataclass
@@ -24,6 +25,8 @@ class Parameters:
     max_new_tokens: int | None = 8
     top_k: int = 1
     custom_params: dict[str, Any] | None = None
+    sampling_seed: int | None = None
+    n: int = 1
 
 
 @dataclasses.dataclass
@@ -227,6 +230,21 @@ def test_a_session_dies_with_its_rank_and_says_so() -> None:
     server.accept("a", session_params=object())
     server.front_end.on_gone(0, 0)
     assert "session" in server.answered[0][1]["message"]
+
+
+@pytest.mark.parametrize(("asked", "seed"), [(None, 5), (77, 77)])
+def test_a_sampled_request_goes_on_with_the_seed_that_it_began_with(asked: int | None, seed: int) -> None:
+    seeds = iter((5, 6))
+    server = Server(deterministic=True, seeds=Seeds(lambda: next(seeds)))
+    server.view(1, r0=0, r1=0)
+    given = Parameters(top_k=50, sampling_seed=asked)
+    server.accept("a", sampling_params=given)
+    server.deliver("a", [21], "x", 1)
+    server.front_end.on_gone(0, 0)
+    assert [message.sampling_params.sampling_seed for message in server.sent] == [seed, seed]
+    assert given.sampling_seed == asked, "the caller's own was changed"
+    server.accept("b")
+    assert server.sent[-1].sampling_params.sampling_seed is None, "a greedy one needs none"
 
 
 def test_what_the_ledger_is_told_about_a_request() -> None:

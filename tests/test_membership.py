@@ -31,6 +31,7 @@ from eep.membership import (
     judge,
     next_incarnation,
     phase_name,
+    why_it_must_stay,
 )
 from eep.view import NEVER, View
 from tests.membership_host import Host, of_type
@@ -100,6 +101,35 @@ def test_joins_wait_for_a_repair_but_faults_do_not() -> None:
     assert host.instance.view == View(4, (3,), (0, 0, 0, 0))
     host.feed(Settled(3, 0, 4))
     assert host.instance.view == View(5, (0, 3), (1, 0, 0, 0))
+
+
+def test_after_the_loss_of_all_whoever_is_to_come_back_forms_the_instance() -> None:
+    """Also when fewer are left than it first waited for: one was taken out, and nobody else would come."""
+    host = Host(first_view=4).run()
+    host.feed(OperatorAsked("x", Action.REMOVE, 3), Exited(3, 0, "it left"))
+    host.settle()
+    host.feed(*[Exited(rank, 0, "SIGKILL") for rank in range(3)])
+    assert host.instance.view.active == ()
+    host.feed(Ready(0, 1), Ready(1, 1))
+    assert host.instance.view.active == (), "it starts once, with all that are coming"
+    host.feed(Ready(2, 1))
+    assert host.instance.view.active == (0, 1, 2)
+
+
+def test_a_rank_without_which_too_few_would_stay_is_not_for_an_operator_to_take_out() -> None:
+    host = Host(fewest_ranks=3).run()
+    assert why_it_must_stay(host.state, 2) is None
+    host.feed(OperatorAsked("x", Action.REMOVE, 2))
+    assert host.instance.view.active == (0, 1, 3)
+    assert "2 would stay, and it takes 3" in (why_it_must_stay(host.state, 0) or "")
+    assert why_it_must_stay(host.state, 2) is None, "it is out already; asking again is no harm"
+
+
+def test_those_that_are_leaving_do_not_stay() -> None:
+    host = Host(fewest_ranks=3).run()
+    host.feed(Exited(0, 0, "SIGKILL"), OperatorAsked("x", Action.REMOVE, 2))
+    assert host.instance.view.active == (1, 2, 3), "it leaves when the loss has been repaired"
+    assert "1 would stay" in (why_it_must_stay(host.state, 1) or "")
 
 
 def test_suspicion_is_not_removal() -> None:

@@ -44,7 +44,7 @@ def test_kills_at_random_moments_up_to_three_at_once() -> None:
     choose = random.Random(seed)
 
     async def body() -> None:
-        async with supervised(session_rank.main) as supervisor:
+        async with supervised(session_rank.main, forked=True) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
             for _ in range(8):
                 if choose.random() < 0.6:  # else while those killed before are still coming back

@@ -113,6 +113,10 @@ class EtcdStore:
         except LeaseEndedError:
             pass  # it has ended, which is what was wanted
 
+    async def clear(self) -> None:
+        """Remove every key of this namespace: its job is over."""
+        await self._call("kv/deleterange", {"key": self._key(""), "range_end": _after(self._prefix)})
+
     async def close(self) -> None:
         """Nothing to do: each call has a connection of its own, and ends it."""
 

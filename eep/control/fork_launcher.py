@@ -1,7 +1,8 @@
 """Starts ranks by forking a process that has imported everything they need (:mod:`eep.control.forkserver`).
 
 Importing a serving engine takes tens of seconds; forking takes milliseconds. The fork server is started with the
-first rank and again, at once, whenever it ends; ranks that it forked before live on.
+first rank and again, at once, whenever it ends; ranks that it forked before live on. Whoever has imported everything
+in time can bring the first one along (:func:`eep.control.forkserver.fork_here`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from eep.control import forkserver
 from eep.control.processes import INCARNATION, RANK, Child
@@ -29,6 +30,15 @@ ATTEMPTS = 3
 
 class ForkServerGone(OSError):
     """The fork server has ended, or does not answer."""
+
+
+class _Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -47,10 +57,19 @@ class _Forked:
 
 
 class ForkLauncher:
-    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which are what JSON can say."""
+    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which are what JSON can say. ``first`` is
+    the first fork server; those after it import ``preload``."""
 
-    def __init__(self, entry: str, arguments: Mapping[str, Any] | None = None, *, preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        entry: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        preload: Sequence[str] = (),
+        first: forkserver.Forked | None = None,
+    ) -> None:
         json.dumps(dict(arguments or {}))  # refuse here what could not be sent later
+        self._first = first
         self._entry, self._arguments, self._preload = entry, dict(arguments or {}), list(preload)
         self._environment: dict[str, str] = {}
         self._server: _Server | None = None
@@ -64,11 +83,12 @@ class ForkLauncher:
 
     async def start(self, rank: int, incarnation: int, environment: Mapping[str, str]) -> Child:
         self._environment = {k: v for k, v in environment.items() if k not in (RANK, INCARNATION)}
-        request = {"fork": self._entry, "arguments": self._arguments, "environment": dict(environment)}
+        request = {"fork": self._entry, "arguments": self._arguments}
         for attempt in range(ATTEMPTS):
             try:
                 server = await self._running()
-                answer, descriptors = await server.ask(request, ANSWERS_WITHIN)
+                variables = {**server.set_since(), **environment}
+                answer, descriptors = await server.ask({**request, "environment": variables}, ANSWERS_WITHIN)
             except ForkServerGone:
                 if self._closed or attempt == ATTEMPTS - 1:
                     raise
@@ -82,6 +102,10 @@ class ForkLauncher:
         self._closed = True
         for task in list(self._restarts):
             task.cancel()
+        if self._first is not None:
+            self._first.socket.close()
+            self._first.kill()
+            self._first.wait()
         if self._server is not None:
             self._server.end()
 
@@ -91,7 +115,10 @@ class ForkLauncher:
             if self._closed:
                 raise ForkServerGone("this launcher is closed")
             if self._server is None or not self._server.open:
-                server = _Server(self._preload, self._environment, self._ended)
+                if self._first is not None:
+                    server, self._first = _Server(self._first, self._first.socket, self._ended), None
+                else:
+                    server = _Server(*_start(self._preload, self._environment), self._ended)
                 self._server = server
                 answer, _ = await server.answer(READY_WITHIN)
                 for failure in answer["ready"]:
@@ -111,22 +138,26 @@ class ForkLauncher:
             task.add_done_callback(self._restarts.discard)
 
 
+def _start(preload: Sequence[str], environment: Mapping[str, str]) -> tuple[_Process, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "eep.control.forkserver", str(theirs.fileno()), *preload]
+    with theirs:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    return process, ours
+
+
 class _Server:
     """One fork server process. Answers come in the order of the questions."""
 
-    def __init__(self, preload: Sequence[str], environment: Mapping[str, str], ended: Any) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, process: _Process, ours: socket.socket, ended: Any) -> None:
         ours.setblocking(False)
-        command = [sys.executable, "-m", "eep.control.forkserver", str(theirs.fileno()), *preload]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self._socket, self._ended, self.open = ours, ended, True
+        self._process, self._socket, self._ended, self.open = process, ours, ended, True
         self._awaited: deque[asyncio.Future[tuple[dict[str, Any], list[int]]]] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(ours, self._read)
@@ -135,6 +166,13 @@ class _Server:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def set_since(self) -> dict[str, str]:
+        """The variables of this process that a server which was forked from it does not know of."""
+        if not isinstance(self._process, forkserver.Forked):
+            return {}
+        known = self._process.environment
+        return {name: value for name, value in os.environ.items() if known.get(name) != value}
 
     async def answer(self, within: float) -> tuple[dict[str, Any], list[int]]:
         """Its first word: that it is ready."""

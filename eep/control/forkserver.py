@@ -11,7 +11,7 @@ with: nobody else can reach it. Messages are JSON, one to a packet:
 A child is named what to run; nothing is unpickled. It gets a session of its own and leaves this file for good. A
 child that has ended is kept until its exit code is asked for, so that its number is not reused before its
 supervisor knows. This process has one thread, holds no device and no lock; it ends when its socket does, and its
-children live on.
+children live on. :func:`fork_here` makes one of a process that has imported everything already.
 """
 
 from __future__ import annotations
@@ -23,10 +23,54 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 MAX_MESSAGE = 1 << 17
+
+
+@dataclass
+class Forked:
+    """A fork server that is a child of this process. ``environment`` is the one it was born with."""
+
+    pid: int
+    socket: socket.socket
+    environment: dict[str, str]
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def fork_here(close: Iterable[Closable] = ()) -> Forked:
+    """Have a copy of this process, which must have one thread, serve as a fork server, without what is in ``close``.
+
+    It returns in this process only. In the fork server and in its children it ends with SystemExit, or with whatever a
+    child raises: the caller must let that pass.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    environment = dict(os.environ)
+    pid = os.fork()
+    if pid != 0:
+        theirs.close()
+        return Forked(pid, ours, environment)
+    ours.close()
+    for each in close:
+        each.close()
+    os.setsid()
+    main(theirs.detach(), [])
+    raise SystemExit(0)
 
 
 def serve(sock: socket.socket, modules: list[str]) -> Callable[[], object] | None:

@@ -3,7 +3,9 @@
 A supervisor that is killed cannot clean up. This process waits on a pipe whose other end only the
 supervisor holds; when it closes, every process that carries the supervisor's directory in its environment
 is killed (ranks, and whatever they started), and the directory goes, if the supervisor had made it. Run as
-``python -S keeper.py DIRECTORY [remove]``: it imports nothing of EEP, so that it is small and starts fast. It
+``python -S keeper.py DIRECTORY SESSION [remove] [NAME=VALUE...]``: it imports nothing of EEP, so that it is small and
+starts fast. Ranks that were forked have the environment that the first of their ancestors was started with, so they may
+have to be known by another variable, which the supervisor has too: what is in its session is spared. The keeper
 leaves its parent at once, so that who kills the supervisor with all its descendants does not kill the keeper too;
 its standard output closes when it is done.
 """
@@ -21,20 +23,21 @@ from contextlib import suppress
 GIVES_UP_AFTER = 30.0
 
 
-def belongs(pid: int, mark: bytes) -> bool:
+def belongs(pid: int, mark: bytes, session: int, others: set[bytes]) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
+            found = set(file.read().split(b"\0"))
+        return mark in found or (not others.isdisjoint(found) and os.getsid(pid) != session)
     except OSError:
         return False  # gone, or somebody else's
 
 
-def end_all(mark: bytes) -> None:
+def end_all(mark: bytes, session: int, others: set[bytes]) -> None:
     """Kill until nothing is left to kill: a process may have been forking when it was first looked for."""
     deadline = time.monotonic() + GIVES_UP_AFTER
     while time.monotonic() < deadline:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        left = [pid for pid in pids if pid != os.getpid() and belongs(pid, mark)]
+        left = [pid for pid in pids if pid != os.getpid() and belongs(pid, mark, session, others)]
         if not left:
             return
         for pid in left:
@@ -58,18 +61,18 @@ def sweep(directory: str) -> None:
                     os.unlink(path)
 
 
-def main(directory: str, remove: bool) -> None:
+def main(directory: str, session: int, remove: bool, others: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the pipe does, never before
     if os.fork():
         os._exit(0)
     while os.read(0, 1):
         pass
-    end_all(b"EEP_CONTROL_DIR=" + os.fsencode(directory))
+    end_all(b"EEP_CONTROL_DIR=" + os.fsencode(directory), session, {os.fsencode(other) for other in others})
     sweep(directory)
     if remove:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "remove" in sys.argv[2:])
+    main(sys.argv[1], int(sys.argv[2]), "remove" in sys.argv[3:], [each for each in sys.argv[3:] if "=" in each])

@@ -2,7 +2,8 @@
 
 The exit of a process is an event of the kernel: it is known in well under a millisecond, and never by
 asking around. A launcher says how a process comes to be: :class:`SubprocessLauncher` starts a fresh
-interpreter, :class:`eep.control.fork_launcher.ForkLauncher` forks one that has imported everything.
+interpreter, :class:`eep.control.fork_launcher.ForkLauncher` forks one that has imported everything, and
+:class:`eep.control.spares.SpareLauncher` takes one that was prepared in advance.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def name_of(function: FunctionType) -> str:
 
 
 @dataclass(frozen=True)
-class _Subprocess:
+class Started:
+    """A child of this very process."""
+
     process: subprocess.Popen[bytes]
     pidfd: int
 
@@ -83,7 +86,7 @@ class SubprocessLauncher:
     async def start(self, rank: int, incarnation: int, environment: Mapping[str, str]) -> Child:
         variables = {**os.environ, **environment}
         process = subprocess.Popen(self._command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
-        return _Subprocess(process, os.pidfd_open(process.pid))
+        return Started(process, os.pidfd_open(process.pid))
 
     async def close(self) -> None:
         pass
@@ -152,7 +155,7 @@ class Processes:
             return
         if life.fenced:  # in the very moment in which it was started
             kill_all_of(life.child)
-        await _readable(life.child.pidfd)
+        await readable(life.child.pidfd)
         kill_all_of(life.child)  # what it started goes with it
         life.ended = True
         os.close(life.child.pidfd)
@@ -176,7 +179,8 @@ def kill_all_of(child: Child) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-async def _readable(descriptor: int) -> None:
+async def readable(descriptor: int) -> None:
+    """Return when there is something to read; a pidfd has when its process has ended."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)

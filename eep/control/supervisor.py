@@ -31,6 +31,7 @@ from eep.control.front import ControlPage, Front
 from eep.control.messages import AskOperation, Message, TellView
 from eep.control.private import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.processes import Launcher, Processes, SubprocessLauncher
+from eep.control.spares import SpareLauncher
 from eep.control.store import EmbeddedStore, Store
 from eep.control.store_driver import StoreDriver
 from eep.membership import (
@@ -60,6 +61,7 @@ from eep.membership import (
     report_of,
     step,
     wanted_scope,
+    why_it_must_stay,
 )
 from eep.observe.events import EventLog
 from eep.view import View
@@ -86,7 +88,8 @@ class Supervisor:
     """``command`` is what every rank runs, or a launcher of ranks; a rank finds itself in its environment.
 
     ``standby`` are ranks of this host that run only when an operator asks for them. A directory that was not given is
-    made, and removed in the end; ``remove_directory`` says otherwise.
+    made, and removed in the end; ``remove_directory`` says otherwise. ``marks``: variables (``NAME=VALUE``) by which ranks
+    are known that are forked from a process which was started before the directory had a name.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Supervisor:
         remove_directory: bool | None = None,
         key: bytes | None = None,
         environment: Mapping[str, str] | None = None,
+        marks: Sequence[str] = (),
         lease_ttl: float = LEASE_TTL,
         open_page: Callable[[int], ControlPage] = open_shared_page,
     ) -> None:
@@ -117,9 +121,9 @@ class Supervisor:
         self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
         self._events = EventLog(self.directory.events, host)
         self._front = Front(self.directory.socket, self.directory.key(), self, open_page)
-        marks = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
+        variables = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
-        self._processes = Processes(launcher, marks, self._exited)
+        self._processes = Processes(launcher, variables, self._exited)
         self._driver = StoreDriver(
             self._store,
             self.ident,
@@ -130,9 +134,13 @@ class Supervisor:
         )
         self._timers: set[asyncio.TimerHandle] = set()
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._marks = tuple(marks)
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
+        self._spares = launcher if isinstance(launcher, SpareLauncher) else None
+        if self._spares is not None:
+            self._spares.follow(self.watch_effects, self.note)
 
     # Life.
 
@@ -189,8 +197,8 @@ class Supervisor:
         self._watchers.append(watcher)
 
     def _start_keeper(self) -> None:
-        arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path)]
-        arguments += ["remove"] if self._removes_directory else []
+        arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path), str(os.getsid(0))]
+        arguments += (["remove"] if self._removes_directory else []) + [*self._marks]
         # A session of its own, so that what kills the supervisor's group leaves the keeper to do its work.
         pipe = subprocess.PIPE
         self._keeper = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, start_new_session=True)
@@ -282,6 +290,11 @@ class Supervisor:
             self._events.write("REJECTED", self.state.epoch, reason, operation=kind)
         self.last_rejection = reason
 
+    def note(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None:
+        """A line in the event log about something that changes no membership."""
+        self._events.write(phase, self.state.epoch, cause, rank=rank, incarnation=incarnation, evidence=evidence)
+        self._changed.set()
+
     def why_not_registered(self, rank: int, incarnation: int) -> str | None:
         local = self.state.ranks.get(rank)
         if local is None:
@@ -301,9 +314,17 @@ class Supervisor:
 
     def operate(self, request: AskOperation) -> str | None:
         if request.rank not in self.state.ranks:
+            most = self.state.policy.max_ranks
             refusal = f"rank {request.rank} is not of this host, which has {sorted(self.state.ranks)}"
+            refusal += f"; there is room for {most} ranks, 0 to {most - 1}" if request.rank >= most else ""
             self.reject("unknown-rank", refusal)
             return refusal
+        if (
+            request.action == Action.REMOVE.value
+            and (refused := why_it_must_stay(self.state, request.rank)) is not None
+        ):
+            self.reject("too-few", refused)
+            return refused
         self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
         return None
 
@@ -331,6 +352,7 @@ class Supervisor:
                 "reason": instance.reason if instance else None,
                 "leased": state.leased,
                 "ranks": ranks,
+                "spares": self._spares.status() if self._spares else None,
                 "rejected": dict(self.rejected),
                 "last_rejection": self.last_rejection,
             }

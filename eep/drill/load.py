@@ -41,14 +41,23 @@ class Answer:
 
 
 def ask(
-    url: str, prompt: Sequence[int], tokens: int = TOKENS, *, number: int = 0, timeout: float = 120.0, **sampling: Any
+    url: str,
+    prompt: Sequence[int],
+    tokens: int = TOKENS,
+    *,
+    number: int = 0,
+    timeout: float = 120.0,
+    rank: int | None = None,
+    **sampling: Any,
 ) -> Answer:
-    """One streamed request to ``/generate``, greedy unless ``sampling`` says otherwise. Never raises: see ``problem``."""
+    """One streamed request to ``/generate``, greedy unless ``sampling`` says otherwise; ``rank`` is to serve it, if it is in.
+    Never raises: see ``problem``."""
     answer = Answer(number, time.monotonic())
     body = {
         "input_ids": list(prompt),
         "stream": True,
         "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **sampling},
+        **({} if rank is None else {"routed_dp_rank": rank}),
     }
     try:
         for chunk in _stream(url, "/generate", body, timeout):

@@ -1,4 +1,4 @@
-"""A real SGLang server on this machine's CPU: started in a session of its own, asked over HTTP, and stopped.
+"""A real SGLang server on this machine: started in a session of its own, asked over HTTP, and stopped.
 
 Every process of a server carries a mark in its environment, so that what is left over is found whoever its parent is.
 """
@@ -19,6 +19,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from eep.drill.devices import CPU, Device
 
 START_WITHIN = 280.0
 STOP_WITHIN = 60.0
@@ -42,6 +44,7 @@ class Server:
         log: Path,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        device: Device = CPU,
     ) -> None:
         """``directory``: where the supervisor is to have its private things, for those who want to ask it."""
         self.port = _free_port()
@@ -51,17 +54,12 @@ class Server:
         self._shared_memory = set(os.listdir("/dev/shm"))
         self._command = [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)),
-            *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
-            *("--max-total-tokens", "8192", "--random-seed", "1", "--disable-radix-cache", "--skip-server-warmup"),
+            *device.flags,
             *arguments,
         ]
         self._environment = {
             **os.environ,
-            "EEP_CPU_GAPS": "1",
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(4)),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
+            **device.environment,
             _MARK: self._mark,
             **({} if directory is None else {"EEP_SERVER_DIR": str(directory)}),
             **(environment or {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,6 +63,14 @@ class Story:
         with self._news:
             return self._news.wait_for(
                 lambda: bool(self.views) and self.views[-1][2] and len(self.views[-1][1].active) == ranks, within
+            )
+
+    def wait_until_run(self, ranks: Iterable[int], within: float = 240.0) -> bool:
+        """Until just these are in and run. False if that does not come."""
+        wanted = tuple(sorted(ranks))
+        with self._news:
+            return self._news.wait_for(
+                lambda: bool(self.views) and self.views[-1][2] and self.views[-1][1].active == wanted, within
             )
 
     def wait_until_back(self, ranks: int, lost: Mapping[int, int], within: float = 240.0) -> bool:

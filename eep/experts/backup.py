@@ -21,7 +21,7 @@ import torch
 from eep.errors import EepError
 from eep.experts.backup_fill import Copy, copies_of, fetch, load
 from eep.experts.backup_plan import NOWHERE, Service, only_hosts, share
-from eep.experts.checkpoint import CheckpointReader
+from eep.experts.converted import Checkpoint, open_checkpoint
 from eep.experts.engine import Engine
 from eep.experts.packing import EMPTY, BoolArray, IntArray
 from eep.experts.records import BACKUPS, RANKS, BackupRecord, Extent, RankRecord, Shape, decode_all, encode
@@ -46,6 +46,10 @@ class BackupOptions:
     """How many services to wait for before sharing out, so that the first does not take everything."""
     checkpoint: str | None = None
     family: str | None = None
+    layers: tuple[int, ...] | None = None
+    """The layers of the checkpoint to keep; all that have experts if that is not said."""
+    dtypes: tuple[torch.dtype, ...] | None = None
+    """What the tensors of an expert are served as, where that is not how the checkpoint has them."""
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -71,13 +75,14 @@ class BackupService:
     progress: Callable[[list[int]], Iterable[int]] = iter
     _filled: list[_Filled] = field(default_factory=list)
     _shape: Shape | None = None
-    _checkpoint: CheckpointReader | None = None
+    _checkpoint: Checkpoint | None = None
 
     def start(self) -> None:
         """Make this service known, with nothing in it yet."""
-        if self.options.checkpoint is not None:
-            self._checkpoint = CheckpointReader(self.options.checkpoint, self.options.family)
-            self._shape = Shape.of(self._checkpoint.layout(1), self._checkpoint.experts)
+        wanted = self.options
+        if wanted.checkpoint is not None:
+            self._checkpoint = open_checkpoint(wanted.checkpoint, wanted.family, wanted.layers, wanted.dtypes)
+            self._shape = Shape.of(self._checkpoint.layout, self._checkpoint.experts)
         self._publish()
 
     def stop(self) -> None:
@@ -156,7 +161,7 @@ class BackupService:
         value = fetch(self.engine, number, copies, target)
         if value is None and self._checkpoint is not None:
             try:
-                return load(self._checkpoint, self._shape, number, copies, target)
+                return load(self._checkpoint.reader, self._shape, number, copies, target)
             except SourceLost as error:
                 self.tell(str(error))
         return value

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from eep.experts.checkpoint import CheckpointReader
 from eep.experts.engine import Engine, TransferFailed
 from eep.experts.layout import checksum
 from eep.experts.packing import EMPTY
 from eep.experts.records import BackupRecord, RankRecord, Shape
-from eep.experts.repair import SourceLost, Want
+from eep.experts.repair import Reader, SourceLost, Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def fetch(engine: Engine, number: int, copies: Sequence[Copy], target: torch.Ten
     return None
 
 
-def load(checkpoint: CheckpointReader, shape: Shape, number: int, copies: Sequence[Copy], target: torch.Tensor) -> int:
+def load(checkpoint: Reader, shape: Shape, number: int, copies: Sequence[Copy], target: torch.Tensor) -> int:
     """Read an expert from disk; its checksum. Raises :class:`SourceLost` if live copies have other bytes."""
     layer, expert = divmod(number, shape.experts)
     checkpoint.read([Want(layer, expert, -1, list(torch.split(target, list(shape.tensor_bytes))))])

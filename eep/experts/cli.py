@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from eep.experts.registry import Registry
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -38,6 +40,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--protocol", choices=["tcp", "rdma"], default="tcp")
     parser.add_argument("--checkpoint", help="fill from this checkpoint, not from the live parameters")
     parser.add_argument("--family", help="model family of the checkpoint (default: seen from its names)")
+    parser.add_argument("--layers", type=_layers, help="layers of the checkpoint to keep, as in 3,4,5 (default: all)")
+    parser.add_argument(
+        "--dtypes", help="types that an expert's tensors are served as, as in float32,float32 (default: as stored)"
+    )
     parser.set_defaults(run=_serve)
 
 
@@ -58,6 +64,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             arguments.expect,
             arguments.checkpoint,
             arguments.family,
+            arguments.layers,
+            _dtypes(arguments.dtypes),
         )
         registry = _registry(arguments.registry, arguments.job)
         engine = Engine(arguments.address, arguments.protocol)
@@ -99,6 +107,24 @@ def _size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as in 170GiB")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    if re.fullmatch(r"\d+(,\d+)*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers; write it as in 3,4,5")
+    return tuple(map(int, text.split(",")))
+
+
+def _dtypes(text: str | None) -> tuple[torch.dtype, ...] | None:
+    import torch
+
+    if text is None:
+        return None
+    named = [getattr(torch, name, None) for name in text.split(",")]
+    found = tuple(each for each in named if isinstance(each, torch.dtype))
+    if len(found) < len(named):
+        raise ValueError(f"{text!r} is not a list of types; write it as in float32,float32")
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,13 +1,47 @@
-"""A checkpoint whose experts are of another type than they are served in: converted as they were when they were loaded."""
+"""A checkpoint whose experts may be of another type than they are served in: converted as they were when they were loaded."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from eep.experts.checkpoint import CheckpointReader
 from eep.experts.layout import ExpertLayout
 from eep.experts.repair import Reader, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as a source of experts as they are served."""
+
+    reader: Reader
+    layout: ExpertLayout
+    """Of a rank with one slot."""
+    experts: int
+
+
+def open_checkpoint(
+    directory: str | os.PathLike[str],
+    family: str | None = None,
+    layers: Sequence[int] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+) -> Checkpoint:
+    """``dtypes``: what the tensors of an expert are served as; as they are stored if that is not said.
+
+    Raises ValueError or OSError where the experts cannot be had like that.
+    """
+    reader = CheckpointReader(directory, family, layers)
+    stored = reader.layout(1)
+    if dtypes is None or [spec.dtype for spec in stored.tensors] == list(dtypes):
+        return Checkpoint(reader, stored, reader.experts)
+    if len(dtypes) != len(stored.tensors):
+        raise ValueError(f"an expert has {len(stored.tensors)} tensors in the checkpoint, {len(dtypes)} in the model")
+    tensors = tuple(replace(spec, dtype=dtype) for spec, dtype in zip(stored.tensors, dtypes, strict=True))
+    wanted = ExpertLayout(stored.layers, 1, tensors)
+    return Checkpoint(ConvertedReader(reader, stored, wanted), wanted, reader.experts)
 
 
 class ConvertedReader:

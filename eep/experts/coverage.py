@@ -4,29 +4,34 @@ The placement of a view is a pure function of who is in it: what the ranks of th
 from there the fewest moves. So all ranks make the same one without talking, one that joins included, and when all are back
 the first placement is back too.
 
-What a rank lacks it brings in by itself: from another slot of its own, from the memory of another rank, from the checkpoint.
-Ranks say in a registry what they hold. That may be a moment old, or a slot may be overwritten while it is read; every
-expert is verified by its checksum, and what does not verify comes from the next source.
+What a rank lacks it brings in by itself: from another slot of its own, from the memory of another rank, from a backup in host
+memory, from the checkpoint. Ranks say in a registry what they hold. That may be a moment old, or a slot may be overwritten
+while it is read; every expert is verified by its checksum, and what does not verify comes from the next source.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from eep import faults
+from eep.errors import EepError
+from eep.experts.backup_client import BackupClient
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory, checksum
-from eep.experts.packing import EMPTY, IntArray
+from eep.experts.load import AgreedLoad
+from eep.experts.offering import LiveOffer
+from eep.experts.packing import EMPTY, FloatArray, IntArray
 from eep.experts.placement import CoverageError, Placement, WhenShort, plan
 from eep.experts.records import RankRecord, Shape, decode_all, encode
 from eep.experts.registry import DirectoryRegistry
 from eep.experts.repair import LocalReader, PeerReader, Reader, SourceLost, Want, repair
-from eep.experts.repair_plan import Origin, Tier, plan_repair
+from eep.experts.repair_plan import Origin, Tier, Transfer, plan_repair
 from eep.experts.transport import MappedPeers, RegionServer
 from eep.memory import Memory
 from eep.validity import check_coverage
@@ -34,6 +39,8 @@ from eep.view import View
 
 logger = logging.getLogger(__name__)
 _HELD = "held/"
+_MOST_SETBACKS = 5
+"""As many are named in the log of a repair."""
 
 
 class Coverage:
@@ -51,34 +58,58 @@ class Coverage:
         published: Callable[[Placement], None],
         *,
         checkpoint: Reader | None = None,
+        backup: BackupClient | None = None,
+        offer: LiveOffer | None = None,
         when_short: WhenShort = "refuse",
+        counted: Callable[[], FloatArray] | None = None,
         device: str = "cpu",
     ) -> None:
-        """``memory`` holds what ``first`` says; ``directory`` is private, and shared by the ranks of this host."""
+        """``memory`` holds what ``first`` says; ``directory`` is private, and shared by the ranks of this host.
+
+        ``offer`` is told what the slots hold. ``counted`` says how often each expert was asked for here; when some must be
+        masked, it is those asked for least.
+        """
         directory.mkdir(mode=0o700, exist_ok=True)
         self._rank, self._name = rank, f"{_HELD}r{rank}.i{incarnation}"
         self._first, self._memory, self._checksums = first, memory, checksums
         self._directory, self._published, self._device = directory, published, device
-        self._checkpoint, self._when_short = checkpoint, when_short
+        self._checkpoint, self._backup, self._offer, self._when_short = checkpoint, backup, offer, when_short
         size = first.slots_per_rank
         self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
         self._registry = DirectoryRegistry(directory / "held")
+        self._load = AgreedLoad(self._registry, rank, counted or self._no_load)
+        self._degraded = False
         self._server = RegionServer(directory, rank, incarnation, shared)
+        self.brought_in: Counter[Tier] = Counter()
+        """Bytes of experts that came from elsewhere, so far."""
         self._say_what_is_held()
 
-    def placement_of(self, view: View) -> Placement:
-        """Where experts are to be in a view. Raises :class:`CoverageError` when its ranks cannot hold them all."""
+    def placement_of(self, view: View) -> Placement | None:
+        """Where experts are to be in a view; None if its ranks cannot hold them all, and wait for others."""
+        try:
+            return self._plan(view, np.ones((self._first.layers, self._first.experts)), "refuse")
+        except CoverageError as error:
+            if self._when_short == "refuse":
+                logger.warning("epoch %d: %s; nothing runs until a rank has come back", view.epoch, error)
+                return None
+        peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
+        try:
+            load = self._load.of(view, peers.alive)
+        finally:
+            peers.close()
+        if load is None:
+            logger.warning("epoch %d: rank %d does not say which experts are used least", view.epoch, min(view.active))
+            return None
+        return self._plan(view, load, "mask")
+
+    def _plan(self, view: View, load: FloatArray, when_short: WhenShort) -> Placement:
         topology = [0] * self._first.max_ranks
-        load = np.ones((self._first.layers, self._first.experts))
-        size = self._first.slots_per_rank
-        return plan(load, self._first, view.active, size, topology, when_short=self._when_short)
+        return plan(load, self._first, view.active, self._first.slots_per_rank, topology, when_short=when_short)
 
     def repair(self, view: View) -> int | None:
         """Makes this rank's part of the placement of ``view``; its digest, or None if there is none."""
-        try:
-            after = self.placement_of(view)
-        except CoverageError as error:
-            logger.warning("epoch %d: %s; nothing runs until a rank has come back", view.epoch, error)
+        after = self.placement_of(view)
+        if after is None:
             return None
         before = self._what_is_held(view)
         steps = plan_repair(
@@ -87,12 +118,13 @@ class Coverage:
             view.active,
             [0] * after.max_ranks,
             self._memory.layout.expert_bytes,
+            backups=self._backup.backups() if self._backup is not None else None,
             disk=self._checkpoint is not None,
         ).of(self._rank)
         if steps.transfers:
             for transfer in steps.transfers:
                 self._held[transfer.layer, transfer.slot] = EMPTY
-                self._learn_checksum(transfer.layer, transfer.expert)
+            self._learn_checksums(steps.transfers)
             self._say_what_is_held()
             peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
             try:
@@ -104,15 +136,21 @@ class Coverage:
                 peers.close()
             for transfer in steps.transfers:
                 self._held[transfer.layer, transfer.slot] = transfer.expert
+            self.brought_in += report.bytes_by_tier
             moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
             logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
+            for setback in report.setbacks[:_MOST_SETBACKS]:
+                logger.info("epoch %d: %s; another source was used", view.epoch, setback)
         self._say_what_is_held()
         faults.at("repair.done")
         check_coverage(view, after)
         self._published(after)
+        self._say_what_is_masked(view, after)
         return int(after.digest[:16], 16)
 
     def close(self) -> None:
+        if self._offer is not None:
+            self._offer.close()
         self._server.close()
         self._registry.close()
 
@@ -122,6 +160,8 @@ class Coverage:
                 return LocalReader(self._memory)
             case Tier.PEER:
                 return PeerReader(self._memory.layout, peers, origin.rank)
+            case Tier.DRAM if self._backup is not None:
+                return self._backup.reader(origin.backup)
             case Tier.DISK if self._checkpoint is not None:
                 return self._checkpoint
         raise SourceLost(f"{origin} is not a source of this rank")
@@ -153,14 +193,25 @@ class Coverage:
                 self._checksums.values[layer, expert] = sums[layer, slot]
                 self._checksums.known[layer, expert] = True
 
-    def _learn_checksum(self, layer: int, expert: int) -> None:
-        """Of an expert that nobody here has had yet: the checkpoint is what all were loaded from."""
-        if self._checksums.known[layer, expert] or self._checkpoint is None:
-            return
-        aside = [torch.empty_like(piece) for piece in self._memory.pieces(layer, 0)]
-        self._checkpoint.read([Want(layer, expert, 0, aside)])
-        self._checksums.values[layer, expert] = checksum(aside)
-        self._checksums.known[layer, expert] = True
+    def _learn_checksums(self, transfers: Sequence[Transfer]) -> None:
+        """Of experts that no rank has had before our eyes: the backups know them, which were filled with verified bytes, and
+        the checkpoint is what all were loaded from."""
+        unknown = [(t.layer, t.expert) for t in transfers if not self._checksums.known[t.layer, t.expert]]
+        if unknown and self._backup is not None:
+            try:
+                kept = self._backup.checksums()
+            except EepError as error:
+                logger.warning("the backups are not believed: %s", error)
+            else:
+                fresh = kept.known & ~self._checksums.known
+                self._checksums.values[fresh] = kept.values[fresh]
+                self._checksums.known[fresh] = True
+        for layer, expert in unknown:
+            if not self._checksums.known[layer, expert] and self._checkpoint is not None:
+                aside = [torch.empty_like(piece) for piece in self._memory.pieces(layer, 0)]
+                self._checkpoint.read([Want(layer, expert, 0, aside)])
+                self._checksums.values[layer, expert] = checksum(aside)
+                self._checksums.known[layer, expert] = True
 
     def _say_what_is_held(self) -> None:
         experts = self._first.experts
@@ -177,6 +228,26 @@ class Coverage:
             checksums=sums.astype("<u8").tobytes(),
         )
         self._registry.publish(self._name, encode(record))
+        if self._offer is not None:
+            self._offer.holds(self._held, self._checksums)
+
+    def _say_what_is_masked(self, view: View, placement: Placement) -> None:
+        if placement.degraded:
+            masked = placement.masked
+            logger.warning(
+                "epoch %d: %d of %d experts are masked, for ranks %s have too few slots: answers differ from those of the "
+                "whole model until a rank has come back",
+                view.epoch,
+                int(masked.sum()),
+                masked.size,
+                list(view.active),
+            )
+        elif self._degraded:
+            logger.warning("epoch %d: no expert is masked any more: answers are those of the whole model", view.epoch)
+        self._degraded = placement.degraded
+
+    def _no_load(self) -> FloatArray:
+        return np.ones((self._first.layers, self._first.experts))
 
     def _shape(self) -> Shape:
         return Shape.of(self._memory.layout, self._first.experts)

@@ -44,7 +44,7 @@ class Engine:
     def __init__(self, address: str = "127.0.0.1", protocol: str = "tcp", device: str = "") -> None:
         if address in ("", "0.0.0.0", "::", "*"):
             raise ValueError(f"name the address of one interface for peers to reach, not {address!r}")
-        engine = _load()
+        engine = _engine_class()()
         if engine.initialize(address, "P2PHANDSHAKE", protocol, device):
             raise EepError(f"Mooncake could not start on {address} with {protocol}: is that an address of this host?")
         self.session = f"{address}:{engine.get_rpc_port()}"
@@ -111,8 +111,13 @@ class Engine:
         return scratch
 
 
-def _load() -> Any:
-    """A transfer engine of a version without known holes, not yet started."""
+def require() -> None:
+    """Raises :class:`EepError` with what to install where there is no transfer engine that may be used."""
+    _engine_class()
+
+
+def _engine_class() -> Any:
+    """The transfer engine, of a version without known holes."""
     versions = []
     for name in _DISTRIBUTIONS:
         try:
@@ -132,4 +137,4 @@ def _load() -> Any:
         from mooncake.engine import TransferEngine
     except ImportError as error:
         raise EepError(f"Mooncake does not load ({error}); on Debian, install libibverbs1") from error
-    return TransferEngine()
+    return TransferEngine

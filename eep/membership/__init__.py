@@ -62,6 +62,7 @@ from eep.membership.state import (
     phase_name,
     report_of,
     wanted_scope,
+    why_it_must_stay,
 )
 from eep.membership.step import step
 
@@ -116,4 +117,5 @@ __all__ = [
     "report_of",
     "step",
     "wanted_scope",
+    "why_it_must_stay",
 ]

@@ -21,7 +21,8 @@ def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first
     """The record that should follow ``instance``, or None when it may stand as it is.
 
     ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
-    their time to come in. ``first_view`` is how many ranks an empty instance waits for.
+    their time to come in. ``first_view`` is how many ranks an instance waits for that nobody
+    has been in yet.
     """
     nxt = (
         _after_faults(instance, reports)
@@ -135,7 +136,7 @@ def _after_requests(instance: Instance, reports: Reports, first_view: int) -> In
             elif told.life is Life.READY and told.incarnation == instance.granted[rank] > view.incarnations[rank]:
                 joining[rank] = told.incarnation
             pending = pending or told.life in (Life.WANTED, Life.STARTING)
-    if not view.active and (pending or len(joining) < first_view):
+    if not view.active and (pending or (view.epoch == 0 and len(joining) < first_view)):
         return None  # an empty instance starts once, with all that are coming, rather than rank by rank
     if not leaving and not joining:
         return None

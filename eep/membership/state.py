@@ -18,6 +18,8 @@ class Policy:
 
     max_ranks: int
     first_view: int = 1
+    fewest_ranks: int = 0
+    """An operator may not take a rank out when fewer than these would stay."""
     judge_after: float = 0.2
     """How long accusations are collected before they are judged."""
     start_deadline: float = 600.0
@@ -144,6 +146,17 @@ def report_of(state: State) -> Report:
     leaves a rank out says that the rank is dead."""
     ranks = {rank: RankReport(_LIFE[local.status], local.incarnation) for rank, local in state.ranks.items()}
     return Report(state.ident, ranks, state.settled, state.revoked, state.accusations)
+
+
+def why_it_must_stay(state: State, rank: int) -> str | None:
+    """Why an operator may not take this rank out now; None if that is no harm."""
+    if state.instance is None or rank not in state.instance.view.active:
+        return None
+    leaving = {each for each, local in state.ranks.items() if local.status is Status.LEAVING}
+    stay, fewest = set(state.instance.view.active) - leaving - {rank}, state.policy.fewest_ranks
+    if len(stay) >= fewest:
+        return None
+    return f"rank {rank} cannot be taken out: {len(stay)} would stay, and it takes {fewest}; launch another one first"
 
 
 def is_coordinator(state: State) -> bool:

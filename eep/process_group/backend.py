@@ -42,7 +42,9 @@ def create(backend: Any, options: Options | None) -> EepProcessGroup:
             "the default group must be on the eep backend too: torch.distributed.init_process_group('eep', ...)"
         )
     closed = None if backend.global_ranks_in_group else close_world
-    return EepProcessGroup(*_world, backend.group_id, ranks, backend.timeout, closed)
+    return EepProcessGroup(
+        *_world, backend.group_id, ranks, backend.timeout, closed, options.devices if options else None
+    )
 
 
 def close_world() -> None:

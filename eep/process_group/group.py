@@ -42,14 +42,16 @@ class EepProcessGroup(TorchGroup):
         ranks: list[int],
         timeout: timedelta,
         closed: Callable[[], None] | None = None,
+        devices: Sequence[str] | None = None,
     ) -> None:
-        """``closed`` is what follows the end of this group, if it is more than the end of its lane."""
+        """``closed`` is what follows the end of this group, if it is more than the end of its lane. ``devices``: whose
+        tensors it takes, by default those of the world."""
         super().__init__(ranks.index(world.rank), len(ranks))
         self.world, self.agreement = world, agreement
         self._closed = closed or (lambda: world.close_lanes(name))
         self.timeout = timeout.total_seconds()
         self._name = name
-        self._lanes = {device: world.open_lane(name, list(ranks), device) for device in world.devices}
+        self._lanes = {device: world.open_lane(name, list(ranks), device) for device in devices or world.devices}
         self._lane = self._lanes["cpu"]
         self._messages = Messages(world.endpoint, self._lane, self.timeout)
         self._runner = Runner(name, self._lanes)

@@ -515,6 +515,29 @@ void test_a_lane_is_taken_again() {
   });
 }
 
+// And in a view that it has left: what lies there of the group before has the number of the round that is waited for.
+void test_a_lane_that_was_taken_again_holds_nothing_of_the_group_before() {
+  Ranks ranks(2);
+  uint32_t answered = 0;
+  on_ranks(2, [&](uint32_t rank) {
+    const uint32_t lane = ranks.open(rank, 1, {0, 1});
+    uint32_t seen = 0;
+    REQUIRE(reduce_one(ranks, rank, seen) == EEP_OK && seen == 3);
+    REQUIRE(eep_lane_close(ranks.ranks[rank].context, lane) == EEP_OK);
+    REQUIRE(ranks.open(rank, 2, {0, 1}) == lane);
+  });
+  std::thread waiting([&] {
+    uint32_t seen = 9;
+    REQUIRE(reduce_one(ranks, 1, seen, 600 * kSecond) == EEP_OK && seen == 0);
+    REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == 0);
+    ranks.show(1, 2, 3);
+    REQUIRE(reduce_one(ranks, 1, seen) == EEP_OK && seen == 3);
+  });
+  ranks.show(0, 2, 3);
+  REQUIRE(reduce_one(ranks, 0, answered) == EEP_OK && answered == 3);
+  waiting.join();
+}
+
 // ---- numbers ----
 
 template <typename T>
@@ -594,6 +617,7 @@ void test_collectives() {
   test_the_slow_one_finds_the_old_epoch_whole();
   test_who_has_left_an_epoch_is_not_waited_for();
   test_a_lane_is_taken_again();
+  test_a_lane_that_was_taken_again_holds_nothing_of_the_group_before();
 }
 
 }  // namespace eep_test

@@ -165,6 +165,51 @@ void test_revoke() {
   for (uint32_t rank = 0; rank < 3; ++rank) REQUIRE(instance.ranks[rank].control.status & EEP_STATUS_REVOKED);
 }
 
+void barrier(Instance& instance, uint32_t rank, uint64_t status) {
+  REQUIRE(eep_barrier(instance.ranks[rank].context, 600 * kSecond, nullptr) == EEP_OK);
+  REQUIRE(instance.ranks[rank].control.status == status);
+  REQUIRE(instance.ranks[rank].control.dropped == 0);
+}
+
+// Each rank goes from view to view at its own pace, with nothing but barriers to hold them together: whoever is still
+// looking for the flags of the last one finds those of the next view, and knows that it was met.
+void test_a_barrier_is_met_though_others_are_in_the_next_view() {
+  Instance instance(EEP_LAYOUT_RANK, EEP_TYPE_F32);
+  on_ranks(kRanks, [&](uint32_t rank) {
+    for (uint64_t epoch = 1; epoch < 300; ++epoch) {
+      instance.apply(rank, epoch, 15, 60 * kSecond);
+      for (uint64_t i = 0; i < 1 + epoch % 3; ++i) barrier(instance, rank, 0);
+    }
+  });
+}
+
+// Rank 0 calls a barrier of a view that the others have left, with nothing revoked: told by their flags, of whatever
+// kind, it does not wait for its deadline. Nobody is suspected, and in the new view all meet.
+void test_a_barrier_of_a_view_that_the_others_left() {
+  enum Sign { kBarrier, kBarrierAfterAnother, kDispatch };
+  for (Sign sign : {kBarrier, kBarrierAfterAnother, kDispatch}) {
+    Instance instance(EEP_LAYOUT_RANK, EEP_TYPE_F32);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) instance.apply(rank, 1, 15, 600 * kSecond);
+    if (sign == kBarrierAfterAnother) on_ranks(kRanks, [&](uint32_t rank) { barrier(instance, rank, 0); });
+    std::thread late([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      barrier(instance, 0, EEP_STATUS_REVOKED);
+      instance.apply(0, 2, 15, 600 * kSecond);
+      std::mt19937 random(0);
+      if (sign == kDispatch) step(instance, 0, random);
+      barrier(instance, 0, 0);
+    });
+    on_ranks(kRanks, [&](uint32_t rank) {
+      if (!rank) return;
+      instance.apply(rank, 2, 15, 600 * kSecond);
+      std::mt19937 random(rank);
+      if (sign == kDispatch) step(instance, rank, random);
+      barrier(instance, rank, 0);
+    });
+    late.join();
+  }
+}
+
 // Every bf16 value as fp8, against the definition: the nearest of all 127 magnitudes, ties to the even code.
 void test_e4m3() {
   float magnitudes[127];
@@ -194,6 +239,8 @@ int main() {
   test_steps(EEP_LAYOUT_EXPERT, EEP_TYPE_FP8_POW2);
   test_absent_rank();
   test_revoke();
+  test_a_barrier_is_met_though_others_are_in_the_next_view();
+  test_a_barrier_of_a_view_that_the_others_left();
   eep_test::test_collectives();
   eep_test::test_messages();
   std::puts("core_test: all well");

@@ -16,6 +16,7 @@ def register() -> None:
     _define_fill_values()
     hooks.hook("layers.moe.fused_moe_native.moe_forward_native", _moe_forward)
     hooks.hook("layers.moe.topk.select_experts", _select_experts)
+    hooks.hook("model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch", _prepare_mlp_sync_batch)
 
 
 def _define_fill_values() -> None:
@@ -58,3 +59,17 @@ def _select_experts(original: Callable[..., Any], *arguments: Any, **named: Any)
         padding = torch.arange(output.topk_ids.shape[0], device=output.topk_ids.device) >= real
         output.topk_ids.masked_fill_(padding.unsqueeze(1), -1)
     return output
+
+
+def _prepare_mlp_sync_batch(original: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    """Versions 0.5.17 and 0.5.18 make a tensor in pinned memory here, which there is none of without a GPU."""
+    real = torch.tensor
+
+    def tensor(*given: Any, pin_memory: bool = False, **others: Any) -> torch.Tensor:
+        return real(*given, **others)
+
+    torch.tensor = tensor
+    try:
+        original(*arguments, **named)
+    finally:
+        torch.tensor = real

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from eep.control.processes import command_of
+from eep.control.fork_launcher import ForkLauncher
+from eep.control.processes import command_of, name_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Instance, Phase, Policy
 
@@ -32,14 +33,20 @@ def patient_policy(max_ranks: int, **changes: Any) -> Policy:
 
 @asynccontextmanager
 async def supervised(
-    program: Any, ranks: int | tuple[int, ...] = 4, *, max_ranks: int | None = None, **options: Any
+    program: Any,
+    ranks: int | tuple[int, ...] = 4,
+    *,
+    max_ranks: int | None = None,
+    forked: bool = False,
+    **options: Any,
 ) -> AsyncIterator[Supervisor]:
+    """``forked``: from one process that has imported the program, which saves time if it imports torch."""
     numbers = tuple(range(ranks)) if isinstance(ranks, int) else ranks
     capacity = max_ranks or max(numbers) + 1
     options.setdefault("policy", patient_policy(capacity))
     options.setdefault("lease_ttl", 60.0)
     supervisor = Supervisor(
-        command_of(program),
+        ForkLauncher(name_of(program), preload=[program.__module__]) if forked else command_of(program),
         numbers,
         max_ranks=capacity,
         environment={"PYTHONPATH": str(ROOT)},

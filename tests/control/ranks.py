@@ -21,6 +21,12 @@ def steady() -> None:
         time.sleep(0.002)
 
 
+def steady_if_it_knows() -> None:
+    """Ends at once if a variable that the supervisor's process set late has not reached it."""
+    if os.environ.get("EEP_TEST_SET_LATER") == "known":
+        steady()
+
+
 def crash_at_start() -> None:
     os._exit(3)
 
@@ -133,3 +139,14 @@ def tells_what_it_was_given(path: str) -> None:
     member = Member.connect()
     stdin = os.readlink("/proc/self/fd/0")
     Path(path).write_text(f"{member.rank} {member.incarnation} {os.environ['EEP_CONTROL_DIR']} {stdin}")
+
+
+def sleeps() -> None:
+    """Takes part in nothing."""
+    time.sleep(3600)
+
+
+def notes_whom_it_is_for() -> None:
+    """What a spare calls when it has imported everything: writes down for whom it is prepared."""
+    path = Path(os.environ["EEP_CONTROL_DIR"]) / f"for-{os.getpid()}"
+    path.write_text(os.environ["EEP_SPARE_FOR"])

@@ -38,8 +38,11 @@ def main(repair: Repair = lambda view: 7) -> None:
         pg_options=eep.pg.Options(defer_join=True, rendezvous=place / "groups"),
     )
     group = dist.group.WORLD
-    buffer = CONFIG.buffer(rank, str(place / "tokens"), incarnation=incarnation, timeout_ms=DEADLINE_MS)
-    session = Session(group.world, buffer, repair)
+    buffers = [
+        CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=DEADLINE_MS)
+        for name in ("tokens", "more-tokens")
+    ]
+    session = Session(group.world, buffers, repair)
     idle = random.Random(rank)
     seed = 0
     with journal.open("a", buffering=1) as lines:
@@ -52,12 +55,13 @@ def main(repair: Repair = lambda view: 7) -> None:
                 return counts.tolist()
 
             try:
-                told = session.collect(gather, partial(run_layers, buffer, rank, -1, session))
+                told = session.collect(gather, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
             except eep.RankRemoved:
                 return
             assert [count >= 0 for count in told] == [r in session.view.active for r in range(CONFIG.max_ranks)]
             batch_seed = seed if has_batch else -1
-            results, batches = session.run(partial(run_layers, buffer, rank, batch_seed, session))
+            chosen = sum(told) % 2  # whichever, as long as it is the same for all
+            results, batches = session.run(partial(run_layers, buffers[chosen], rank, batch_seed, session), chosen)
             if has_batch:
                 exact = all(
                     torch.equal(result, moe.reference(CONFIG, batch))

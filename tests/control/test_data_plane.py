@@ -47,7 +47,7 @@ def check_journals(supervisor: Supervisor) -> None:
 )
 def test_steps_stay_exact_while_a_rank_is_lost_and_replaced(number: signal.Signals, victim: int) -> None:
     async def body() -> None:
-        async with supervised(data_plane_rank.main, lease_ttl=60.0) as supervisor:
+        async with supervised(data_plane_rank.main, forked=True) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
             first = record(supervisor).view
             for rank in ALL:
@@ -72,7 +72,7 @@ def test_steps_stay_exact_while_a_rank_is_lost_and_replaced(number: signal.Signa
 
 def test_a_joiner_that_dies_while_it_joins_does_not_hold_the_others_up() -> None:
     async def body() -> None:
-        async with supervised(data_plane_rank.main, lease_ttl=60.0) as supervisor:
+        async with supervised(data_plane_rank.main, forked=True) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
             kill(supervisor, 1)
             await until(supervisor, lambda: 1 not in record(supervisor).view.active)

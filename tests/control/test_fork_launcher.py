@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -15,7 +18,7 @@ from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import name_of
 from eep.control.supervisor import Supervisor
 from eep.membership import Status
-from tests.control import ranks
+from tests.control import forking_program, ranks
 from tests.control.harness import (
     PATIENCE,
     ROOT,
@@ -152,3 +155,76 @@ def test_stopping_while_the_fork_server_is_still_importing() -> None:
         assert not supervisor.pids
 
     asyncio.run(body())
+
+
+class Host:
+    """A process that runs :mod:`tests.control.forking_program`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def says(self) -> list[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().split()
+
+    def running(self) -> tuple[int, list[int]]:
+        """The process ids of the fork server and of the ranks."""
+        word, server, *pids = self.says()
+        assert word == "running"
+        return int(server), [int(pid) for pid in pids]
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def forking_host() -> Iterator[Host]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.control.forking_program"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), forking_program.MARK: uuid4().hex},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=ROOT,
+    ) as process:
+        try:
+            yield Host(process)
+        finally:
+            process.kill()
+
+
+def test_a_process_can_bring_its_own_fork_server() -> None:
+    with forking_host() as host:
+        first, pids = host.running()
+        assert parent_of(first) == host.process.pid
+        assert {parent_of(pid) for pid in pids} == {first}
+        assert all(os.getsid(pid) == pid for pid in pids)
+        host.tell("kill 1")
+        server, after = host.running()
+        assert (server, after[0]) == (first, pids[0])
+        assert parent_of(after[1]) == first
+        host.tell("kill server")
+        second, still = host.running()
+        assert still == after, "ranks outlive it"
+        host.tell("kill 0")
+        server, last = host.running()
+        assert (server, last[1]) == (second, after[1])
+        assert parent_of(last[0]) == second
+        host.tell("stop")
+        assert host.says() == ["stopped"], "the keeper spares those who carry the mark in the supervisor's own session"
+        assert host.process.wait(PATIENCE) == 0
+        asyncio.run(until_gone([second, *last]))
+
+
+def test_ranks_without_the_directory_in_their_environment_end_with_a_host_that_is_killed() -> None:
+    with forking_host() as host:
+        server, pids = host.running()
+        environment = Path(f"/proc/{pids[0]}/environ").read_bytes()
+        assert b"EEP_CONTROL_DIR" not in environment, "they are found by it, and this test shows nothing"
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # so that they cannot end by themselves
+        host.process.kill()
+        asyncio.run(until_gone([server, *pids]))

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from eep.experts.backup_client import BackupClient
 from eep.experts.checkpoint import CheckpointReader
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import Coverage
 from eep.experts.layout import ExpertMemory
-from eep.experts.placement import Placement, plan
+from eep.experts.packing import FloatArray
+from eep.experts.placement import Placement, WhenShort, plan
 from eep.memory.shm import SharedMemory
 from tests.experts import model
 
@@ -18,7 +20,17 @@ RANKS = 4
 
 
 class Rank:
-    def __init__(self, directory: Path, rank: int, slots: int, disk: Path | None, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        slots: int,
+        disk: Path | None,
+        incarnation: int = 0,
+        when_short: WhenShort = "refuse",
+        counted: FloatArray | None = None,
+        backup: BackupClient | None = None,
+    ) -> None:
         self.rank = rank
         first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
         layout = model.layout(slots)
@@ -26,16 +38,20 @@ class Rank:
         self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))
         model.load(self.memory, first, rank)
         self.shown: Placement | None = None
+        self.first, self.sums = first, Checksums.of_rank(self.memory, first, rank)
         self.coverage = Coverage(
             rank,
             incarnation,
             first,
             self.memory,
             self.shared,
-            Checksums.of_rank(self.memory, first, rank),
+            self.sums,
             directory,
             self._show,
             checkpoint=CheckpointReader(disk) if disk else None,
+            backup=backup,
+            when_short=when_short,
+            counted=None if counted is None else lambda: counted,
         )
 
     def _show(self, placement: Placement) -> None:

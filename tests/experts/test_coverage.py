@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from eep.experts.backup import BackupOptions, BackupService
+from eep.experts.backup_client import BackupClient
+from eep.experts.engine import Engine
+from eep.experts.layout import ExpertLayout
+from eep.experts.load import AgreedLoad
+from eep.experts.offering import LiveOffer
+from eep.experts.packing import FloatArray
+from eep.experts.placement import WhenShort, plan
+from eep.experts.records import BACKUPS, BackupRecord, encode
+from eep.experts.records import RANKS as RANK_RECORDS
+from eep.experts.registry import DirectoryRegistry
+from eep.experts.repair import RepairFailed, Want
 from eep.view import View
 from tests.experts import model
 from tests.experts.covered import RANKS, Rank
 
 
 @contextlib.contextmanager
-def ranks(directory: Path, slots: int, disk: Path | None) -> Iterator[dict[int, Rank]]:
-    group = {rank: Rank(directory / "e", rank, slots, disk) for rank in range(RANKS)}
+def ranks(
+    directory: Path, slots: int, disk: Path | None, when_short: WhenShort = "refuse", backup: BackupClient | None = None
+) -> Iterator[dict[int, Rank]]:
+    group = {
+        rank: Rank(directory / "e", rank, slots, disk, 0, when_short, counts_of(rank), backup) for rank in range(RANKS)
+    }
     try:
         yield group
     finally:
@@ -23,15 +43,23 @@ def ranks(directory: Path, slots: int, disk: Path | None) -> Iterator[dict[int, 
             rank.close()
 
 
-def enter(group: dict[int, Rank], view: View) -> None:
-    digests = {rank: group[rank].coverage.repair(view) for rank in view.active}
+def counts_of(rank: int) -> FloatArray:
+    """What a rank has counted: the same order everywhere, the last experts the most asked for, other numbers."""
+    return np.tile(np.arange(model.EXPERTS) * 10.0 + rank, (model.LAYERS, 1))
+
+
+def enter(group: dict[int, Rank], view: View, masked: bool = False) -> None:
+    with ThreadPoolExecutor() as together:
+        answers = {rank: together.submit(group[rank].coverage.repair, view) for rank in view.active}
+    digests = {rank: answer.result() for rank, answer in answers.items()}
     assert len(set(digests.values())) == 1
     assert None not in digests.values()
     for rank in view.active:
         group[rank].check()
         shown = group[rank].shown
         assert shown is not None
-        assert (shown.on(view.active).replica_counts > 0).all()
+        assert shown.degraded == masked
+        assert (shown.on(view.active).replica_counts > 0).all() != masked
 
 
 @pytest.mark.parametrize("disk", [False, True])
@@ -72,3 +100,199 @@ def test_too_few_slots_wait_for_a_rank_to_come_back(tmp_path: Path) -> None:
         assert {group[rank].coverage.repair(less) for rank in less.active} == {None}
         group[2] = Rank(tmp_path / "e", 2, 2, tmp_path / "model", incarnation=1)
         enter(group, less.joined_by({2: 1}))
+
+
+def test_what_is_used_least_is_masked_and_all_agree_on_it(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), "mask") as group:
+        view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+        enter(group, view)
+        first = group[0].shown
+        assert first is not None
+        lost = (1, 2)
+        for rank in lost:
+            group[rank].close()
+        less = view.without(lost)
+        enter(group, less, masked=True)
+        shown = group[0].shown
+        assert shown is not None
+        for layer in range(model.LAYERS):
+            kept = set(first.on(less.active).physical_to_logical[layer].tolist())
+            masked = set(np.flatnonzero(shown.masked[layer]).tolist())
+            back = set(range(model.EXPERTS)) - kept - masked
+            assert masked
+            assert not masked & kept, "what the survivors hold they serve"
+            assert all(one < other for one in masked for other in back), "the last experts were asked for most"
+        for rank in lost:
+            group[rank] = Rank(tmp_path / "e", rank, 3, tmp_path / "model", 1, "mask", counts_of(rank))
+        enter(group, less.joined_by(dict.fromkeys(lost, 1)))
+        assert group[0].shown is not None
+        assert group[0].shown.digest == first.digest
+
+
+def test_nobody_waits_for_the_counts_of_a_rank_that_is_gone(tmp_path: Path) -> None:
+    registry = DirectoryRegistry(tmp_path / "held")
+    view = View(1, (0, 1), (0, 0))
+    loads = {rank: AgreedLoad(registry, rank, lambda rank=rank: counts_of(rank)) for rank in view.active}  # type: ignore[misc]
+    assert loads[1].of(view, lambda rank: False) is None
+    assert loads[0].of(view, lambda rank: True) is not None
+    found = loads[1].of(view, lambda rank: False)
+    assert found is not None
+    assert (found == counts_of(0)).all(), "those of the first rank, since all must plan with the same"
+    registry.publish("load/2", b"neither numbers nor as many as there should be")
+    assert loads[1].of(View(2, (0, 1), (0, 0)), lambda rank: True) is None
+    assert loads[0].of(View(9, (0, 1), (0, 0)), lambda rank: True) is not None
+    assert loads[1].of(View(8, (0, 1), (0, 0)), lambda rank: True) is None, "the first rank has moved on"
+    registry.close()
+
+
+class Backup:
+    """A backup service in this process, filled from what the ranks offer."""
+
+    def __init__(self, directory: Path, slots: int) -> None:
+        pytest.importorskip("mooncake.engine", reason="needs Mooncake's transfer engine (pip install 'eep[backup]')")
+        self.registry = DirectoryRegistry(directory / "backup")
+        self.engine = Engine()
+        self.said: list[str] = []
+        self.service = BackupService(self.registry, Engine(), BackupOptions("host", 0, 1 << 30), self.said.append)
+        self.client = BackupClient(self.registry, self.engine, model.layout(slots), model.EXPERTS)
+        self.slots = slots
+
+    def offer(self, rank: Rank, copied: bool = False) -> LiveOffer:
+        """It looks when it is told to."""
+        shared = None if copied else rank.shared
+        offer = LiveOffer(
+            rank.rank, self.registry, self.engine, self.client, rank.memory, shared, model.EXPERTS, every=3600.0
+        )
+        first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), self.slots, [0] * RANKS)
+        offer.holds(model.held(first, rank.rank), rank.sums)
+        return offer
+
+    def fill(self, group: dict[int, Rank], copied: bool = False) -> None:
+        offers = [self.offer(rank, copied) for rank in group.values()]
+        self.service.start()
+        for offer in offers:
+            offer.look()
+        assert len(self.registry.scan(RANK_RECORDS)) == len(group)
+        assert self.service.refresh() == model.LAYERS * model.EXPERTS
+        for offer in offers:
+            offer.look()
+        assert self.registry.scan(RANK_RECORDS) == {}, "what nobody lacks is not exposed any longer"
+        assert not self.engine._exposed
+
+    def close(self) -> None:
+        self.service.stop()
+        self.registry.close()
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Iterator[Backup]:
+    made = Backup(tmp_path, 3)
+    yield made
+    made.close()
+
+
+def sources(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """Where experts came from, as the log has it."""
+    lines = [record.getMessage() for record in caplog.records if "brought in" in record.getMessage()]
+    return {tier for line in lines for tier in ("local", "peer", "dram", "disk") if f"from {tier}" in line}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_backup_has_what_only_the_dead_had(
+    tmp_path: Path, backup: Backup, copied: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a checkpoint: as for a model that was quantised when it was loaded."""
+    caplog.set_level("INFO")
+    with ranks(tmp_path, 3, None, backup=backup.client) as group:
+        backup.fill(group, copied)
+        view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+        enter(group, view)
+        group[2].close()
+        enter(group, view.without([2]))
+        assert "dram" in sources(caplog)
+
+
+def test_without_backup_and_checkpoint_it_is_an_error_that_says_what_helps(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3, None) as group:
+        view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+        enter(group, view)
+        group[2].close()
+        with pytest.raises(RepairFailed, match="start a backup service"):
+            enter(group, view.without([2]))
+
+
+def dies(backup: Backup) -> None:
+    backup.service.stop()
+
+
+def dies_unseen(backup: Backup) -> None:
+    """Its record is there still, its memory is not."""
+    for filled in backup.service._filled:
+        backup.service.engine.withdraw(filled.extent.address)
+
+
+def lies(backup: Backup) -> None:
+    """Every byte is where another should be."""
+    record = backup.client.records()["host"]
+    extents = tuple(type(e)(e.address + 1, e.numbers[:-8], e.checksums[:-8]) for e in record.extents)
+    forged = BackupRecord(record.host, record.session, record.shape, extents)
+    backup.registry.publish(BACKUPS + "host", encode(forged))
+
+
+@pytest.mark.parametrize("trouble", [dies, dies_unseen, lies])
+def test_a_backup_that_died_or_lies_is_passed_over(
+    tmp_path: Path, backup: Backup, trouble: Callable[[Backup], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), backup=backup.client) as group:
+        backup.fill(group)
+        view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+        enter(group, view)
+        trouble(backup)
+        group[2].close()
+        enter(group, view.without([2]))
+        assert "dram" not in sources(caplog)
+        assert "disk" in sources(caplog)
+
+
+def test_a_newcomer_learns_from_the_backup_what_it_has_never_seen(tmp_path: Path, backup: Backup) -> None:
+    with ranks(tmp_path, 3, None, backup=backup.client) as group:
+        backup.fill(group)
+        for rank in (1, 2):
+            group[rank].close()
+        group[1] = Rank(tmp_path / "e", 1, 3, None, 1, backup=backup.client)
+        enter(group, View(5, (0, 1, 3), (0, 1, 0, 0)))
+
+
+def test_a_backup_from_a_checkpoint_keeps_experts_as_they_are_served(tmp_path: Path, backup: Backup) -> None:
+    """Some layers only, and of another type than they are stored in."""
+    disk, types = str(model.save_checkpoint(tmp_path / "model")), (torch.float64, torch.float32)
+    options = BackupOptions("disk", 0, 1 << 30, checkpoint=disk, layers=(0, 2), dtypes=types)
+    service = BackupService(backup.registry, Engine(), options, backup.said.append)
+    service.start()
+    assert service.refresh() == 2 * model.EXPERTS
+    stored = model.layout(1).tensors
+    served = tuple(replace(spec, dtype=dtype) for spec, dtype in zip(stored, types, strict=True))
+    client = BackupClient(backup.registry, backup.engine, ExpertLayout(2, 3, served), model.EXPERTS)
+    into = [torch.zeros(spec.nbytes, dtype=torch.uint8) for spec in served]
+    client.reader("disk").read([Want(1, 5, -1, into)])
+    first, second = model.pieces(2, 5)
+    assert torch.equal(into[0], first.view(torch.float32).to(torch.float64).view(torch.uint8))
+    assert torch.equal(into[1], second)
+    service.stop()
+
+
+def test_what_changes_is_offered_anew_while_it_is_lacking(tmp_path: Path, backup: Backup) -> None:
+    with ranks(tmp_path, 3, None) as group:
+        offer = backup.offer(group[0])
+        offer.look()
+        (before,) = backup.registry.scan(RANK_RECORDS).values()
+        held = model.held(group[0].first, 0).copy()
+        held[0, 0] = -1
+        offer.holds(held, group[0].sums)
+        offer.look()
+        (after,) = backup.registry.scan(RANK_RECORDS).values()
+        assert after != before
+        assert len(backup.engine._exposed) == 1
+        offer.close()
+        assert backup.registry.scan(RANK_RECORDS) == {}

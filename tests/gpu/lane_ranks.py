@@ -218,6 +218,9 @@ class LaneProgram(RankProgram):
         self._collective(Kind[kind], mine, in_=mine, out=mine, out_blocks=outputs)
         return self.buffer.status()
 
+    def suspect(self, rank: int) -> None:
+        self.buffer._peers.suspect(rank)
+
     # ---- groups ----
 
     def group(self, identity: int, ranks: list[int], count: int) -> eep.Status:
@@ -230,6 +233,22 @@ class LaneProgram(RankProgram):
         self.buffer.collective(lane, Kind.BARRIER)
         torch.cuda.synchronize()
         self.buffer.shut(lane)
+        return self.buffer.status()
+
+    def open_another(self, identity: int, ranks: list[int], count: int) -> None:
+        """Sums once in a group and closes it; the next one to be opened takes its lane."""
+        lane = self.buffer.open(identity, ranks)
+        mine = self._on_gpu(numbers(self.buffer.rank, identity, count, torch.float32))
+        self._collective(Kind.ALL_REDUCE, mine, Reduction.SUM, lane=lane, in_=mine, out=mine)
+        self.buffer.shut(lane)
+        self.other = self.buffer.open(identity + 1, ranks)
+        assert self.other == lane
+
+    def sum_in_other(self, seed: int, ranks: list[int], count: int) -> eep.Status:
+        mine = self._on_gpu(numbers(self.buffer.rank, seed, count, torch.float32))
+        self._collective(Kind.ALL_REDUCE, mine, Reduction.SUM, lane=self.other, in_=mine, out=mine)
+        expected = reduced([numbers(rank, seed, count, torch.float32) for rank in ranks], Reduction.SUM)
+        self._compare("all_reduce in a lane taken again", mine, expected)
         return self.buffer.status()
 
     def refused(self) -> list[str]:

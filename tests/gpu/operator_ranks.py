@@ -101,8 +101,42 @@ class DeepEpProgram:
         torch.cuda.synchronize()
         assert torch.equal(stats, counts)
         assert torch.equal(combined.cpu(), moe.reference(config, batch)), f"rank {self.rank}, {wire}"
-        mask = torch.zeros(config.max_ranks, dtype=torch.int32, device="cuda")
-        buffer.low_latency_query_mask_buffer(mask)
+        return self._mask()
+
+    def low_latency_graph(self, seed: int, active: tuple[int, ...]) -> list[int]:
+        """Captured once, outputs written where combine takes them from, and replayed with other tokens."""
+        config = dataclasses.replace(self.config, layout="expert", wire="bf16")
+        batches = [moe.make_batch(config, self.rank, seed + i, active, config.max_tokens) for i in range(3)]
+        at, buffer = batches[0].to("cuda"), self.buffer
+        first = self.rank * config.local_experts
+        ids = torch.arange(first, first + config.local_experts, device="cuda").unsqueeze(-1)
+
+        def step() -> torch.Tensor:
+            received, _, handle, _, _ = buffer.low_latency_dispatch(
+                at.x, at.topk_idx, config.max_tokens, config.local_experts * config.ranks, use_fp8=False
+            )
+            output = buffer.get_next_low_latency_combine_buffer(handle)
+            output.copy_(moe.expert(received.float(), ids))  # rows that do not count as well: their number is not known
+            return buffer.low_latency_combine(output, at.topk_idx, at.topk_weights, handle, zero_copy=True)[0]
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            combined = step()
+        for batch in batches:
+            for field in dataclasses.fields(batch):
+                getattr(at, field.name).copy_(getattr(batch, field.name))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(combined.cpu(), moe.reference(config, batch)), f"rank {self.rank}"
+        return self._mask()
+
+    def _mask(self) -> list[int]:
+        mask = torch.zeros(self.config.max_ranks, dtype=torch.int32, device="cuda")
+        self.buffer.low_latency_query_mask_buffer(mask)
         return [int(value) for value in mask.tolist()]
 
 

@@ -97,6 +97,52 @@ def test_views_change_without_a_pause(rendezvous: eep.Rendezvous) -> None:
                 group[rank].answer()
 
 
+def test_what_went_on_without_a_rank_is_not_taken_by_it_for_whole(rendezvous: eep.Rendezvous) -> None:
+    """A rank waits in the second round of a sum that the others finished without it, when they come from the next view.
+
+    What they left there has the number that it waits for, and it lacks its part; of that it was told nothing.
+    """
+    with ranks_of(rendezvous, LaneConfig(), timeout_ms=900_000) as group:
+        start(group)
+        check(group, ALL, "repeat", 1, ALL, 200_000, 2)
+        group.all(SURVIVORS, "suspect", VICTIM)
+        for _, status in group.all(SURVIVORS, "repeat", 5, ALL, 200_000, 1).values():
+            assert status.suspects == (VICTIM,)
+        group[VICTIM].send("repeat", 5, ALL, 200_000, 1)
+        time.sleep(0.3)  # so that it is there already; if it is not, it finds the same out in its first round
+        for rank in SURVIVORS:
+            group[rank].send("connect", [])
+            group[rank].send("repeat", 6, ALL, 200_000, 3)
+        done, status = group[VICTIM].answer()
+        assert done == 0
+        assert status.revoked
+        assert not status.suspects
+        group[VICTIM].send("connect", [])
+        group[VICTIM].send("repeat", 6, ALL, 200_000, 3)
+        for rank in ALL:
+            group[rank].answer()
+            done, status = group[rank].answer()
+            assert status.ok, f"rank {rank}: {status}"
+            assert done == 3
+
+
+def test_a_lane_taken_again_holds_nothing_of_the_group_before(rendezvous: eep.Rendezvous) -> None:
+    """Not even for a rank that waits in a view that the others left without a call."""
+    with ranks_of(rendezvous, LaneConfig(), timeout_ms=900_000) as group:
+        start(group)
+        group.all(ALL, "open_another", 500, [*ALL], 1000)
+        group[VICTIM].send("sum_in_other", 1, [*ALL], 1000)
+        for rank in SURVIVORS:
+            group[rank].send("connect", [])
+            group[rank].send("sum_in_other", 2, [*ALL], 1000)
+        assert group[VICTIM].answer().revoked
+        group[VICTIM].send("connect", [])
+        group[VICTIM].send("sum_in_other", 2, [*ALL], 1000)
+        for rank in ALL:
+            group[rank].answer()
+            assert group[rank].answer().ok
+
+
 def test_a_killed_rank_is_dropped(rendezvous: eep.Rendezvous) -> None:
     with ranks_of(rendezvous, LaneConfig(), timeout_ms=1000) as group:
         start(group)

@@ -37,6 +37,15 @@ def test_odd_sizes(rendezvous: eep.Rendezvous) -> None:
         start(group).check_steps(ALL, seed=3, count=10)
 
 
+@pytest.mark.parametrize("layout", ["rank", "expert"])
+def test_the_largest_sizes(rendezvous: eep.Rendezvous, layout: str) -> None:
+    """Room for 64 ranks, of which two are there, 1024 tokens and top-16."""
+    ends = (3, 63)
+    config = dataclasses.replace(CONFIG, layout=layout, max_ranks=64, max_tokens=1024, topk=16, local_experts=12)
+    with Ranks(rendezvous, config) as group:
+        start(group, ends).check_steps(ends, seed=5, count=2)
+
+
 def test_two_and_eight_ranks(rendezvous: eep.Rendezvous) -> None:
     config = dataclasses.replace(CONFIG, max_ranks=8, hidden=2048, topk=8, max_tokens=64, local_experts=32)
     with Ranks(rendezvous, config) as group:
@@ -79,6 +88,26 @@ def test_a_revoke_from_outside_frees_a_spinning_kernel(rendezvous: eep.Rendezvou
             assert not outputs
         group.all(ALL, "connect", list(ALL), epoch=2)
         group.check_steps(ALL, seed=9)
+
+
+@pytest.mark.parametrize("sign", ["barrier", "step"])
+def test_a_barrier_of_a_view_that_the_others_left_ends_at_once(rendezvous: eep.Rendezvous, sign: str) -> None:
+    """Nothing is revoked: it is the flags of the others, of whatever kind, that tell. Nobody is suspected."""
+    arguments = (1, ALL) if sign == "step" else ()
+    with Ranks(rendezvous, CONFIG, timeout_ms=900_000) as group:
+        start(group)
+        group.all(SURVIVORS, "connect", [])
+        for rank in SURVIVORS:
+            group[rank].send(sign, *arguments)
+        with pytest.raises(eep.EpochRevoked):
+            group[VICTIM].call("barrier")
+        assert not group[VICTIM].call("status").suspects
+        group[VICTIM].call("connect", [])
+        group[VICTIM].call(sign, *arguments)
+        for rank in SURVIVORS:
+            group[rank].answer()
+        group.all(ALL, "barrier")
+        group.check_steps(ALL, seed=2)
 
 
 def test_a_stopped_rank_that_wakes_up_reaches_nobody(rendezvous: eep.Rendezvous) -> None:

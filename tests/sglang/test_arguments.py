@@ -7,14 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eep.errors import EepError
 from sglang_patches import arguments
 
 GOOD: dict[str, Any] = {
+    "device": "cpu",
     "tp_size": 4,
     "dp_size": 4,
     "ep_size": 4,
@@ -38,6 +41,7 @@ GOOD: dict[str, Any] = {
     "eep_on_lost_coverage": None,
     "eep_relaunch": None,
     "eep_faults": None,
+    "eep_spares": None,
 }
 
 
@@ -49,6 +53,20 @@ def test_the_defaults() -> None:
     options = arguments.parse(given())
     assert (options.max_ranks, options.timeout_ms, options.redundant_experts) == (4, 1000.0, 0)
     assert (options.backup, options.on_lost_coverage, options.relaunch) == ("off", "refuse", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seeded"),
+    [
+        ({"device": "cpu"}, True),
+        ({"device": "cuda"}, False),
+        ({"device": "cuda", "sampling_backend": "pytorch"}, True),
+        ({"device": "cuda", "sampling_backend": "flashinfer"}, False),
+        ({"device": "cuda", "enable_deterministic_inference": True}, True),
+    ],
+)
+def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> None:
+    assert arguments.parse(given(**changes)).seeded is seeded
 
 
 @pytest.mark.parametrize(
@@ -65,18 +83,47 @@ def test_the_defaults() -> None:
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
         ({"chunked_prefill_size": -1}, "--chunked-prefill-size"),
-        ({"eep_backup": "live"}, "--eep-backup"),
-        ({"eep_on_lost_coverage": "mask"}, "--eep-on-lost-coverage"),
+        ({"eep_store": "localhost:2379"}, "named like http://127.0.0.1:2379"),
+        ({"eep_store": "http://127.0.0.1:none"}, "--eep-store"),
+        ({"eep_store": ""}, "--eep-store"),
+        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "not supported"),
+        ({"eep_store": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
-        ({"eep_max_ranks": 5}, "more than the 4 ranks"),
+        ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
+        ({"eep_spares": -1}, "--eep-spares"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(SystemExit, match=reason):
         arguments.parse(given(**changes))
+
+
+def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def require() -> None:
+        raise EepError("the backup service needs Mooncake: pip install 'eep[backup]'")
+
+    monkeypatch.setattr("eep.experts.engine.require", require)
+    with pytest.raises(SystemExit, match="--eep-backup live: the backup service needs Mooncake: pip install"):
+        arguments.parse(given(eep_backup="live"))
+    assert arguments.parse(given(eep_backup="off")).backup == "off"
+
+
+def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eep.experts.engine.require", lambda: None)
+    options = arguments.parse(given(eep_backup="checkpoint", eep_on_lost_coverage="mask"))
+    assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
+
+
+def test_spares_are_off_unless_asked_for_and_need_to_see_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arguments.parse(given()).spares == 0
+    assert arguments.parse(given(eep_spares=2)).spares == 2
+    monkeypatch.setenv("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "true")
+    assert arguments.parse(given(eep_spares=0)).spares == 0
+    with pytest.raises(SystemExit, match="which rank it will be"):
+        arguments.parse(given(eep_spares=1))
 
 
 def test_what_the_flag_implies() -> None:
@@ -117,19 +164,48 @@ def test_slots_that_ranks_cannot_share_evenly_are_refused(tmp_path: Path) -> Non
         arguments.parse(with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=6))
 
 
+def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: Path) -> None:
+    """SGLang is told of all that there may be, and divides by them; each rank has what it has without the others."""
+    two = {"tp_size": 2, "dp_size": 2, "ep_size": 2, "chunked_prefill_size": 1000, "max_running_requests": 101}
+    shares = []
+    for more in ({}, {"eep_max_ranks": 5}):
+        known = with_model(tmp_path, {"num_experts": 16}, **two, **more)
+        options = arguments.parse(known)
+        arguments.imply(known, options)
+        assert options.ranks == 2
+        assert known.tp_size == known.dp_size == known.ep_size == options.max_ranks
+        slots = 16 + known.ep_num_redundant_experts
+        divided = (slots, known.chunked_prefill_size, known.max_running_requests)
+        shares.append([each // options.max_ranks for each in divided])
+        assert slots % options.max_ranks == 0
+    assert shares == [[16, 500, 50]] * 2
+
+
+@pytest.mark.parametrize(("redundant", "fewest"), [(0, 4), (8, 3), (48, 1)])
+def test_how_many_ranks_it_takes_to_hold_every_expert(tmp_path: Path, redundant: int, fewest: int) -> None:
+    known = with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=redundant, eep_max_ranks=6)
+    assert arguments.parse(known).fewest_ranks == fewest
+
+
+@pytest.mark.parametrize(("cores", "enough"), [("0|1|0|1", True), ("", True), ("all", True), ("0-3|4-7", False)])
+def test_every_rank_that_may_be_added_needs_cores(cores: str, enough: bool) -> None:
+    if enough:
+        arguments.require_cores(4, cores)
+    else:
+        with pytest.raises(SystemExit, match="for 2 ranks, but there may be 4"):
+            arguments.require_cores(4, cores)
+
+
 def test_a_model_whose_experts_are_not_known_is_for_sglang_to_judge(tmp_path: Path) -> None:
     assert arguments.parse(with_model(tmp_path, {"hidden_size": 8}, eep_redundant_experts=3)).redundant_experts == 3
 
 
 _PARSE = """
-import json, sys
+import sys
 from sglang.srt.plugins import load_plugins
 load_plugins()
-from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import prepare_server_args
-parsed = prepare_server_args(sys.argv[1:])
-loaded = sorted(name for name in sys.modules if name.startswith("sglang.srt"))
-print("RESULT", json.dumps([repr(parsed), sorted(HookRegistry._patched), loaded]))
+prepare_server_args(sys.argv[1:])
 """
 
 
@@ -139,26 +215,67 @@ def run_python(code: str, *argv: str, **environment: str) -> subprocess.Complete
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=500,
         check=False,
     )
 
 
+_COMPARE = """
+import json, os, pkgutil, sys, types
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import prepare_server_args
+parsed = prepare_server_args(sys.argv[1:])
+loaded = sorted(name for name in sys.modules if name.startswith("sglang.srt"))
+environment = {name: value for name, value in os.environ.items() if name != "SGLANG_PLUGINS"}
+
+# All that the plugin would hook is imported, and then nothing in SGLang may be of the plugin's making.
+from sglang_patches import cpu, targets
+cpu.fill_gaps()  # for both: without it there is nothing to import on a machine without a GPU
+for target in targets.TARGETS:
+    if target.is_in(targets.installed_version()):
+        pkgutil.resolve_name(targets.PREFIX + target.name)
+
+def is_ours(value):
+    if isinstance(value, (classmethod, staticmethod)):
+        value = value.__func__
+    if not isinstance(value, types.FunctionType):
+        return str(type(value).__module__).startswith("sglang_patches")
+    code = value.__code__
+    return "sglang_patches" in code.co_filename or code.co_qualname.startswith("_wrap_fn.")
+
+ours = set()
+for name, module in list(sys.modules.items()):
+    if name.startswith("sglang."):
+        for attribute, value in list(vars(module).items()):
+            if is_ours(value):
+                ours.add(f"{name}.{attribute}")
+            if isinstance(value, type) and value.__module__ == name:
+                ours.update(f"{name}.{attribute}.{each}" for each, held in list(vars(value).items()) if is_ours(held))
+print("RESULT", json.dumps([repr(parsed), loaded, environment, sorted(HookRegistry._patched), sorted(ours)]))
+"""
+
+
+@pytest.mark.timeout(600)  # SGLang is imported twice
 def test_without_the_flag_nothing_changes(sglang: None, model: Path) -> None:
-    """The same arguments with the plugin and with plugins turned off: the same result, the same modules, and only the
-    command line hooked."""
+    """The same arguments with the plugin and with plugins turned off: the same result, the same modules, the same
+    environment, and of all names in SGLang only those of the command line are hooked."""
     argv = ["--model-path", str(model), "--device", "cpu", "--tp-size", "2"]
-    outputs = []
-    for plugins in ("eep", "none-of-this-name"):
-        result = run_python(_PARSE, *argv, SGLANG_PLUGINS=plugins)
+
+    def outcome(plugins: str) -> list[Any]:
+        result = run_python(_COMPARE, *argv, SGLANG_PLUGINS=plugins)
         line = next((line for line in result.stdout.splitlines() if line.startswith("RESULT")), None)
         assert line is not None, result.stderr[-3000:]
-        outputs.append(json.loads(line.removeprefix("RESULT")))
-    ours, stock = outputs
-    assert ours[0] == stock[0]
-    assert set(ours[1]) == {f"sglang.srt.server_args.ServerArgs.{name}" for name in ("add_cli_args", "from_cli_args")}
-    assert stock[1] == []
-    assert ours[2] == stock[2]
+        found: list[Any] = json.loads(line.removeprefix("RESULT"))
+        return found
+
+    with ThreadPoolExecutor(2) as both:
+        ours, stock = both.map(outcome, ("eep", "none-of-this-name"))
+    command_line = {f"sglang.srt.server_args.ServerArgs.{name}" for name in ("add_cli_args", "from_cli_args")}
+    assert ours[:3] == stock[:3]
+    assert (set(ours[3]), stock[3]) == (command_line, [])
+    assert set(ours[4]) == {*stock[4], *command_line}, "beside those that stand in for what a CPU has not"
 
 
 def test_the_flags_are_in_the_help(sglang: None) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from eep.experts.packing import EMPTY
+from eep.experts.placement import moves, plan
 from sglang_patches.expert_location import ExpertLocation, choose_copies, initial_placement
 
 
@@ -29,6 +30,15 @@ def test_a_rank_uses_its_own_copies_and_shares_out_the_others() -> None:
 
 def test_all_ranks_start_from_the_same_placement() -> None:
     assert initial_placement(2, 16, 4, 4, 4).digest == initial_placement(2, 16, 4, 4, 4).digest
+
+
+@pytest.mark.parametrize(("slots", "ranks", "max_ranks"), [(8, 2, 4), (16, 2, 3), (6, 4, 8), (5, 4, 5)])
+def test_a_server_starts_with_every_expert_and_grows_without_moving_any(slots: int, ranks: int, max_ranks: int) -> None:
+    first, load = initial_placement(3, 16, slots, ranks, max_ranks), np.ones((3, 16))
+    for active in range(ranks, max_ranks + 1):
+        view = plan(load, first, range(active), slots, [0] * max_ranks)
+        assert view.replica_counts.min() >= 1
+        assert moves(first, view) == 0, "a rank that joins has loaded what it is to hold, and the others keep theirs"
 
 
 def test_a_new_placement_is_written_where_the_old_one_was() -> None:

@@ -78,7 +78,17 @@ GREEDY = {
     "regex": native(True, regex="(([a-f]{3}-){2}[0-9]{2};){20}"),
     "json schema": native(json_schema=json.dumps(SCHEMA)),
 }
-"""Those whose answer must be the same whatever happens."""
+SAMPLED = {
+    "sampled": native(True, temperature=0.8, sampling_seed=7),
+    "sampled at once": native(temperature=0.8, sampling_seed=7),
+    "sampled by another seed": native(True, temperature=0.8, sampling_seed=8),
+    "sampled of the likely": native(True, temperature=0.8, sampling_seed=7, top_p=0.9, top_k=40, min_p=0.1),
+    "sampled with a penalty": native(temperature=0.8, sampling_seed=7, frequency_penalty=0.7),
+    "sampled by a regex": native(True, temperature=0.8, sampling_seed=7, regex="(([a-f]{3}-){2}[0-9]{2};){20}"),
+    "sampled completions": openai(COMPLETIONS, True, temperature=0.8, seed=7),
+    "two sampled": openai(COMPLETIONS, True, n=2, temperature=0.8, seed=7),
+}
+UNSEEDED = native(True, temperature=0.8)
 
 
 @dataclass
@@ -163,6 +173,8 @@ class Asking(threading.Thread):
 
 @dataclass
 class Served:
+    """``kinds``: those whose answer must be the same whatever happens, which is ``wanted``."""
+
     server: Server
     directory: Path
     kinds: dict[str, Kind]
@@ -206,6 +218,7 @@ def served(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) 
         stop = late_words(Asking(server, GREEDY["generate"], 2).result().texts[0])
         kinds = {
             **GREEDY,
+            **SAMPLED,
             "stop string": native(True, stop=stop),
             "completions to a stop": openai(COMPLETIONS, stop=stop),
         }
@@ -226,12 +239,18 @@ def test_the_kinds_are_what_they_are_called(served: Served) -> None:
     assert wanted["completions"].texts == wanted["completions streamed"].texts == wanted["generate"].texts
     assert wanted["chat"].texts == wanted["chat streamed"].texts
     assert len(wanted["log-probabilities"].logprobs) > TOKENS
-    penalised = {name: tuple(wanted[name].tokens) for name in served.kinds if "penalty" in name}
+    penalised = {name: tuple(wanted[name].tokens) for name in GREEDY if "penalty" in name}
     assert len({*penalised.values(), tuple(wanted["generate"].tokens)}) == 4
     assert re.fullmatch(r"([a-f]{3}-){2}[0-9]{2};.*", wanted["regex"].texts[0])
     assert wanted["json schema"].texts[0].startswith("{")
     assert wanted["stop string"].finished[0]["type"] == "stop"
     assert TOKENS / 2 < len(wanted["stop string"].tokens) < TOKENS
+    assert wanted["sampled"].tokens == wanted["sampled at once"].tokens
+    assert wanted["sampled completions"].texts == wanted["sampled"].texts
+    assert wanted["two sampled"].texts[0] == wanted["sampled"].texts[0] != wanted["two sampled"].texts[1]
+    assert re.fullmatch(r"([a-f]{3}-){2}[0-9]{2};.*", wanted["sampled by a regex"].texts[0])
+    different = {tuple(wanted[name].tokens) for name in ("generate", "regex", *SAMPLED) if wanted[name].tokens}
+    assert len(different) == 7, "each seed and each way to sample has its own answer, and none is the greedy one"
 
 
 @pytest.mark.parametrize(("rank", "after"), [(1, 10), (0, 62)])
@@ -240,13 +259,14 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
     served.wait_until_all_are_in()
     moved = served.moved()
     asked = {name: Asking(served.server, kind, rank) for name, kind in served.kinds.items()}
+    unseeded = Asking(served.server, UNSEEDED, rank)
     slowest = [asked[name] for name in ("generate streamed", "regex", "two samples")]
     wait_for(lambda: all(each.reply.events >= after for each in slowest), "the streams have begun")
     ended = [name for name, each in asked.items() if not each.is_alive()]
     served.target.kill(rank)
     replies = {name: each.result() for name, each in asked.items()}
     assert ended == [], "these had ended before the rank was killed"
-    assert served.moved() - moved == sum(kind.samples for kind in served.kinds.values())
+    assert served.moved() - moved == 1 + sum(kind.samples for kind in served.kinds.values())
     for name, reply in replies.items():
         wanted = served.wanted[name]
         assert (reply.status, reply.problem) == (200, ""), name
@@ -256,18 +276,10 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
         assert reply.finished == wanted.finished, name
         assert reply.logprobs == pytest.approx(wanted.logprobs, abs=_LOGPROB_TOLERANCE), name
         assert reply.other_logprobs == wanted.other_logprobs, name
-
-
-def test_a_sampled_request_goes_on_too_and_the_log_says_that_it_may_differ(served: Served) -> None:
-    """Seeds need --enable-deterministic-inference, which needs an attention backend that a CPU does not have."""
-    served.wait_until_all_are_in()
-    asked = Asking(served.server, native(True, temperature=0.8, sampling_seed=7), 3, rid="sampled")
-    wait_for(lambda: asked.reply.events >= 10, "the stream has begun")
-    served.target.kill(3)
-    reply = asked.result()
+    reply = unseeded.result()
     assert (reply.status, reply.problem, len(reply.tokens)) == (200, "", TOKENS)
     assert reply.counts == served.wanted["generate"].counts
-    assert "request sampled may go on differently" in served.server.log
+    assert "may go on differently" not in served.server.log, "it was given a seed, which went with it"
 
 
 def test_an_aborted_request_of_a_lost_rank_ends_and_is_not_replayed(served: Served) -> None:

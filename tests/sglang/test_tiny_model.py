@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eep.cli import main
+from eep.tiny_model import SIZES, make_model, write_model
 
 
 def test_the_same_seed_gives_the_same_bytes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,3 +40,14 @@ def test_experts_can_be_read_from_it(model: Path) -> None:
     reader = CheckpointReader(model)
     assert reader.experts == 16
     assert reader.layout(4).layers == 4
+
+
+def test_a_size_is_what_the_checkpoint_has(tmp_path: Path) -> None:
+    """The shape of the large one, with less of everything that only costs time."""
+    from eep.experts.checkpoint import CheckpointReader
+
+    size = replace(SIZES["large"], layers=2, hidden=64, moe_intermediate=16, heads=4)
+    reader = CheckpointReader(write_model(tmp_path / "model", size))
+    assert (reader.experts, reader.layout(64).layers) == (64, 2)
+    with pytest.raises(ValueError, match="tiny, large"):
+        make_model(tmp_path / "huge", size="huge")

@@ -31,7 +31,7 @@
 #define EEP_INLINE static inline
 #endif
 
-#define EEP_ABI_VERSION 2
+#define EEP_ABI_VERSION 3
 #define EEP_MAX_TOPK 16
 #define EEP_MAX_TOKENS 65535  // a count must fit its field of a flag
 #define EEP_SCALE_GROUP 128   // values that share one fp8 scale
@@ -72,6 +72,11 @@ EEP_INLINE uint32_t eep_flag_count(uint64_t flag) { return (uint32_t)(flag & 0xf
 EEP_INLINE int eep_flag_is(uint64_t flag, uint64_t epoch, uint64_t round) {
   return flag >> 16 == (epoch << 24 | (round & EEP_ROUND_MASK));
 }
+// Whether the source of a flag has come as far as that round. It may be one ahead of us already; it cannot be two.
+EEP_INLINE int eep_flag_has_entered(uint64_t flag, uint64_t epoch, uint64_t round) {
+  return eep_flag_is(flag, epoch, round) || eep_flag_is(flag, epoch, round + 1);
+}
+EEP_INLINE uint64_t eep_flag_epoch(uint64_t flag) { return flag >> 40; }
 
 // ---- shapes ----
 
@@ -109,9 +114,23 @@ typedef struct {
   uint64_t dispatch_flag;
   uint64_t envelope;
   uint64_t combine_flag;
-  uint64_t barrier_flag;
-  uint64_t reserved[4];
+  uint64_t barrier_flag;    // the barrier that it has entered
+  uint64_t barrier_before;  // the last one that it had entered when it came to the epoch of barrier_flag
+  uint64_t reserved[3];
 } eep_mailbox;
+
+// Barriers count from 1 in every epoch, and ranks enter a view one after the other: a flag of a later epoch says that
+// its source is done with ours. Whether it entered our barrier before it left, `before` tells.
+typedef enum { EEP_BARRIER_NOT_YET = 0, EEP_BARRIER_ENTERED = 1, EEP_BARRIER_NEVER = 2 } eep_barrier_word;
+
+// `latest` is any other flag of the source, read before `flag`, which was read before `before`.
+EEP_INLINE eep_barrier_word eep_barrier_read(uint64_t latest, uint64_t flag, uint64_t before, uint64_t epoch,
+                                             uint64_t round) {
+  if (eep_flag_has_entered(flag, epoch, round)) return EEP_BARRIER_ENTERED;
+  if (eep_flag_epoch(flag) > epoch)
+    return eep_flag_has_entered(before, epoch, round) ? EEP_BARRIER_ENTERED : EEP_BARRIER_NEVER;
+  return eep_flag_epoch(latest) > epoch ? EEP_BARRIER_NEVER : EEP_BARRIER_NOT_YET;
+}
 
 // ---- lanes: what a process group meets in ----
 // Every call of a collective is a number of rounds. In a round a rank fills one half of its own outbox, stamps it, and
@@ -177,10 +196,10 @@ typedef struct {
   uint64_t lane_bytes;      // from a lane to the next
   uint64_t part_bytes;      // from a part to the next; a lane starts with its parts
   uint64_t lane_mailboxes;  // in a part: eep_lane_mailbox [slots]
-  uint64_t lane_stamps;  // in a part: uint64 [2], 64 bytes apart: epoch | round whose data a half holds; 0 while it is
-                         // filled
-  uint64_t lane_outbox;  // in a part: [2, shape.lane_bytes]
-  uint64_t pipes;        // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
+  uint64_t lane_stamps;     // in a part: {uint64, uint64} [2], 64 bytes apart: epoch | round whose data a half holds, 0
+                            // while it is filled; and the group that it is of
+  uint64_t lane_outbox;     // in a part: [2, shape.lane_bytes]
+  uint64_t pipes;           // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
   uint64_t pipe_stride;
   uint32_t slots;  // max_ranks * EEP_INCARNATIONS
   uint32_t reserved;

@@ -2,24 +2,62 @@
 #include "cpu/context.h"
 #include "cpu/wait.h"
 
+namespace eep {
+namespace {
+
+// How long a wait may go without a look: a peer that has left our epoch rings once, and others may not ring at all.
+constexpr uint64_t kLookForLeft = 20'000'000;
+
+void enter_epoch(eep_context& context) {
+  context.barrier_before = eep_flag_make(context.barrier_epoch, context.barrier_round, 0);
+  context.barrier_epoch = context.table.epoch;
+  context.barrier_round = 0;
+}
+
+// The order of the loads is what eep_barrier_read() relies on.
+eep_barrier_word read(const eep_mailbox& mailbox, uint64_t epoch, uint64_t round) {
+  const uint64_t latest = load_acquire(mailbox.dispatch_flag), flag = load_acquire(mailbox.barrier_flag);
+  return eep_barrier_read(latest, flag, load_relaxed(mailbox.barrier_before), epoch, round);
+}
+
+// Until each of `missing` has entered the barrier; or one of them never will, and then the epoch is over, though nobody
+// has told us.
+void wait_for_all(eep_context& context, const eep_snapshot& here, uint64_t missing, uint64_t deadline_ns) {
+  const uint64_t epoch = context.barrier_epoch, round = context.barrier_round;
+  const ChannelView own = context.own(0);
+  BoundedWait wait(*context.control, epoch, deadline_ns, kLookForLeft);
+  while (missing) {
+    wait.begin_look();
+    uint64_t entered = 0, never = 0;
+    for_each_rank(missing, [&](uint32_t rank) {
+      const eep_barrier_word word = read(own.mailbox(here.slot[rank]), epoch, round);
+      if (word == EEP_BARRIER_ENTERED) entered |= rank_bit(rank);
+      if (word == EEP_BARRIER_NEVER) never |= rank_bit(rank);
+    });
+    if (never) return report(*context.control, EEP_STATUS_REVOKED);
+    missing &= ~entered;
+    if (missing) missing = wait.pause(missing);
+  }
+}
+
+}  // namespace
+}  // namespace eep
+
 int eep_barrier(eep_context* context, uint64_t deadline_ns, void*) {
-  if (const int error = eep::check_in_view(context->table, "barrier")) return error;
+  using namespace eep;
+  if (const int error = check_in_view(context->table, "barrier")) return error;
   eep_snapshot here;
-  eep::take_snapshot(*context, here);
-  const uint64_t epoch = context->table.epoch;
-  if (context->barrier_epoch != epoch) context->barrier_epoch = epoch, context->barrier_round = 0;
-  const uint64_t round = ++context->barrier_round;
-  const uint64_t others = here.active & ~eep::rank_bit(context->table.rank) & ~eep::given_up(*context->control);
+  take_snapshot(*context, here);
+  if (context->barrier_epoch != context->table.epoch) enter_epoch(*context);
+  const uint64_t flag = eep_flag_make(context->barrier_epoch, ++context->barrier_round, 0);
+  const uint64_t others = here.active & ~rank_bit(context->table.rank) & ~given_up(*context->control);
   const uint32_t own_slot = here.slot[context->table.rank];
-  eep::for_each_rank(others, [&](uint32_t rank) {
-    eep::store_release(context->of_peer(here, rank, 0).mailbox(own_slot).barrier_flag, eep_flag_make(epoch, round, 0));
-    eep::ring(*reinterpret_cast<eep_control_page*>(here.control[rank]));
+  for_each_rank(others, [&](uint32_t rank) {
+    eep_mailbox& mailbox = context->of_peer(here, rank, 0).mailbox(own_slot);
+    store_relaxed(mailbox.barrier_before, context->barrier_before);
+    store_release(mailbox.barrier_flag, flag);
+    ring(*reinterpret_cast<eep_control_page*>(here.control[rank]));
   });
-  const eep::ChannelView own = context->own(0);
-  eep::wait_for(others, *context->control, epoch, deadline_ns, [&](uint32_t rank) {
-    const uint64_t flag = eep::load_acquire(own.mailbox(here.slot[rank]).barrier_flag);
-    // A peer may be one barrier ahead already; it cannot be two.
-    return eep_flag_is(flag, epoch, round) || eep_flag_is(flag, epoch, round + 1);
-  });
+  wait_for_all(*context, here, others, deadline_ns);
   return EEP_OK;
 }

@@ -91,7 +91,8 @@ struct eep_context {
   eep_snapshot snapshots[EEP_MAX_CHANNELS];
   std::unique_ptr<uint8_t[]> row_scratch[EEP_MAX_CHANNELS];  // one encoded row and its scales
   uint64_t barrier_epoch;
-  uint64_t barrier_round;
+  uint64_t barrier_round;   // the last that was entered
+  uint64_t barrier_before;  // flag of the last one of the epoch before
   eep::Lanes lanes;
   std::atomic<uint32_t> pokes;
 

@@ -20,6 +20,7 @@ class LaneView {
     return reinterpret_cast<eep_lane_mailbox*>(base_ + at_.lane_mailboxes)[slot];
   }
   uint64_t& stamp(uint64_t half) const { return *reinterpret_cast<uint64_t*>(base_ + at_.lane_stamps + half * 64); }
+  uint64_t& stamp_group(uint64_t half) const { return *(&stamp(half) + 1); }
   uint8_t* outbox(uint64_t half) const { return base_ + at_.lane_outbox + half * shape_.lane_bytes; }
   eep_pipe& pipe(uint32_t slot) const {
     return *reinterpret_cast<eep_pipe*>(base_ + at_.pipes + slot * at_.pipe_stride);

@@ -147,6 +147,16 @@ void Rounds::wait_for_readers() {
   state_.readers &= ~arrived;
 }
 
+// A lane may have served another group before, with rounds of the same numbers. The writer clears a stamp, then names
+// the group, then stamps: so a group that is ours before the stamp is read rules out a stamp of an earlier group, and
+// after it one of a later.
+bool Rounds::is_held(uint32_t rank, uint64_t half, uint64_t round) const {
+  const LaneView theirs = view(rank);
+  if (load_acquire(theirs.stamp_group(half)) != members_.group) return false;
+  if (load_acquire(theirs.stamp(half)) != eep_flag_make(members_.epoch, round, 0)) return false;
+  return load_relaxed(theirs.stamp_group(half)) == members_.group;
+}
+
 bool Rounds::has_left_epoch(uint32_t rank) const {
   const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
   return load_acquire(mailbox.flag) >> 40 > members_.epoch && load_relaxed(mailbox.group) == members_.group;
@@ -161,7 +171,7 @@ int Rounds::find_half(uint32_t rank, uint64_t round) const {
   // A member may be one round ahead already; it cannot be two.
   if (eep_flag_is(flag, members_.epoch, round + 1)) return other;
   if (flag >> 40 <= members_.epoch) return kNotYet;
-  return load_acquire(view(rank).stamp(other)) == eep_flag_make(members_.epoch, round, 0) ? other : kNever;
+  return is_held(rank, static_cast<uint64_t>(other), round) ? other : kNever;
 }
 
 uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
@@ -239,6 +249,7 @@ uint8_t* Rounds::begin() {
 void Rounds::publish() {
   fault::pass(fault::kCollectiveFilled);
   const uint64_t half = state_.half, flag = eep_flag_make(members_.epoch, state_.round, half);
+  store_relaxed(own_.stamp_group(half), members_.group);
   store_release(own_.stamp(half), eep_flag_make(members_.epoch, state_.round, 0));
   told_[state_.round % 2] = sound_;
   if (reachable_ != members_.active) state_.told_all = false;
@@ -276,8 +287,7 @@ uint64_t Rounds::unchanged(uint64_t sources, uint64_t round) {
   std::atomic_thread_fence(std::memory_order_acquire);
   uint64_t torn = 0;
   for_each_rank(sources, [&](uint32_t rank) {
-    const uint64_t stamp = load_acquire(view(rank).stamp(half_of(rank, round)));
-    if (stamp != eep_flag_make(members_.epoch, round, 0)) torn |= rank_bit(rank);
+    if (!is_held(rank, half_of(rank, round), round)) torn |= rank_bit(rank);
   });
   distrust(torn, EEP_STATUS_TORN);
   return sources & ~torn;

@@ -58,6 +58,8 @@ class Rounds {
   enum : int { kNotYet = -1, kNever = -2 };
   int find_half(uint32_t rank, uint64_t round) const;
   bool has_left_epoch(uint32_t rank) const;
+  // Whether that half of its outbox holds `round` of our group, as its stamp says.
+  bool is_held(uint32_t rank, uint64_t half, uint64_t round) const;
   // The half that was found for a member, or our own.
   uint64_t half_of(uint32_t rank, uint64_t round) const { return half_[round % 2][rank]; }
   // Somebody is in a later epoch already: this one is over, though nobody has told us.

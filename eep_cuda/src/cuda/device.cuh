@@ -115,7 +115,7 @@ struct WaitFor {
   Trouble* trouble;
   uint64_t epoch;
   uint64_t deadline_ns;
-  uint64_t hopeless;  // eep_status bits: once one of them is noted, what is missing will not come
+  uint64_t hopeless;  // eep_status bits: once one of them is noted, what is missing will not come, for that reason
 };
 
 // Waits, as one full warp, until `has_arrived(rank)` for each rank of `sources`; returns those for which it is true.
@@ -137,12 +137,13 @@ __device__ uint64_t wait_for(const WaitFor& wait, uint64_t sources, HasArrived h
     if (lane == 0) {
       const uint64_t now = now_ns();
       if (!began_ns) began_ns = now;
+      const uint64_t noted = *static_cast<volatile uint64_t*>(&wait.trouble->status) & wait.hopeless;
       given_up = load_relaxed_sys(&wait.page->suspects) & missing;
       if (load_relaxed_sys(&wait.page->revoked_epoch) >= wait.epoch) {
         why = EEP_STATUS_REVOKED;
         given_up = missing;
-      } else if (*static_cast<volatile uint64_t*>(&wait.trouble->status) & wait.hopeless) {
-        why = EEP_STATUS_MISMATCH;
+      } else if (noted) {
+        why = static_cast<eep_status>(noted);
         given_up = missing;
       } else if (last_look) {
         given_up = missing;

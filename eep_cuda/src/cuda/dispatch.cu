@@ -66,8 +66,10 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
 }
 
 // Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token,
-// encodes all of them in place, and then sends the same registers to one rank after the other.
-template <bool kF32, uint32_t V, typename Prepare>
+// encodes all of them in place, and then sends the same registers to one rank after the other. With `kAhead` the next
+// item of the warp is on its way meanwhile: a usual number of tokens gives a warp one or two items, and without that
+// everybody would first load, then encode, then store.
+template <bool kF32, uint32_t V, bool kAhead, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
                                    Prepare prepare) {
   constexpr uint32_t kValues = kEncodedAtOnce, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
@@ -75,25 +77,29 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
   const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
   const uint32_t chunks = (units + 32 * V - 1) / (32 * V), items = args.tokens * chunks;
   const bool power_of_two = args.wire_type != EEP_TYPE_FP8, as_exponent = args.wire_type == EEP_TYPE_FP8_UE8M0;
-  uint4 raw[V][kLoads];
+  uint4 raw[V][kLoads], next[kAhead ? V : 1][kLoads];
   int64_t choice = -1;
   // The last chunk of a token may be shorter. Each token begins with another one, so that no block gets them all.
   const auto first_unit = [&](uint32_t item) { return (item + item / chunks / chunks) % chunks * 32 * V; };
-  const auto load = [&](uint32_t item) {
+  const auto load = [&](uint32_t item, uint4(*to)[kLoads]) {
     const uint32_t token = item / chunks, first = first_unit(item) + lane;
     const uint4* row = static_cast<const uint4*>(args.x) + static_cast<uint64_t>(token) * units * kLoads;
-    choice = load_choice(args, token);
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i)
 #pragma unroll
       for (uint32_t j = 0; j < kLoads; ++j)
-        raw[i][j] = first + i * 32 < units ? load_input(row + (first + i * 32) * kLoads + j) : make_uint4(0, 0, 0, 0);
+        to[i][j] = first + i * 32 < units ? load_input(row + (first + i * 32) * kLoads + j) : make_uint4(0, 0, 0, 0);
   };
-  uint32_t item = first_item();
-  if (item < items) load(item);
+  const uint32_t stride = gridDim.x * kWarps;
+  if (first_item() < items) {
+    choice = load_choice(args, first_item() / chunks);
+    load(first_item(), raw);
+  }
+  if (kAhead && first_item() + stride < items) load(first_item() + stride, next);
   prepare();
   const uint32_t own_slot = members.slot[home.rank];
-  while (item < items) {
+#pragma unroll 1
+  for (uint32_t item = first_item(); item < items;) {
     const uint32_t token = item / chunks, first = first_unit(item);
     uint32_t scale_word = 0;  // of group `lane` of this chunk
 #pragma unroll
@@ -121,8 +127,18 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
       if (has_scale && as_exponent) scales[group] = static_cast<uint8_t>(scale_word);
       if (has_scale && !as_exponent) reinterpret_cast<uint32_t*>(scales)[group] = scale_word;
     }
-    item += gridDim.x * kWarps;
-    if (item < items) load(item);
+    item += stride;
+    if (item >= items) break;
+    choice = load_choice(args, item / chunks);  // not needed before the values are encoded
+    if constexpr (kAhead) {
+#pragma unroll
+      for (uint32_t i = 0; i < V; ++i)
+#pragma unroll
+        for (uint32_t j = 0; j < kLoads; ++j) raw[i][j] = next[i][j];
+      if (item + stride < items) load(item + stride, next);
+    } else {
+      load(item, raw);
+    }
   }
 }
 
@@ -267,15 +283,16 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
   __syncwarp();
 }
 
-// Apart from settling, because the fences take as long as copying the metadata.
+// Apart from settling, because the fence of the release takes as long as copying the metadata.
 __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members) {
   if (threadIdx.x) return;
   const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
   store_release_gpu(&home.state->channels[args.channel].verdict, eep_flag_make(members.epoch, members.round, 0));
   // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
-  // round from it: it finds the stamp gone.
+  // round from it: it finds the stamp gone. No fence of our own: stamp and outbox are both memory of this GPU, to which
+  // every reader comes through the same cache, and what writes the outbox is a later kernel of the stream, before which
+  // the stores of this one are in that cache. The last block would be waiting for nothing else.
   store_relaxed_sys(inbox.outbox_stamp(), 0);
-  fence_sys();
 }
 
 // The tokens of each slot, as one warp finds them by itself, or as the verdict says if not all is as it should be.
@@ -343,9 +360,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
     if constexpr (kEncodes) {
       if (send.x_type == EEP_TYPE_F32)
-        put_quantized_rows<true, 2>(home, send, members, prepare);
+        put_quantized_rows<true, 2, false>(home, send, members, prepare);
       else
-        put_quantized_rows<false, 4>(home, send, members, prepare);
+        put_quantized_rows<false, 2, true>(home, send, members, prepare);
     } else if (vectors % (32 * 8) == 0) {
       put_rows<8, true>(home, send, members, prepare);
     } else if (vectors % (32 * 7) == 0) {

@@ -6,8 +6,11 @@
 //
 // Which half a round uses alternates for ever and is told with the flag, because rounds begin again at 1 in every
 // epoch: a slow member may still be reading the last round of the old epoch when a fast one enters the first of the
-// new. For the same reason that first flag also says that its sender has entered the last round of the old epoch;
-// whether what it left there is what we want, its stamp tells.
+// new. For the same reason that first flag also says that its sender is done with the old epoch; whether it left there
+// what we want, the stamp of its other half tells. If not, that will never come, and the call ends as if revoked.
+//
+// A stamp is never taken for another's: it names epoch, round and group, and one of a round that somebody was not told
+// of is gone before that one hears of its sender again.
 #ifndef EEP_CUDA_LANES_CUH_
 #define EEP_CUDA_LANES_CUH_
 
@@ -31,6 +34,7 @@ struct PartView {
   __device__ eep_lane_mailbox* mailbox(uint32_t slot) const {
     return reinterpret_cast<eep_lane_mailbox*>(base + at.lane_mailboxes) + slot;
   }
+  // Two words: epoch | round, and the group.
   __device__ uint64_t* stamp(uint32_t half) const {
     return reinterpret_cast<uint64_t*>(base + at.lane_stamps + half * 64);
   }
@@ -42,12 +46,13 @@ struct PartView {
 // Who meets, as a block sees it in shared memory. A *place* counts the members that are in the view, in group order.
 struct Party {
   uint64_t epoch, round, deadline_ns, group;
-  uint64_t active;   // the members in the view, by rank: what shares are counted by, the same on all of them
-  uint64_t present;  // those whose part is taken: this rank, and who arrived and said what it should
-  uint64_t largest;  // the largest number of bytes that a member named in the last meet()
-  uint32_t count;    // of active
-  uint32_t own;      // our place
-  uint32_t half;     // of our outbox, in this round
+  uint64_t active;    // the members in the view, by rank: what shares are counted by, the same on all of them
+  uint64_t present;   // those whose part is taken: this rank, and who arrived and said what it should
+  uint64_t largest;   // the largest number of bytes that a member named in the last meet()
+  uint32_t count;     // of active
+  uint32_t own;       // our place
+  uint32_t half;      // of our outbox, in this round
+  bool has_left_out;  // a member in the view was not told of every round of this epoch
   uint32_t rank[EEP_MAX_RANKS];      // by place
   uint32_t position[EEP_MAX_RANKS];  // by place: the position in the group, by which a caller gives its blocks
   uint32_t slot[EEP_MAX_RANKS];      // by rank
@@ -68,6 +73,14 @@ __device__ inline void complain(const Home& home, eep_status why) {
   show_trouble(&home.state->trouble, home.page);
 }
 
+// In the epoch before, a member was not told of a round whose stamp still stands. It may be waiting there yet, and what
+// it was told of an earlier round that used the same half would then pass for what it was not told of this one: the
+// sums of a round that went on without it as if they were whole. Called by the thread that stamps; the fence before our
+// next flags orders this before them, and that member looks at a stamp only after it has seen such a flag.
+__device__ inline void forget_stamps(const PartView& own) {
+  for (uint32_t half = 0; half < 2; ++half) store_pair_relaxed_sys(own.stamp(half), 0, 0);
+}
+
 // Reads the table and the lane, as every kernel does at its start. Called by all threads. False: there is nothing to
 // take part in, because this rank is not in its own view or the lane was closed under a graph.
 __device__ inline bool join_party(const Home& home, uint32_t number, Party& party) {
@@ -76,7 +89,7 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
     const Lane& lane = home.state->lanes[number];
     const PartState& part = home.state->parts[number][blockIdx.x];
     const uint64_t dropped = home.state->trouble.dropped;
-    bool is_met[2] = {false, false};
+    bool is_met[2] = {false, false}, is_unmet = false;
     uint32_t rank_at[2] = {0, 0};
     uint64_t ranks = 0;
     for (uint32_t i = 0; i < 2; ++i) {
@@ -88,8 +101,10 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
       // A table that was scribbled over must cost us a peer, not the process.
       if (!peer.region || peer.slot != eep_slot_of(rank, peer.incarnation, home.shape.max_ranks)) {
         complain(home, EEP_STATUS_BAD_TABLE);
+        is_unmet = true;
       } else if (lane.lane_at[rank] >= home.shape.lanes) {
         complain(home, EEP_STATUS_MISMATCH);  // it has not opened the group
+        is_unmet = true;
       } else {
         is_met[i] = true;
         ranks |= rank_bit(rank);
@@ -107,16 +122,23 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
       if (rank_at[i] == home.rank) party.own = place;
     }
     const uint64_t active = reduce_or(ranks);
+    const bool leaves_out = __any_sync(~0u, is_unmet);
+    __syncwarp();  // one lane reads below what another wrote above
     if (threadIdx.x == 0) {
+      const bool is_new_epoch = part.epoch != table.epoch;
       party.epoch = table.epoch;
       party.deadline_ns = table.deadline_ns;
       party.group = lane.group;
-      party.round = (part.epoch == table.epoch ? part.round : 0) + 1;
+      party.round = (is_new_epoch ? 0 : part.round) + 1;
       party.half = part.half & 1;
       party.active = active;
       party.present = active & ~(dropped & ~rank_bit(home.rank));
       party.count = __popcll(active);
-      if (!(active >> home.rank & 1)) complain(home, EEP_STATUS_BAD_TABLE);
+      party.has_left_out = leaves_out || (!is_new_epoch && part.has_left_out);
+      if (!(active >> home.rank & 1))
+        complain(home, EEP_STATUS_BAD_TABLE);
+      else if (is_new_epoch && part.has_left_out)
+        forget_stamps(PartView(home, party.part[home.rank]));
     }
   }
   __syncthreads();
@@ -131,14 +153,30 @@ struct Statement {
   bool may_differ_in_bytes;
 };
 
-// The half of `flag`'s sender that holds our round, or 2 if it has not come that far.
-__device__ inline uint32_t half_for(uint64_t flag, const Party& party) {
+// Whether that half of `rank` holds our round. Both words of a stamp are one load, so they belong together.
+__device__ inline bool is_held(const Home& home, const Party& party, uint32_t rank, uint32_t half) {
+  uint64_t stamp, group;
+  load_pair_acquire_sys(PartView(home, party.part[rank]).stamp(half), stamp, group);
+  return stamp == eep_flag_make(party.epoch, party.round, 0) && group == party.group;
+}
+
+// The same, for what happens once in an epoch: not worth registers that the copies need.
+__device__ __noinline__ inline bool is_left_behind(const Home& home, const Party& party, uint32_t rank, uint32_t half) {
+  return is_held(home, party, rank, half);
+}
+
+// The half in which `rank` has its part of our round, or one of these.
+enum : uint32_t { kNotYet = 2, kNever = 3 };
+__device__ inline uint32_t find_half(const Home& home, const Party& party, uint32_t rank) {
+  const eep_lane_mailbox* box = PartView(home, party.part[home.rank]).mailbox(party.slot[rank]);
+  const uint64_t flag = load_acquire_sys(&box->flag);
   const uint32_t told = flag & 1;
-  if (eep_flag_is(flag, party.epoch, party.round)) return told;
-  // Whoever saw our flag of this round may be one ahead already, or be the first in a new epoch.
-  const bool is_next = eep_flag_is(flag, party.epoch, party.round + 1);
-  const bool is_newer = flag >> 40 > party.epoch && eep_flag_is(flag, flag >> 40, 1);
-  return is_next || is_newer ? 1 - told : 2;
+  const bool is_here = eep_flag_is(flag, party.epoch, party.round), is_newer = eep_flag_epoch(flag) > party.epoch;
+  // Whoever saw our flag of this round may be one ahead already, or be in a new epoch.
+  if (!is_here && !is_newer && !eep_flag_is(flag, party.epoch, party.round + 1)) return kNotYet;
+  if (load_relaxed_sys(&box->group) != party.group) return kNotYet;
+  if (is_newer && !is_left_behind(home, party, rank, 1 - told)) return kNever;
+  return is_here ? told : 1 - told;
 }
 
 // A member that says what it should not: why that is depends on what else went wrong, and a loss or a revoke, which
@@ -160,7 +198,7 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
   if (threadIdx.x < 32) {
     const uint64_t others = party.present & ~rank_bit(home.rank);
     const uint64_t stamp = eep_flag_make(party.epoch, party.round, 0);
-    if (threadIdx.x == 0) store_relaxed_sys(own.stamp(party.half), stamp);
+    if (threadIdx.x == 0) store_pair_relaxed_sys(own.stamp(party.half), stamp, party.group);
     for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
       if (!(others >> rank & 1)) continue;
       eep_lane_mailbox* box = PartView(home, party.part[rank]).mailbox(party.slot[home.rank]);
@@ -175,11 +213,12 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
       if (others >> rank & 1)
         store_relaxed_sys(&PartView(home, party.part[rank]).mailbox(party.slot[home.rank])->flag, stamp | party.half);
 
-    const WaitFor wait{home.page, &home.state->trouble, party.epoch, party.deadline_ns, EEP_STATUS_MISMATCH};
+    const WaitFor wait{home.page, &home.state->trouble, party.epoch, party.deadline_ns,
+                       EEP_STATUS_MISMATCH | EEP_STATUS_REVOKED};
     const uint64_t arrived = wait_for(wait, others, [&](uint32_t rank) {
-      const eep_lane_mailbox* box = own.mailbox(party.slot[rank]);
-      const uint32_t half = half_for(load_acquire_sys(&box->flag), party);
-      if (half > 1 || load_relaxed_sys(&box->group) != party.group) return false;
+      const uint32_t half = find_half(home, party, rank);
+      if (half == kNever) note(&home.state->trouble, EEP_STATUS_REVOKED);  // the wait ends at its next glance
+      if (half > 1) return false;
       party.half_of[rank] = half;
       return true;
     });
@@ -204,6 +243,7 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
       party.half_of[home.rank] = party.half;
       party.largest = largest;
       party.present = agreed | rank_bit(home.rank);
+      if (others != (party.active & ~rank_bit(home.rank))) party.has_left_out = true;
       if (agreed != arrived) note_mismatch(home, party, called != arrived);
       if (agreed != (party.active & ~rank_bit(home.rank))) show_trouble(&home.state->trouble, home.page);
     }
@@ -212,7 +252,7 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
   // All have entered this round, so nobody reads our other half any more, except one that we have dropped: it finds the
   // stamp gone. Done before that half is written again, in the shadow of the pulling where that is later.
   if (threadIdx.x == 0) {
-    store_relaxed_sys(own.stamp(1 - party.half), 0);
+    store_pair_relaxed_sys(own.stamp(1 - party.half), 0, 0);
     fence_sys();
   }
   if (writes_next) __syncthreads();
@@ -224,11 +264,9 @@ __device__ inline void end_round(const Home& home, Party& party) {
   __syncthreads();
   if (threadIdx.x < 32) {
     fence_sys();
-    const uint64_t stamp = eep_flag_make(party.epoch, party.round, 0);
     bool torn = false;
     for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
-      if (rank != home.rank && party.has(rank))
-        torn |= load_acquire_sys(PartView(home, party.part[rank]).stamp(party.half_of[rank])) != stamp;
+      if (rank != home.rank && party.has(rank)) torn |= !is_held(home, party, rank, party.half_of[rank]);
     if (__any_sync(~0u, torn) && threadIdx.x == 0) complain(home, EEP_STATUS_TORN);
     if (threadIdx.x == 0) {
       ++party.round;
@@ -240,7 +278,8 @@ __device__ inline void end_round(const Home& home, Party& party) {
 
 // Called by all threads after the last round: the next call goes on from here.
 __device__ inline void leave_party(const Home& home, uint32_t number, const Party& party) {
-  if (threadIdx.x == 0) home.state->parts[number][blockIdx.x] = {party.epoch, party.round - 1, party.half};
+  if (threadIdx.x == 0)
+    home.state->parts[number][blockIdx.x] = {party.epoch, party.round - 1, party.half, party.has_left_out};
 }
 
 // ---- shares: every payload is cut into one slice per block ----

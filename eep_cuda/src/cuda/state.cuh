@@ -40,15 +40,17 @@ struct Lane {
 // How far a part of a lane has come. Counted here, so that a graph has nothing of it baked in.
 struct PartState {
   uint64_t epoch;
-  uint64_t round;  // the last one, in that epoch
-  uint64_t half;   // of the outbox, which comes next: alternates for ever, across epochs and groups
+  uint64_t round;         // the last one, in that epoch
+  uint64_t half;          // of the outbox, which comes next: alternates for ever, across epochs and groups
+  uint64_t has_left_out;  // 1: somebody of the view was not told of every round of that epoch
 };
 
 struct DeviceState {
   eep_peer_table table;
   Trouble trouble;
   uint64_t barrier_epoch;
-  uint64_t barrier_round;
+  uint64_t barrier_round;   // the last that was entered
+  uint64_t barrier_before;  // flag of the last one of the epoch before
   ChannelState channels[EEP_MAX_CHANNELS];
   Lane lanes[EEP_MAX_LANES];
   PartState parts[EEP_MAX_LANES][kMaxParts];

@@ -1,0 +1,136 @@
+"""What the loss of a rank costs the clients of the real SGLang server, and what it costs to be ready for it.
+
+Starts the server with four ranks, drives load whose every token is checked, and kills one rank after the other with SIGKILL,
+each when the last one is back. Of every kill: the time until the view without the rank is committed, until all survivors run
+again, until the next token reaches a client, until the rank is back; the largest gap between tokens that a client saw; tokens
+per second before, from kill to rejoin, and after. Before the kills, throughput in turns with elasticity and with a
+membership that is taken for fixed (see bench/fixed_membership.py).
+
+Writes failover-DEVICE.json, .md and .png into --out, and failover-DEVICE-timeline.png, one of the kills. The exit code is 0
+only if no request failed, no token was wrong and nothing was left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from failover_devices import RANKS, SETTINGS, Setting
+from failover_kills import costs, kill_all, victims
+from failover_report import draw_one, page, plot, summary
+from failover_steady import Clients, compare
+from fixed_membership import Switch
+from provenance import provenance
+
+from eep.drill.load import Load
+from eep.drill.server import Server
+from eep.drill.story import Story
+from eep.tiny_model import make_model
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PROMPTS, TOKENS = 8, 48
+
+
+def main() -> int:
+    options = parse()
+    with tempfile.TemporaryDirectory(prefix="eep-bench-") as place:
+        return run(options, Path(place), SETTINGS[options.device]())
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=sorted(SETTINGS), default="cpu", help="where the ranks run (default: cpu)")
+    parser.add_argument("--kills", type=int, default=20, help="how many (default: 20)")
+    parser.add_argument("--seed", type=int, default=1, help="decides the order of the ranks (default: 1)")
+    parser.add_argument("--clients", type=int, default=8, help="how many stream at once (default: 8)")
+    parser.add_argument(
+        "--pairs", type=int, default=12, help="pairs of phases with and without elasticity (default: 12)"
+    )
+    parser.add_argument("--phase-seconds", type=float, default=5.0, help="how long such a phase is (default: 5)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
+    options = parser.parse_args()
+    for name, least in (("kills", 1), ("clients", 1), ("pairs", 1), ("phase_seconds", 2)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    return options
+
+
+def run(options: argparse.Namespace, place: Path, setting: Setting) -> int:
+    load_before = round(os.getloadavg()[0], 2)
+    head = provenance()  # before anything runs: the commit is the one that is measured
+    say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
+    switch = Switch(place / "switch")
+    server = Server(
+        make_model(place / "model"),
+        setting.arguments,
+        place / "server.log",
+        {**setting.environment, **switch.environment()},
+        place / "d",
+    )
+    with server:
+        choose = random.Random(options.seed)
+        prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(PROMPTS)]
+        say(f"asking {PROMPTS} prompts for their fault-free answers")
+        load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients)
+        clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients)
+        say(f"{options.clients} clients, with and without elasticity in turns")
+        phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
+        story = Story(place / "d", load, say=lambda text: None)
+        story.wait_until_all_run(RANKS)
+        say(f"{options.clients} clients stream while ranks are killed")
+        with load:
+            faults = list(kill_all(story, RANKS, victims(RANKS, options.kills, options.seed), say))
+        story.close()
+    left = server.leftovers()
+    kills = costs(story, faults)
+    head["setting"] = {
+        "device": options.device,
+        "sglang": importlib.metadata.version("sglang"),
+        "server": list(setting.arguments),
+        "ranks": RANKS,
+        "clients": options.clients,
+        "tokens": TOKENS,
+        "kills": options.kills,
+        "seed": options.seed,
+        "load_average": [load_before, round(os.getloadavg()[0], 2)],
+    }
+    head["requests"] = {"answered": len(load.answers), "failed": len(load.failed), "wrong": len(load.wrong)}
+    told = summary(kills, phases)
+    write(options, {**head, **told, "kills": [asdict(kill) for kill in kills]}, page(head, told))
+    draw(options, story, kills, phases)
+    for problem in [*(answer.problem for answer in load.failed), *(f"left over: {each}" for each in left)]:
+        say(problem)
+    return int(bool(load.failed or load.wrong or left))
+
+
+def write(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = options.out / f"failover-{options.device}"
+    name.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    name.with_suffix(".md").write_text(text)
+    say(text)
+
+
+def draw(options: argparse.Namespace, story: Story, kills: list[Any], phases: list[Any]) -> None:
+    name = options.out / f"failover-{options.device}"
+    subject = f"Failover of the SGLang server, {RANKS} ranks on {options.device}, {options.clients} clients"
+    plot(name.with_suffix(".png"), story, kills, phases, subject)
+    draw_one(options.out / f"failover-{options.device}-timeline.png", story, kills)
+    say(f"written to {options.out}/failover-{options.device}.json, .md, .png and -timeline.png")
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}" if text else "", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

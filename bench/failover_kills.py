@@ -1,0 +1,118 @@
+"""Kills, one after the other, of ranks that serve; and what each of them cost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from eep.drill.load import Load
+from eep.drill.story import Fault, Story
+from eep.observe.timeline import Moment
+
+WINDOW = 3.0
+"""Seconds of load before a kill and after a rejoin, over which throughput is taken."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Seconds from the SIGKILL, where not said otherwise."""
+
+    rank: int
+    at: float
+    """Since the beginning of the story."""
+    view: float
+    """The view without the rank is committed."""
+    repaired: float
+    """All survivors run in it."""
+    first_token: float
+    """The first token reaches a client after that."""
+    rejoined: float
+    """The rank is back, and all run."""
+    pause: float
+    """The longest wait for a token of any client, of the waits that touch the time from the kill to the repair."""
+    pause_at_rejoin: float
+    """The same for the change of view that lets the rank back in."""
+    usual_gap: float
+    """The longest wait that lies between the beginning of the window before the kill and the kill."""
+    tokens_before: int
+    tokens_during: int
+    tokens_after: int
+    """Tokens that clients got in the window before, from kill to rejoin, and in the window after."""
+
+
+def victims(ranks: int, kills: int, seed: int) -> list[int]:
+    """Which rank each kill hits: every rank as often as any other, in an order that the seed decides."""
+    choose, found = random.Random(seed), []
+    while len(found) < kills:
+        found += choose.sample(range(ranks), ranks)
+    return found[:kills]
+
+
+def kill_all(story: Story, ranks: int, order: Sequence[int], say: Callable[[str], None]) -> Iterator[Fault]:
+    """Does the kills, under load; RuntimeError if a rank does not come back."""
+    for number, rank in enumerate(order, 1):
+        time.sleep(2 * WINDOW if number > 1 else WINDOW)
+        fault = _kill(story, rank)
+        if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):
+            raise RuntimeError(f"kill {number}: rank {rank} was lost and did not come back")
+        say(f"kill {number:2} of {len(order)}: {fault}")
+        yield fault
+    time.sleep(WINDOW)
+
+
+def _kill(story: Story, rank: int) -> Fault:
+    """As :meth:`Story.kill`, without the time that it takes to ask for the process."""
+    pid = story.target.ranks()[rank].pid
+    if pid is None:
+        raise RuntimeError(f"rank {rank} has no process")
+    fault = Fault(rank, "killed", time.monotonic())
+    story.faults.append(fault)
+    os.kill(pid, signal.SIGKILL)
+    story.moments.append(Moment(fault.at - story.started, f"rank {rank} killed", "fault"))
+    return fault
+
+
+def costs(story: Story, faults: Sequence[Fault]) -> list[Kill]:
+    """What the kills cost. To be asked when the load has ended: an answer counts when it is whole."""
+    tokens = story.load.token_times()
+    return [_cost(story, fault, tokens) for fault in faults]
+
+
+def _cost(story: Story, fault: Fault, tokens: Sequence[float]) -> Kill:
+    assert fault.noticed is not None
+    assert fault.running is not None
+    assert fault.rejoined is not None
+    running, rejoined = fault.at + fault.running, fault.at + fault.rejoined
+    agreed = max(at for at, view, runs in story.views if not runs and fault.rank in view.active and at <= rejoined)
+
+    def count(since: float, until: float) -> int:
+        return bisect_left(tokens, until) - bisect_left(tokens, since)
+
+    return Kill(
+        rank=fault.rank,
+        at=fault.at - story.started,
+        view=fault.noticed,
+        repaired=fault.running,
+        first_token=tokens[bisect_left(tokens, running)] - fault.at,
+        rejoined=fault.rejoined,
+        pause=story.load.largest_gap(fault.at, running),
+        pause_at_rejoin=story.load.largest_gap(agreed, rejoined),
+        usual_gap=_longest_within(story.load, fault.at - WINDOW, fault.at),
+        tokens_before=count(fault.at - WINDOW, fault.at),
+        tokens_during=count(fault.at, rejoined),
+        tokens_after=count(rejoined, rejoined + WINDOW),
+    )
+
+
+def _longest_within(load: Load, since: float, until: float) -> float:
+    gaps = [0.0]
+    for answer in load.answers:
+        for gap, end in zip(answer.gaps(), answer.times, strict=True):
+            if end - gap >= since and end <= until:
+                gaps.append(gap)
+    return max(gaps)

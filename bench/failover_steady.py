@@ -1,0 +1,123 @@
+"""Steady throughput of a server with and without elasticity, in turns, so that what drifts hits both alike."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fixed_membership import Switch
+
+from eep.drill.load import Answer, ask
+
+_BEGINS_AFTER = 0.5
+"""Seconds of load before tokens are counted: the clients' first requests all begin at once."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    elastic: bool
+    tokens_per_second: float
+    cpu_ms_per_token: float
+    """Processor time of all processes of the server. Says more than throughput where others use the processor too."""
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:.0f} tokens/s ({self.cpu_ms_per_token:.2f} ms of processor each)"
+
+
+@dataclass(frozen=True)
+class Clients:
+    """They stream; client ``i`` asks rank ``i`` modulo the ranks, so that the load is the same in every phase."""
+
+    url: str
+    prompts: Sequence[Sequence[int]]
+    wanted: Sequence[Sequence[int]]
+    ranks: int
+    count: int
+
+    def run(self, seconds: float) -> list[Answer]:
+        """For so long, and until the last answer is whole."""
+        answers: list[Answer] = []
+        end = time.monotonic() + seconds
+
+        def stream(client: int) -> None:
+            number = client
+            while time.monotonic() < end:
+                which = number % len(self.prompts)
+                tokens = len(self.wanted[which])
+                answers.append(ask(self.url, self.prompts[which], tokens, number=which, rank=client % self.ranks))
+                number += self.count
+
+        threads = [threading.Thread(target=stream, args=(client,), daemon=True) for client in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(seconds + 180)
+            if thread.is_alive():
+                raise TimeoutError("a client got no end of its answer")
+        return answers
+
+    def problems(self, answers: Sequence[Answer]) -> list[str]:
+        found = [answer.problem for answer in answers if answer.problem]
+        wrong = sum(a.tokens != list(self.wanted[a.prompt]) for a in answers if not a.problem)
+        return found + ([f"{wrong} answers with a wrong token"] if wrong else [])
+
+
+def compare(
+    clients: Clients,
+    switch: Switch,
+    processes: Sequence[int],
+    pairs: int,
+    seconds: float,
+    say: Callable[[str], None],
+) -> list[Phase]:
+    """``pairs`` of phases of so many seconds, one of each kind; which comes first alternates. ``processes`` are those of
+    the server. RuntimeError if an answer is not right."""
+    phases: list[Phase] = []
+    clients.run(seconds)  # to warm up
+    for pair in range(pairs):
+        for elastic in (True, False) if pair % 2 == 0 else (False, True):
+            switch.throw(elastic=elastic)
+            phases.append(_measure(clients, processes, elastic, seconds))
+        last = {phase.elastic: phase for phase in phases[-2:]}
+        say(f"pair {pair + 1:2} of {pairs}: elastic {last[True]}, membership fixed {last[False]}")
+    switch.throw(elastic=True)
+    return phases
+
+
+def _measure(clients: Clients, processes: Sequence[int], elastic: bool, seconds: float) -> Phase:
+    began, used = time.monotonic(), _cpu_seconds(processes)
+    answers = clients.run(seconds)
+    used = _cpu_seconds(processes) - used
+    if problems := clients.problems(answers):
+        raise RuntimeError(f"elastic={elastic}: {problems[0]}")
+    since, until = began + _BEGINS_AFTER, began + seconds
+    moments = [moment for answer in answers for moment in answer.times]
+    count = sum(since <= moment < until for moment in moments)
+    return Phase(elastic, count / (until - since), 1000 * used / len(moments))
+
+
+def _cpu_seconds(processes: Sequence[int]) -> float:
+    ticks = 0
+    for pid in processes:
+        # What follows the name, which may hold anything; user and system time are the 12th and 13th of that.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def ratios(phases: Sequence[Phase], figure: str) -> list[float]:
+    """Of each pair: a figure with elasticity over that without."""
+    found = []
+    for first, second in zip(phases[::2], phases[1::2], strict=True):
+        elastic, fixed = (first, second) if first.elastic else (second, first)
+        found.append(getattr(elastic, figure) / getattr(fixed, figure))
+    return found
+
+
+def median_of(phases: Sequence[Phase], figure: str, *, elastic: bool) -> float:
+    return statistics.median(getattr(phase, figure) for phase in phases if phase.elastic == elastic)

@@ -1,0 +1,73 @@
+"""The plugin's elasticity switched off and on in a running server, for the bench of failover alone.
+
+This file is an SGLang plugin of its own, which :class:`Switch` puts beside a server; it does nothing in any other. While the
+switch is thrown the membership is taken for fixed, as if no rank could ever be lost:
+
+- a rank runs its step as it is: nobody looks whether its results can be trusted, and no view is entered between steps;
+- the front end sends a request to the rank that its client names, and keeps nothing of it.
+
+Everything else stays as it is: dispatch and combine, the process groups, the schedule (without overlap, which elasticity
+rules out), the supervisor's threads. A rank that dies while the switch is thrown takes the server with it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_VARIABLE = "EEP_BENCH_SWITCH"
+_ELASTIC, _FIXED = b"\0", b"\1"
+
+
+class Switch:
+    """In the bench: a byte that all processes of the server see."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._path, self._folder = folder / "switch", folder
+        self._path.write_bytes(_ELASTIC)
+        shutil.copy(__file__, folder)
+        about = folder / "eep_bench-0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: eep-bench\nVersion: 0\n")
+        (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\neep_bench = {Path(__file__).stem}:register\n")
+
+    def environment(self) -> dict[str, str]:
+        """What a server must be started with to have the switch."""
+        paths = [str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {_VARIABLE: str(self._path), "PYTHONPATH": os.pathsep.join(paths)}
+
+    def throw(self, *, elastic: bool) -> None:
+        """No request may be under way."""
+        with self._path.open("r+b") as file:  # in place: the file is mapped
+            file.write(_ELASTIC if elastic else _FIXED)
+
+
+def register() -> None:
+    """In every process of the server."""
+    path = os.environ.get(_VARIABLE)
+    if path is None:
+        return
+    from eep.recovery import Session
+    from sglang_patches.front_end import FrontEnd
+
+    with open(path, "rb") as file:
+        switch = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+
+    def replace(owner: type, name: str, fixed: Callable[..., Any]) -> None:
+        elastic = getattr(owner, name)
+
+        def either(*arguments: Any, **named: Any) -> Any:
+            return (fixed if switch[0] else elastic)(*arguments, **named)
+
+        setattr(owner, name, either)
+
+    replace(Session, "collect", lambda session, gather, run_empty: gather())
+    replace(Session, "run", lambda session, batch: batch())
+    replace(FrontEnd, "send", lambda front_end, message: front_end._dispatch(message))
+    replace(FrontEnd, "output", lambda front_end, output, late: None)
+    replace(FrontEnd, "abort_answer", lambda front_end, message: True)

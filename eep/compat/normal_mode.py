@@ -1,0 +1,48 @@
+"""DeepEP's normal mode, which is for prefill and training: its calls are known by name, and refused."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from eep.errors import EepError
+
+
+def _refuse(name: str) -> NoReturn:
+    raise EepError(
+        f"{name} belongs to DeepEP's normal mode, which is not supported by eep.compat.deep_ep; use low_latency_dispatch "
+        "and low_latency_combine, in pieces if there are more tokens than they take, or eep.Buffer"
+    )
+
+
+class NormalMode:
+    """So that whoever calls one of them reads what to do instead, not that there is no such attribute."""
+
+    @staticmethod
+    def set_num_sms(*_: Any, **__: Any) -> NoReturn:
+        _refuse("set_num_sms")
+
+    @staticmethod
+    def get_dispatch_config(*_: Any, **__: Any) -> NoReturn:
+        _refuse("get_dispatch_config")
+
+    @staticmethod
+    def get_combine_config(*_: Any, **__: Any) -> NoReturn:
+        _refuse("get_combine_config")
+
+    def get_dispatch_layout(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("get_dispatch_layout")
+
+    def dispatch(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("dispatch")
+
+    def combine(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("combine")
+
+    def internode_dispatch(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("internode_dispatch")
+
+    def internode_combine(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("internode_combine")
+
+    def get_local_buffer_tensor(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("get_local_buffer_tensor")

@@ -1,0 +1,54 @@
+"""When another spare process is prepared. Pure: the time is what it is told.
+
+Preparing one takes a core for as long as importing an engine does, and a rank that is being started needs that core
+more. So nothing is prepared until every rank that was started runs again, or has had its time; spares are prepared one
+after the other; and what keeps dying is tried less and less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SETTLES_WITHIN = 60.0
+"""A rank that was started and does not run by then is no longer waited for."""
+SHORTEST, LONGEST = 1.0, 60.0
+"""How long to wait after a spare died: twice as long each time in a row, between these."""
+
+
+class Refill:
+    """Keeps ``wanted`` spares. All times are seconds of one clock that never goes back."""
+
+    def __init__(self, wanted: int, *, settles_within: float = SETTLES_WITHIN) -> None:
+        if wanted < 0:
+            raise ValueError(f"there cannot be {wanted} spares; 0 turns them off")
+        self.wanted = wanted
+        self._settles_within = settles_within
+        self._starting: dict[int, tuple[int, float]] = {}
+        self._failures = 0
+        self._not_before = 0.0
+
+    def launched(self, now: float, rank: int, incarnation: int) -> None:
+        """A rank is being started."""
+        self._starting[rank] = (incarnation, now + self._settles_within)
+
+    def runs(self, incarnations: Mapping[int, int]) -> None:
+        """These ranks, as these incarnations, run."""
+        for rank, incarnation in incarnations.items():
+            if rank in self._starting and incarnation >= self._starting[rank][0]:
+                del self._starting[rank]
+
+    def taken(self) -> None:
+        """A spare was used: they can be prepared."""
+        self._failures = 0
+
+    def died(self, now: float, lived: float) -> None:
+        """A spare ended without being used, ``lived`` seconds after it was started."""
+        self._failures = 1 if lived >= LONGEST else self._failures + 1
+        self._not_before = now + min(LONGEST, SHORTEST * 2.0 ** min(self._failures - 1, 16))
+
+    def wait(self, now: float, ready: int, preparing: int) -> float | None:
+        """Seconds until one more is to be started, 0 if that is now; None: not before something happens."""
+        if preparing or ready >= self.wanted:
+            return None
+        deadlines = [deadline for _, deadline in self._starting.values()]
+        return max(0.0, max([self._not_before, *deadlines]) - now)

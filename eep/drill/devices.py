@@ -1,0 +1,72 @@
+"""What a server for a drill is started with, by the device that it runs on: flags of SGLang, environment, size of model.
+
+In float32 everywhere: there the tokens of a greedy answer do not depend on what else is computed in the same batch, so they
+can be checked. Flags that are given later win, for those who want another type and check nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from eep.drill import mps
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str
+    flags: tuple[str, ...]
+    environment: Mapping[str, str]
+    model: str
+    """The size of random model (see ``eep make-model --size``) that is worth serving there."""
+    shared: bool = False
+    """Whether several ranks share one device, and need its daemon for their kernels to run at the same time."""
+
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, str]]:
+        """While this lasts, servers may run there. What they need in their environment beside ``environment``."""
+        if not self.shared:
+            yield {}
+            return
+        with mps.daemon() as variables:
+            yield variables
+
+
+_EVERYWHERE = ("--random-seed", "1", "--disable-radix-cache", "--skip-server-warmup")
+
+CPU = Device(
+    name="cpu",
+    flags=(
+        *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+        *("--max-total-tokens", "8192"),
+        *_EVERYWHERE,
+    ),
+    environment={
+        "EEP_CPU_GAPS": "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(4)),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    },
+    model="tiny",
+)
+
+CUDA = Device(
+    name="cuda",
+    flags=(
+        *("--device", "cuda", "--dtype", "float32", "--attention-backend", "triton", "--moe-runner-backend", "triton"),
+        *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--mm-feature-transport", "cpu"),
+        *("--disable-flashinfer-autotune", "--disable-prefill-cuda-graph", "--cuda-graph-max-bs-decode", "32"),
+        # All ranks on one device: each may take what is left by the others, and the caches are of one size.
+        *("--mem-fraction-static", "0.5", "--max-total-tokens", "32768", "--max-running-requests", "128"),
+        *("--chunked-prefill-size", "512", "--max-prefill-tokens", "512"),
+        *_EVERYWHERE,
+    ),
+    environment={"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"},
+    model="large",
+    shared=True,
+)
+
+DEVICES = {device.name: device for device in (CPU, CUDA)}

@@ -1,0 +1,234 @@
+"""Figures for Prometheus: where the instance stands, what was lost and repaired, how long that took.
+
+They are written where the server's own endpoint collects them: in the files of ``prometheus_client``'s multiprocess folder,
+which SGLang makes for ``--enable-metrics`` and names in ``PROMETHEUS_MULTIPROC_DIR``. Where there is none nobody would read
+them, and nothing is written. Each process writes what it knows: the supervisor's tells of views and lives, the
+front end's of requests, the ranks' of steps and experts. All of it happens when a view changes, never in a step.
+
+What the supervisor's effects mean is decided by :func:`after`, which is pure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from eep.membership.effects import Effect, Launch, Notify, Transition
+from eep.membership.records import Phase
+
+logger = logging.getLogger(__name__)
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure as Prometheus knows it. The name of a counter is shown with ``_total`` behind it."""
+
+    kind: str
+    name: str
+    help: str
+    label: str = ""
+
+
+METRICS = {
+    "epoch": Metric("gauge", "eep_epoch", "The epoch of the committed view."),
+    "active": Metric("gauge", "eep_active_ranks", "Ranks in the committed view."),
+    "deaths": Metric("counter", "eep_rank_deaths", "Lives of ranks that ended without having been asked to leave."),
+    "joins": Metric("counter", "eep_rank_joins", "Lives of ranks that came into a view that runs, the first ones too."),
+    "relaunches": Metric("counter", "eep_rank_relaunches", "Processes started for a rank that had one before."),
+    "view_seconds": Metric(
+        "gauge", "eep_last_view_seconds", "Of the last loss: from the first sign of it to the view without the lost."
+    ),
+    "repair_seconds": Metric(
+        "gauge",
+        "eep_last_repair_seconds",
+        "Of the last view: from its commit until all of its ranks had settled in it.",
+    ),
+    "pause_seconds": Metric(
+        "gauge", "eep_last_pause_seconds", "Of the last change: how long no step could be committed."
+    ),
+    "steps_repeated": Metric("counter", "eep_steps_repeated", "Forward passes that were run again, over all ranks."),
+    "requests_moved": Metric("counter", "eep_requests_moved", "Requests that went on at another rank or another life."),
+    "repair_bytes": Metric(
+        "counter", "eep_repair_bytes", "Bytes of experts brought in, by where they came from.", "tier"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the effects of a supervisor add up to. The names of the figures are those of :data:`METRICS`."""
+
+    epoch: int = 0
+    active: int = 0
+    deaths: int = 0
+    joins: int = 0
+    relaunches: int = 0
+    view_seconds: float = 0.0
+    repair_seconds: float = 0.0
+    pause_seconds: float = 0.0
+    _lives: frozenset[tuple[int, int]] = frozenset()
+    """(rank, incarnation) of those that run, in the last view that did."""
+    _launched: frozenset[int] = frozenset()
+    _leaving: frozenset[tuple[int, int]] = frozenset()
+    _stopped_at: float | None = None
+    """Since when no step can be committed; None while they can."""
+    _lost_at: float | None = None
+    """When the last loss was first seen that no view has followed yet."""
+    _agreed_at: float | None = None
+
+
+FIGURES = tuple(each.name for each in fields(Tally) if not each.name.startswith("_"))
+
+
+def after(tally: Tally, effect: Effect, now: float) -> Tally:
+    """The tally after one more effect, at ``now`` seconds of any steady clock."""
+    match effect:
+        case Launch(rank=rank):
+            again = rank in tally._launched
+            return replace(tally, relaunches=tally.relaunches + again, _launched=tally._launched | {rank})
+        case Notify(view=view, phase=phase):
+            tally = replace(tally, epoch=view.epoch, active=len(view.active))
+            if phase is not Phase.RUN:
+                return tally
+            lives = frozenset((rank, view.incarnations[rank]) for rank in view.active)
+            return replace(tally, joins=tally.joins + len(lives - tally._lives), _lives=lives)
+        case Transition(phase="LEAVING", rank=rank, incarnation=incarnation):
+            return replace(tally, _leaving=tally._leaving | {(rank, incarnation)})
+        case Transition(phase="EXITED", rank=rank, incarnation=incarnation):
+            asked = (rank, incarnation) in tally._leaving
+            return replace(tally, deaths=tally.deaths + (not asked), _leaving=tally._leaving - {(rank, incarnation)})
+        case Transition(rank=-1):
+            return _after_phase(tally, effect.phase, now)
+    return tally
+
+
+def _after_phase(tally: Tally, phase: str, now: float) -> Tally:
+    """A change begins with the first sign of a loss or with the view that lets somebody in, and ends when all run. What is
+    lost meanwhile is part of it."""
+    stopped, lost, agreed = tally._stopped_at, tally._lost_at, tally._agreed_at
+    match phase:
+        case "REVOKED":
+            return replace(
+                tally, _stopped_at=now if stopped is None else stopped, _lost_at=now if lost is None else lost
+            )
+        case "AGREED" | "FORMING":  # forming: nobody is left
+            return replace(
+                tally,
+                view_seconds=tally.view_seconds if lost is None else now - lost,
+                _stopped_at=now if stopped is None else stopped,
+                _lost_at=None,
+                _agreed_at=now,
+            )
+        case "RUN" if stopped is not None:
+            return replace(
+                tally,
+                repair_seconds=tally.repair_seconds if agreed is None else now - agreed,
+                pause_seconds=now - stopped,
+                _stopped_at=None,
+                _lost_at=None,
+                _agreed_at=None,
+            )
+    return tally
+
+
+class Sheet:
+    """Where one process writes. ``who`` names it within the server: the lives of a rank write on one sheet, one after the
+    other, so that counts go on and files do not pile up. Without a directory to write to, nothing happens.
+
+    Losing a figure never stops anything: a full disk is logged once.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._value_class = _value_class(who)
+        self._values: dict[tuple[str, str], Any] = {}
+
+    def add(self, figure: str, amount: float = 1, label: str = "") -> None:
+        """Of 0: the figure is shown from now on."""
+        self._write(figure, label, lambda value: value.inc(amount))
+
+    def set(self, figure: str, value: float) -> None:
+        self._write(figure, "", lambda held: held.set(value, timestamp=time.time()))
+
+    def _write(self, figure: str, label: str, write: Callable[[Any], None]) -> None:
+        if self._value_class is None:
+            return
+        try:
+            write(self._value(figure, label))
+        except (OSError, ValueError) as error:
+            self._value_class = None
+            logger.warning("no more metrics are written by this process: %s", error)
+
+    def _value(self, figure: str, label: str) -> Any:
+        found = self._values.get((figure, label))
+        if found is None:
+            metric = METRICS[figure]
+            shown = f"{metric.name}_total" if metric.kind == "counter" else metric.name
+            names, labels = ((metric.label,), (label,)) if metric.label else ((), ())
+            assert self._value_class is not None
+            found = self._value_class(
+                metric.kind, metric.name, shown, names, labels, metric.help, multiprocess_mode="mostrecent"
+            )
+            self._values[figure, label] = found
+        return found
+
+
+def _value_class(who: str) -> Callable[..., Any] | None:
+    """What makes values in the files of ``who``; None where metrics are off."""
+    if not os.environ.get(DIRECTORY):
+        return None
+    try:
+        values = importlib.import_module("prometheus_client.values")
+    except ImportError:
+        logger.warning("%s is set, but prometheus_client is not installed: no metrics", DIRECTORY)
+        return None
+    made: Callable[..., Any] = values.MultiProcessValue(lambda: f"eep-{who}")
+    return made
+
+
+class InstanceMetrics:
+    """Give it to :meth:`eep.control.supervisor.Supervisor.watch_effects`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sheet, self._clock = Sheet("supervisor"), clock
+        self._tally = Tally()
+        for figure in FIGURES:  # a counter that is missing until something goes wrong cannot be watched
+            self._tell(figure, 0, 0)
+
+    def __call__(self, effect: Effect) -> None:
+        before, self._tally = self._tally, after(self._tally, effect, self._clock())
+        for figure in FIGURES:
+            was, now = getattr(before, figure), getattr(self._tally, figure)
+            if was != now:
+                self._tell(figure, was, now)
+
+    def _tell(self, figure: str, was: float, now: float) -> None:
+        if METRICS[figure].kind == "counter":
+            self._sheet.add(figure, now - was)
+        else:
+            self._sheet.set(figure, now)
+
+
+class RankMetrics:
+    """A rank's own counts. Told once in a view, of this life so far."""
+
+    def __init__(self, rank: int) -> None:
+        self._sheet = Sheet(f"rank-{rank}")
+        self._told: Counter[tuple[str, str]] = Counter()
+        self.tell(0, {})
+
+    def tell(self, steps_repeated: int, repair_bytes: Mapping[str, int]) -> None:
+        """``repair_bytes``: by the name of the tier that they came from."""
+        self._add("steps_repeated", "", steps_repeated)
+        for tier, count in repair_bytes.items():
+            self._add("repair_bytes", tier, count)
+
+    def _add(self, figure: str, label: str, count: int) -> None:
+        self._sheet.add(figure, count - self._told[figure, label], label)
+        self._told[figure, label] = count

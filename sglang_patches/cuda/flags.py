@@ -1,0 +1,31 @@
+"""What ``--ep-backend eep`` stands for on a GPU, beside what it stands for everywhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from sglang_patches.cuda import float32
+
+TIMEOUT_MS = 10_000.0
+"""How long a rank waits within a step. Kernels are compiled when they are first used, which takes seconds and is no fault; a
+process that dies is seen at once in any case."""
+
+
+def imply(arguments: argparse.Namespace) -> None:
+    """Sets flags of SGLang, as far as this version has them, and variables that its processes inherit."""
+    implied = {
+        # Prefill runs eagerly: its tokens go through the buffer for any step.
+        "disable_prefill_cuda_graph": True,
+        # It would run steps of its own while a rank is alone, of sizes that no buffer is made for.
+        "disable_flashinfer_autotune": True,
+    }
+    for name, value in implied.items():
+        if hasattr(arguments, name):
+            setattr(arguments, name, value)
+    if getattr(arguments, "moe_runner_backend", None) == "auto":
+        arguments.moe_runner_backend = "triton"
+    # Ranks that share a GPU see less of its memory the later they start.
+    os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "0")
+    if arguments.dtype == "float32":
+        float32.prepare()

@@ -1,0 +1,70 @@
+"""SGLang in float32 on a GPU, for runs whose tokens are to be compared: in bfloat16 they depend on the batch.
+
+Some of SGLang's kernels are for 16 bits only. In float32, and only there, these take the way through torch, and the Triton
+experts keep 32 bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sglang_patches import hooks
+
+_EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
+
+
+def prepare() -> None:
+    """Before Triton is imported: products of float32 are not to be rounded to TF32."""
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+
+
+def register() -> None:
+    hooks.hook("layers.layernorm.RMSNorm.forward_cuda", _native)
+    hooks.hook("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", _rotate)
+    hooks.hook("models.utils.can_use_fused_inplace_qknorm", _may_fuse_norms)
+    hooks.hook(_EXPERTS + "invoke_fused_moe_kernel", _multiply)
+    hooks.hook(_EXPERTS + "silu_and_mul", _activate)
+    hooks.hook(_EXPERTS + "moe_sum_reduce", _add_up)
+
+
+def _native(original: Callable[..., Any], norm: Any, x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    if x.dtype != torch.float32 or x.numel() == 0:
+        return original(norm, x, *arguments, **named)
+    return norm.forward_native(x, *arguments, **named)
+
+
+def _rotate(
+    original: Callable[..., Any], rope: Any, positions: torch.Tensor, query: torch.Tensor, *arguments: Any, **named: Any
+) -> Any:
+    forward = original if query.dtype != torch.float32 else type(rope).forward_native
+    return forward(rope, positions, query, *arguments, **named)
+
+
+def _may_fuse_norms(original: Callable[..., bool], head_dim: int, dtype: torch.dtype) -> bool:
+    return dtype != torch.float32 and original(head_dim, dtype)
+
+
+def _multiply(original: Callable[..., Any], a: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    if a.dtype == torch.float32:
+        import triton.language as tl
+
+        named["compute_type"] = tl.float32
+    return original(a, *arguments, **named)
+
+
+def _activate(original: Callable[..., Any], x: torch.Tensor, out: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    if x.dtype != torch.float32:
+        return original(x, out, *arguments, **named)
+    half = x.shape[-1] // 2
+    # Rows of experts that are elsewhere hold anything; nothing is made of them.
+    return torch.mul(torch.nn.functional.silu(x[..., :half]), x[..., half:], out=out)
+
+
+def _add_up(original: Callable[..., Any], x: torch.Tensor, out: torch.Tensor, factor: float) -> Any:
+    if x.dtype != torch.float32:
+        return original(x, out, factor)
+    return torch.sum(x, dim=1, out=out).mul_(factor)

@@ -1,0 +1,36 @@
+"""CUDA graphs of decode steps: captured while a rank is alone, and replayed in whatever view it is in.
+
+Nothing of membership is in a graph, so it is captured once in the life of a rank, before the rank joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_patches import hooks, instance
+
+_RUNNER = "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
+
+
+def register() -> None:
+    hooks.hook(_RUNNER + "capture", _capture)
+
+
+def largest_decode(decode: Any, running: int) -> int:
+    """The most tokens of a rank in a step in which all ranks decode; 0 where decode steps are not captured.
+
+    ``decode`` is what SGLang is to capture, ``running`` how many requests a rank may run at once.
+    """
+    if str(getattr(decode.backend, "value", decode.backend)) == "disabled":
+        return 0
+    return max([running, *map(int, decode.bs)])
+
+
+def _capture(original: Callable[..., None], runner: Any, *arguments: Any, **named: Any) -> None:
+    here = instance.current()
+    here.use_for(all_decode=True)
+    try:
+        original(runner, *arguments, **named)
+    finally:
+        here.use_for(all_decode=False)

@@ -1,0 +1,98 @@
+"""The DeepEP interface: a rank dies and its successor joins, and so does one that was not there at the launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+import eep
+from eep.compat.deep_ep import Buffer
+from tests import moe
+from tests.compat.deep_ep_ranks import (
+    SMALL,
+    WIRES,
+    Fleet,
+    check_received,
+    combine_of,
+    dispatch,
+    mask,
+    new_buffer,
+    reference,
+    run_experts,
+    step,
+    with_wire,
+)
+
+
+def play_survivor(group: dist.ProcessGroup) -> None:
+    buffer, config = new_buffer(group, timeout_ms=3000), SMALL
+    step(buffer, config, 0, (0, 1, 2))
+    if buffer.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # Its tokens are absent, and so is what its experts would have added.
+    batches = {rank: moe.make_batch(config, rank, 1, (0, 1, 2)) for rank in (0, 1)}
+    batch = batches[buffer.rank]
+    recv_x, count, handle, _, _ = dispatch(buffer, config, batch, use_fp8=False)
+    assert mask(buffer) == [0, 0, 1, 1]
+    check_received(buffer, config, batches, recv_x, count, handle)
+    combined, _, _ = combine_of(buffer, batch, handle)(run_experts(buffer, config, recv_x, count))
+    without_it = torch.where(batch.topk_idx // config.local_experts == 2, -1, batch.topk_idx)
+    expected = reference(config, moe.Batch(batch.x, without_it, batch.topk_weights))
+    assert torch.equal(combined, expected)
+
+    buffer.low_latency_clean_mask_buffer()
+    assert mask(buffer) == [0, 0, 0, 1]
+    buffer.low_latency_update_mask_buffer(2, True)
+    assert mask(buffer) == [0, 0, 1, 1]
+    buffer.barrier()
+    step(buffer, config, 2, (0, 1))
+    # A token may still name experts of a masked rank; they add nothing.
+    recv_x, count, handle, _, _ = dispatch(buffer, config, batch, use_fp8=False)
+    check_received(buffer, config, batches, recv_x, count, handle)
+    combined, _, _ = combine_of(buffer, batch, handle)(run_experts(buffer, config, recv_x, count))
+    assert torch.equal(combined, expected)
+
+    buffer.connect_ranks([2])
+    play_together(buffer)
+
+
+def play_newcomer(group: dist.ProcessGroup, joins_alone: bool) -> None:
+    buffer = new_buffer(None if joins_alone else group, timeout_ms=3000)
+    assert buffer.group_size == 3
+    buffer.connect_ranks([0, 1])  # as a program written for both would; it joins in its first dispatch
+    play_together(buffer)
+
+
+def play_together(buffer: Buffer) -> None:
+    """From the return of rank 2 on; then rank 3 comes, which was not there at the launch."""
+    config = SMALL
+    if buffer.rank != 3:
+        assert mask(buffer) == [0, 0, 0, 1]
+        step(buffer, config, 3, (0, 1, 2))
+        buffer.low_latency_update_mask_buffer(3, False)
+    for seed, wire in enumerate(WIRES):
+        step(buffer, with_wire(config, wire), 10 + seed, (0, 1, 2, 3))
+    assert mask(buffer) == [0, 0, 0, 0]
+    larger = dataclasses.replace(config, max_tokens=10)
+    step(buffer, larger, 20, (0, 1, 2, 3))
+    if buffer.rank != 3:
+        buffer.disconnect_ranks([3])
+        step(buffer, larger, 21, (0, 1, 2))
+        buffer.barrier()
+    buffer.destroy()
+
+
+def test_survivors_go_on_and_replacements_join(fleet: Fleet, rendezvous: eep.Rendezvous) -> None:
+    place = {"EEP_RENDEZVOUS": str(rendezvous.path)}
+    first = fleet.start(play_survivor, 3, **place)
+    fleet.finish(first[2:], dead=first[2:])
+    joining = [
+        number
+        for rank in (2, 3)
+        for number in fleet.start(play_newcomer, 1, rank == 3, EEP_RANK=str(rank), EEP_WORLD_SIZE="3", **place)
+    ]
+    fleet.finish([*first[:2], *joining])

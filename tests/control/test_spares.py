@@ -1,0 +1,278 @@
+"""Ranks that take a process which was prepared in advance: real processes, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from eep.control.processes import name_of
+from eep.control.spare_entry import MAX_ORDER
+from eep.control.spares import SpareLauncher
+from eep.control.supervisor import Supervisor
+from eep.membership import Status
+from eep.observe.events import EventLine, read_events
+from tests.control import ranks
+from tests.control.harness import (
+    PATIENCE,
+    ROOT,
+    children_of,
+    is_running,
+    kill,
+    patient_policy,
+    record,
+    runs_with,
+    until,
+    until_gone,
+)
+
+BOTH = (0, 1)
+
+
+@asynccontextmanager
+async def spared(
+    program: Callable[..., object] = ranks.steady,
+    arguments: dict[str, object] | None = None,
+    *,
+    spares: int = 1,
+    preload: tuple[str, ...] = ("tests.control.ranks",),
+    warm: str = "",
+    count: int = 2,
+    **policy: object,
+) -> AsyncIterator[tuple[Supervisor, SpareLauncher]]:
+    launcher = SpareLauncher(name_of(program), arguments, spares=spares, preload=preload, warm=warm)  # type: ignore[arg-type]
+    supervisor = Supervisor(
+        launcher,
+        range(count),
+        max_ranks=count,
+        policy=patient_policy(count, **policy),
+        lease_ttl=60.0,
+        environment={"PYTHONPATH": str(ROOT)},
+    )
+    await supervisor.start()
+    try:
+        yield supervisor, launcher
+    finally:
+        await supervisor.stop()
+    assert not children_of(str(supervisor.directory.path)), "something was left behind"
+    assert not supervisor.directory.path.exists()
+
+
+def ready(launcher: SpareLauncher) -> list[int]:
+    pids = launcher.status()["pids"]
+    assert isinstance(pids, list)
+    return pids
+
+
+def lines(supervisor: Supervisor, phase: str) -> list[EventLine]:
+    return [line for line in read_events(supervisor.directory.events) if line.phase == phase]
+
+
+async def a_spare(supervisor: Supervisor, launcher: SpareLauncher, not_one_of: tuple[int, ...] = ()) -> int:
+    """The process id of a spare that is ready."""
+    await until(supervisor, lambda: any(pid not in not_one_of for pid in ready(launcher)))
+    return next(pid for pid in ready(launcher) if pid not in not_one_of)
+
+
+def test_a_killed_rank_comes_back_as_the_spare_and_the_pool_refills() -> None:
+    async def body() -> None:
+        async with spared() as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            assert len(lines(supervisor, "COLD")) == 2, "there was nothing to take at the start"
+            spare = await a_spare(supervisor, launcher)
+            assert os.getsid(spare) == spare
+            assert spare in children_of(str(supervisor.directory.path)), "a keeper would not find it"
+            assert f'"spares":{{"wanted":1,"ready":1,"preparing":0,"pids":[{spare}]}}' in supervisor.status()
+            killed = supervisor.pids[1]
+            kill(supervisor, 1)
+            await until(supervisor, runs_with(supervisor, (0,)))
+            await until(supervisor, runs_with(supervisor, BOTH))
+            assert supervisor.pids[1] == spare
+            assert record(supervisor).view.incarnations == (0, 1)
+            assert not Path(f"/proc/{killed}").exists(), "a zombie is left"
+            (taken,) = [line for line in lines(supervisor, "SPARE") if line.rank == 1]
+            assert (taken.incarnation, "was ready" in taken.cause) == (1, True)
+
+            another = await a_spare(supervisor, launcher, (spare,))
+            kill(supervisor, 1)  # what was a spare dies as any rank does
+            await until(supervisor, lambda: supervisor.pids.get(1) == another)
+            await until(supervisor, runs_with(supervisor, BOTH))
+            assert record(supervisor).view.incarnations == (0, 2)
+
+    asyncio.run(body())
+
+
+def test_a_spare_that_dies_is_replaced_and_harms_nobody() -> None:
+    async def body() -> None:
+        async with spared(spares=2) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            await until(supervisor, lambda: len(ready(launcher)) == 2)
+            before, spares = record(supervisor), tuple(ready(launcher))
+            os.kill(spares[0], signal.SIGKILL)
+            await a_spare(supervisor, launcher, spares)
+            assert record(supervisor) == before
+            assert any(line.evidence == "SIGKILL" for line in lines(supervisor, "SPARE"))
+            assert not Path(f"/proc/{spares[0]}").exists(), "a zombie is left"
+            assert spares[1] in ready(launcher)
+
+    asyncio.run(body())
+
+
+def test_a_spare_that_dies_with_its_order_is_a_rank_that_died() -> None:
+    async def body() -> None:
+        async with spared() as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            spare = await a_spare(supervisor, launcher)
+            os.kill(spare, signal.SIGSTOP)  # it will never read its order
+            kill(supervisor, 0)
+            await until(supervisor, lambda: supervisor.pids.get(0) == spare)
+            os.kill(spare, signal.SIGKILL)
+            await until(supervisor, runs_with(supervisor, BOTH))
+            assert supervisor.pids[0] != spare
+            assert supervisor.state.ranks[0].failures == 2
+            assert lines(supervisor, "COLD")[-1].rank == 0, "the pool was empty"
+
+    asyncio.run(body())
+
+
+def test_a_spare_that_has_just_died_is_passed_over() -> None:
+    async def body() -> None:
+        async with spared() as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            spare = await a_spare(supervisor, launcher)
+            os.kill(spare, signal.SIGKILL)
+            os.waitid(os.P_PID, spare, os.WEXITED | os.WNOWAIT)  # dead, and the launcher has had no chance to see it
+            child = await launcher.start(7, 0, {"EEP_CONTROL_DIR": str(supervisor.directory.path)})
+            assert child.pid != spare
+            assert lines(supervisor, "COLD")[-1].rank == 7
+            os.kill(child.pid, signal.SIGKILL)
+            assert await child.exit_code() == -signal.SIGKILL
+            os.close(child.pidfd)
+
+    asyncio.run(body())
+
+
+def test_an_order_reaches_a_spare_that_is_still_importing() -> None:
+    async def body() -> None:
+        preload = ("tests.control.gated_import", "no.such.module")
+        async with spared(preload=preload) as (supervisor, _):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            directory = supervisor.directory.path
+            async with asyncio.timeout(PATIENCE):
+                while not (importing := list(directory.glob("importing-*"))):
+                    await asyncio.sleep(0.01)
+            spare = int(importing[0].name.partition("-")[2])
+            kill(supervisor, 1)
+            await until(supervisor, lambda: supervisor.pids.get(1) == spare)
+            (directory / "open").touch()
+            await until(supervisor, runs_with(supervisor, BOTH))
+            assert record(supervisor).view.incarnations == (0, 1)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "preparation", [{"preload": ("no.such.module",)}, {"warm": "tests.control.ranks:crash_at_start"}]
+)
+def test_spares_that_cannot_be_prepared_leave_the_ranks_alone(preparation: dict[str, object]) -> None:
+    async def body() -> None:
+        async with spared(**preparation) as (supervisor, launcher):  # type: ignore[arg-type]
+            await until(supervisor, runs_with(supervisor, BOTH))
+            await until(supervisor, lambda: any(line.evidence for line in lines(supervisor, "SPARE")))
+            assert not ready(launcher)
+            kill(supervisor, 1)
+            await until(supervisor, runs_with(supervisor, (0,)))
+            await until(supervisor, runs_with(supervisor, BOTH))
+
+    asyncio.run(body())
+
+
+def test_arguments_environment_and_stdin_reach_the_rank(tmp_path: Path) -> None:
+    async def body() -> None:
+        told = tmp_path / "told"
+        async with spared(ranks.tells_what_it_was_given, {"path": str(told)}, spares=0, count=1) as (supervisor, _):
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+            assert told.read_text() == f"0 0 {supervisor.directory.path} /dev/null"
+            assert "exit status 0" in supervisor.directory.events.read_text()
+            assert not lines(supervisor, "COLD"), "nobody asked for spares"
+
+    asyncio.run(body())
+
+
+def test_a_spare_is_warmed_for_the_rank_that_died_last() -> None:
+    async def body() -> None:
+        async with spared(warm=name_of(ranks.notes_whom_it_is_for)) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            first = await a_spare(supervisor, launcher)
+            directory = supervisor.directory.path
+            assert (directory / f"for-{first}").read_text() == "0"
+            kill(supervisor, 1)
+            second = await a_spare(supervisor, launcher, (first,))
+            assert (directory / f"for-{second}").read_text() == "1"
+
+    asyncio.run(body())
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    with pytest.raises(TypeError):
+        SpareLauncher("a:b", {"not": object()}, spares=1)
+    with pytest.raises(ValueError, match="-1 spares"):
+        SpareLauncher("a:b", spares=-1)
+
+    async def body() -> None:
+        launcher = SpareLauncher("a:b", {"much": "x" * MAX_ORDER}, spares=0)
+        with pytest.raises(OSError, match="is the most"):
+            await launcher.start(0, 0, {})
+        await launcher.close()
+        with pytest.raises(OSError, match="closed"):
+            await launcher.start(0, 0, {})
+
+    asyncio.run(body())
+
+
+ALONE = """
+import asyncio, sys
+from eep.control.refill import Refill
+from eep.control.spares import SpareLauncher
+async def main():
+    at_once = Refill(1, settles_within=0.0)
+    launcher = SpareLauncher("tests.control.ranks:sleeps", spares=1, preload=sys.argv[1:], refill=at_once)
+    rank = await launcher.start(0, 0, {})
+    while not launcher._pool or bool(sys.argv[1:]) == launcher._pool[0].is_ready:
+        await asyncio.sleep(0.01)
+    print(rank.pid, launcher._pool[0].child.pid, flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("preload", [(), ("tests.control.slow_to_import",)], ids=["ready", "importing"])
+def test_spares_end_with_their_launcher_even_without_a_keeper(preload: tuple[str, ...]) -> None:
+    """And ranks do not: whoever supervises them has a keeper for that."""
+
+    async def body() -> None:
+        program = subprocess.Popen(
+            [sys.executable, "-c", ALONE, *preload],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert program.stdout is not None
+        with program.stdout:
+            rank, spare = map(int, (await asyncio.to_thread(program.stdout.readline)).split())
+            program.kill()
+            program.wait()
+            try:
+                await until_gone([spare])
+                assert is_running(rank)
+            finally:
+                os.kill(rank, signal.SIGKILL)
+
+    asyncio.run(body())

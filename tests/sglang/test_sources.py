@@ -1,0 +1,218 @@
+"""Where a real server gets what it needs from outside its ranks: lost experts from a backup in host memory, views from etcd.
+And what it does when the experts that are left cannot be all: the others are masked."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from eep.drill.load import Load
+from eep.drill.server import Server
+from eep.drill.story import Story
+from eep.experts.placement import Placement
+from eep.received import RankTokens
+from sglang_patches import backup, dispatcher, instance
+from sglang_patches.expert_location import ExpertLocation
+from tests.control.etcd_cluster import EtcdCluster, why_not
+
+pytestmark = pytest.mark.timeout(900)
+
+RANKS = 3
+PATIENCE = 180.0
+# With 8 slots each, two of three ranks hold all 16 experts, and one alone holds half of them.
+ARGUMENTS = ("--tp-size", "3", "--dp-size", "3", "--enable-dp-attention", "--ep-size", "3", "--ep-backend", "eep")
+SOURCES = ("--eep-redundant-experts", "8", "--eep-backup", "live", "--eep-on-lost-coverage", "mask")
+_BACKUP = re.compile(r"the backup starts, process (\d+)")
+_FULL = "backup host now keeps"
+
+
+def keys_in(etcd: EtcdCluster) -> list[str]:
+    """Every key of ours."""
+    body = {"key": b64encode(b"/eep/").decode(), "range_end": b64encode(b"/eep0").decode(), "keys_only": True}
+    request = urllib.request.Request(f"{etcd.endpoints[0]}/v3/kv/range", msgspec.json.encode(body))
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found = msgspec.json.decode(answer.read())
+    return [b64decode(each["key"]).decode() for each in found.get("kvs", [])]
+
+
+@dataclass
+class Served:
+    server: Server
+    directory: Path
+    etcd: EtcdCluster
+    prompts: list[list[int]]
+    wanted: list[list[int]]
+
+    def story(self) -> Story:
+        return Story(self.directory, Load(self.server.url, self.prompts, self.wanted, 3))
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"waited for {what}\n{self.server.log[-4000:]}"
+            time.sleep(0.1)
+
+    def backups(self) -> list[int]:
+        """The processes of the backup, one after the other."""
+        return [int(each) for each in _BACKUP.findall(self.server.log)]
+
+    def until_backed_up(self) -> None:
+        """The newest process of the backup has everything."""
+        self.until(lambda: _FULL in _BACKUP.split(self.server.log)[-1], "the backup to be filled")
+
+    def ask(self, action: str, rank: int) -> None:
+        command = [sys.executable, "-m", "eep.cli", "rank", action, str(rank), "--dir", str(self.directory)]
+        subprocess.run(command, check=True, timeout=PATIENCE)
+
+    def answers(self) -> list[list[int]]:
+        return [list(tokens) for tokens in Load.with_reference(self.server.url, self.prompts).wanted]
+
+
+@pytest.fixture(scope="module")
+def served(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    pytest.importorskip("mooncake.engine", reason="needs Mooncake's transfer engine (pip install 'eep[backup]')")
+    place = tmp_path_factory.mktemp("sources")
+    choose = random.Random(5)
+    prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(6)]
+    etcd = EtcdCluster(place, nodes=1)
+    try:
+        server = Server(model, (*ARGUMENTS, *SOURCES, "--eep-store", *etcd.endpoints), place / "log", None, place / "d")
+        with server:
+            found = Served(server, place / "d", etcd, prompts, [])
+            found.wanted = found.answers()
+            yield found
+        assert server.leftovers() == []
+        assert keys_in(etcd) == [], "what a server wrote goes with it"
+    finally:
+        etcd.close()
+
+
+def check(served: Served, story: Story) -> None:
+    assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
+    story.load.stop()
+    story.close()
+    assert story.load.answers
+    assert [answer.problem for answer in story.load.failed] == []
+    assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
+
+
+def test_views_are_agreed_on_in_etcd_under_a_name_of_this_server(served: Served) -> None:
+    names = {key.split("/")[2] for key in keys_in(served.etcd)}
+    assert len(names) == 1
+    assert f"under /eep/{names.pop()}/" in served.server.log
+
+
+def test_lost_experts_come_from_the_backup(served: Served) -> None:
+    served.until_backed_up()
+    story = served.story()
+    with story.load:
+        time.sleep(0.5)
+        assert story.wait_until_noticed(story.kill(1))
+        assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
+    check(served, story)
+    assert "KiB from dram" in served.server.log
+    assert "KiB from disk" not in served.server.log
+
+
+def test_a_backup_that_is_lost_together_with_a_rank_is_passed_over_and_replaced(served: Served) -> None:
+    served.until_backed_up()
+    (before,) = served.backups()
+    story = served.story()
+    with story.load:
+        os.kill(before, signal.SIGKILL)
+        assert story.wait_until_noticed(story.kill(2))
+        assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
+        served.until(lambda: len(served.backups()) > 1, "another backup")
+        served.until_backed_up()
+    check(served, story)
+
+
+def test_what_has_no_slot_is_masked_until_ranks_are_back(served: Served) -> None:
+    story = served.story()
+    for rank in (1, 2):
+        served.ask("remove", rank)
+    served.until(lambda: "experts are masked" in served.server.log, "experts to be masked")
+    assert story.wait_until_all_run(1)
+    degraded = served.answers()
+    assert all(degraded), "every request is answered"
+    assert degraded != served.wanted, "and not by the whole model"
+    for rank in (1, 2):
+        served.ask("launch", rank)
+    assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
+    assert served.answers() == served.wanted
+    assert "no expert is masked any more" in served.server.log
+    story.close()
+
+
+# Without a server.
+
+
+class Noted:
+    """A buffer that only takes note of what is dispatched."""
+
+    def dispatch(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
+        self.chosen, self.weights = chosen, weights
+        return Mock(spec=RankTokens)
+
+
+def masking(masked: list[int]) -> Any:
+    """A rank with one layer of four experts, of which some have no slot."""
+    held = [expert for expert in range(4) if expert not in masked] + [-1] * len(masked)
+    location = ExpertLocation(Placement(np.array([held]), 4, 4), rank=0)
+    used = torch.zeros((1, 4), dtype=torch.int64)
+    return SimpleNamespace(location=location, buffer=Noted(), used=used, layer_ids=[7])
+
+
+def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
+    here = masking([2])
+    ids = torch.tensor([[0, 2], [3, -1]], dtype=torch.int32)
+    weights = torch.tensor([[0.7, float("-inf")], [0.5, 0.5]])
+    dispatcher.Exchange(here, 0, torch.ones((2, 8)), ids, weights)
+    assert here.buffer.chosen.tolist() == [[0, -1], [2, -1]]
+    assert here.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
+    assert here.used.tolist() == [[1, 0, 1, 1]]
+
+
+def test_the_gate_is_kept_from_masked_experts_of_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = masking([1, 2])
+    monkeypatch.setattr(instance, "current", lambda: here)
+    logits = torch.tensor([[1.0, 9.0, 9.0, 0.5]])
+    changed = dispatcher._mask_scores(torch.ones((1, 8)), logits, None, layer_id=7)
+    assert changed is not None
+    (_, scores, _), named = changed
+    assert named == {"layer_id": 7}
+    assert scores.topk(2).indices.tolist() == [[0, 3]]
+    assert logits[0, 1] == 9.0, "others may look at the scores too"
+    assert dispatcher._mask_scores(torch.ones((1, 8)), logits, None, layer_id=3) is None, "no layer of ours"
+
+
+def test_a_backup_from_the_checkpoint_waits_until_it_is_known_what_to_keep(tmp_path: Path) -> None:
+    from tests.experts import model
+
+    process = backup.BackupProcess.__new__(backup.BackupProcess)
+    process._directory, process._from_checkpoint = tmp_path, True
+    assert process._command() is None
+    backup.describe_checkpoint(tmp_path, tmp_path / "model", [0, 2], model.layout(1))
+    command = process._command()
+    assert command is not None
+    assert command[-6:] == ["--checkpoint", str(tmp_path / "model"), "--layers", "0,2", "--dtypes", "float32,float32"]

@@ -1,0 +1,53 @@
+"""Which launcher a server uses, and which device a spare opens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from eep.control.fork_launcher import ForkLauncher
+from eep.control.processes import SubprocessLauncher
+from eep.control.spares import SpareLauncher
+from sglang_patches import cpu, preload_cuda, rank_entry, recipe
+from sglang_patches.options import VARIABLE, Options
+
+
+@pytest.mark.parametrize(
+    ("spares", "gaps", "kind"),
+    [(0, "1", ForkLauncher), (0, "0", SubprocessLauncher), (2, "1", SpareLauncher), (2, "0", SpareLauncher)],
+)
+def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_patches import controller
+
+    monkeypatch.setenv(VARIABLE, "")  # so that it is put back
+    monkeypatch.setenv(cpu.ASKED_FOR, gaps)
+    Options(ranks=4, max_ranks=4, spares=spares).publish()
+    launcher = controller._launcher()
+    assert isinstance(launcher, kind)
+    if isinstance(launcher, SpareLauncher):
+        assert launcher.status()["wanted"] == spares
+        assert launcher._warm == ("" if gaps == "1" else preload_cuda.ENTRY), "only a GPU is to be opened"
+
+
+def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: pytest.LogCaptureFixture) -> None:
+    from sglang_patches import controller
+
+    before = signal.getsignal(signal.SIGQUIT)
+    try:
+        controller.outlive_failed_ranks()
+        os.kill(os.getpid(), signal.SIGQUIT)
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    assert "a rank has failed" in caplog.text
+
+
+def test_a_spare_opens_the_device_that_sglang_gave_to_the_rank(tmp_path: Path) -> None:
+    for rank, gpu in ((0, 0), (1, 3)):
+        recipe.write(rank_entry.recipe_path(tmp_path, rank), {"arguments": ["args", "ports", gpu, rank], "named": {}})
+    assert [preload_cuda.device_of(tmp_path, rank) for rank in (0, 1)] == [0, 3]
+    recipe.write(rank_entry.recipe_path(tmp_path, 2), {"arguments": ["args", "ports", "moved"], "named": {}})
+    with pytest.raises(RuntimeError, match="'moved'"):
+        preload_cuda.device_of(tmp_path, 2)

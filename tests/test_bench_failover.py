@@ -1,0 +1,71 @@
+"""The arithmetic of the bench of failover, on a story that is made up."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+
+from failover_kills import WINDOW, costs, victims
+from failover_report import percentiles, steady, throughput
+from failover_steady import Phase
+
+from eep.drill.load import Answer, Load
+from eep.drill.story import Fault
+from eep.view import View
+
+
+def made_up() -> tuple[Any, Fault]:
+    """One client gets a token every 0.1 s; rank 1 is killed at 10, which costs it 0.5 s, and is back at 14."""
+    load = Load("", [[1]], [[1]], clients=0)
+    before = [round(0.1 * number, 3) for number in range(1, 101)]
+    after = [round(10.5 + 0.1 * number, 3) for number in range(100)]
+    load.answers = [Answer(0, 0.0, [1] * 200, [*before, *after])]
+    views = [
+        (0.0, View(1, (0, 1), (0, 0)), True),
+        (10.05, View(2, (0,), (0, 0)), False),
+        (10.2, View(2, (0,), (0, 0)), True),
+        (13.95, View(3, (0, 1), (0, 1)), False),
+        (14.02, View(3, (0, 1), (0, 1)), True),
+    ]
+    return SimpleNamespace(load=load, views=views, started=0.0), Fault(1, "killed", 10.001, 0.049, 0.199, 4.019)
+
+
+def test_what_a_kill_cost() -> None:
+    story, fault = made_up()
+    (kill,) = costs(story, [fault])
+    assert kill.pause == pytest.approx(0.5)
+    assert kill.first_token == pytest.approx(0.499)
+    assert kill.usual_gap == pytest.approx(0.1)
+    assert kill.pause_at_rejoin == pytest.approx(0.1)
+    assert (kill.tokens_before, kill.tokens_during, kill.tokens_after) == (30, 36, 30)
+    assert throughput([kill]) == {
+        "before": pytest.approx(30 / WINDOW),
+        "during": pytest.approx(36 / 4.019, abs=0.1),
+        "after": pytest.approx(30 / WINDOW),
+    }
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    values = [number / 1000 for number in range(1, 21)]
+    assert percentiles(values) == {"p50_ms": 10.0, "p99_ms": 20.0, "samples": 20}
+    assert percentiles([0.004]) == {"p50_ms": 4.0, "p99_ms": 4.0, "samples": 1}
+
+
+def test_every_rank_is_killed_as_often_and_the_seed_decides() -> None:
+    order = victims(4, 20, seed=1)
+    assert [order.count(rank) for rank in range(4)] == [5, 5, 5, 5]
+    assert order == victims(4, 20, seed=1)
+    assert order != victims(4, 20, seed=2)
+
+
+def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
+    told = steady([Phase(True, 90, 11), Phase(False, 100, 10), Phase(False, 50, 20), Phase(True, 45, 22)])
+    assert told["tokens_per_second"]["elastic_over_fixed"] == pytest.approx(0.9)
+    assert told["cpu_ms_per_token"]["elastic_over_fixed"] == pytest.approx(1.1)
+    assert (told["tokens_per_second"]["elastic"], told["tokens_per_second"]["fixed"]) == (67.5, 75)

@@ -1,0 +1,195 @@
+"""What becomes of a supervisor's effects in Prometheus: first the pure tally, then what a scrape of all processes shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from eep.membership import Effect, Launch, Notify, Phase, Transition
+from eep.observe.metrics import DIRECTORY, FIGURES, METRICS, InstanceMetrics, RankMetrics, Sheet, Tally, after
+from eep.view import NEVER, View
+
+Timed = tuple[float, Effect]
+
+
+def view(epoch: int, *lives: int | None) -> View:
+    """Each rank's incarnation, or None for a rank that is out."""
+    active = tuple(rank for rank, life in enumerate(lives) if life is not None)
+    return View(epoch, active, tuple(NEVER if life is None else life for life in lives))
+
+
+def whole(phase: str, epoch: int = 0) -> Transition:
+    return Transition(phase, epoch, "")
+
+
+def of_rank(phase: str, rank: int, incarnation: int = 0) -> Transition:
+    return Transition(phase, 0, "", rank, incarnation)
+
+
+def tally(effects: Iterable[Timed]) -> Tally:
+    found = Tally()
+    for now, effect in effects:
+        found = after(found, effect, now)
+    return found
+
+
+STARTED: list[Timed] = [
+    (0.0, Launch(0, 0, "")),
+    (0.0, Launch(1, 0, "")),
+    (9.0, Notify(view(1, 0, 0), Phase.AGREED)),
+    (9.0, whole("AGREED")),
+    (9.5, Notify(view(1, 0, 0), Phase.RUN)),
+    (9.5, whole("RUN")),
+]
+LOST: list[Timed] = [
+    (20.0, of_rank("DYING", 1)),
+    (20.0, whole("REVOKED")),
+    (20.5, of_rank("EXITED", 1)),
+    (21.0, Notify(view(2, 0, None), Phase.AGREED)),
+    (21.0, whole("AGREED")),
+    (21.5, whole("REPAIRED")),
+    (23.0, Notify(view(2, 0, None), Phase.RUN)),
+    (23.0, whole("RUN")),
+    (23.0, Launch(1, 1, "")),
+]
+BACK: list[Timed] = [
+    (30.0, Notify(view(3, 0, 1), Phase.AGREED)),
+    (30.0, whole("AGREED")),
+    (30.25, Notify(view(3, 0, 1), Phase.RUN)),
+    (30.25, whole("RUN")),
+]
+
+
+def test_a_start() -> None:
+    found = tally(STARTED)
+    assert (found.epoch, found.active, found.joins, found.deaths, found.relaunches) == (1, 2, 2, 0, 0)
+
+
+def test_a_loss() -> None:
+    found = tally([*STARTED, *LOST])
+    assert (found.epoch, found.active, found.joins, found.deaths, found.relaunches) == (2, 1, 2, 1, 1)
+    assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (1.0, 2.0, 3.0)
+
+
+def test_a_rejoin_pauses_too_but_loses_nobody() -> None:
+    found = tally([*STARTED, *LOST, *BACK])
+    assert (found.epoch, found.active, found.joins, found.deaths) == (3, 2, 3, 1)
+    assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (1.0, 0.25, 0.25)
+
+
+def test_a_second_loss_is_part_of_the_same_pause() -> None:
+    found = tally(
+        [
+            *STARTED,
+            (20.0, whole("REVOKED")),
+            (21.0, whole("AGREED")),
+            (24.0, whole("REVOKED")),
+            (24.5, whole("AGREED")),
+            (26.0, whole("RUN")),
+        ]
+    )
+    assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (0.5, 1.5, 6.0)
+
+
+def test_when_nobody_is_left_the_pause_lasts_until_somebody_runs() -> None:
+    found = tally(
+        [
+            *STARTED,
+            (20.0, whole("REVOKED")),
+            (20.5, Notify(view(2, None, None), Phase.RUN)),
+            (20.5, whole("FORMING")),
+            (28.0, Notify(view(3, 1, None), Phase.AGREED)),
+            (28.0, whole("AGREED")),
+            (28.5, Notify(view(3, 1, None), Phase.RUN)),
+            (28.5, whole("RUN")),
+        ]
+    )
+    assert (found.active, found.joins) == (1, 3)
+    assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (0.5, 0.5, 8.5)
+
+
+def test_who_was_asked_to_leave_has_not_died() -> None:
+    left: list[Timed] = [(20.0, of_rank("LEAVING", 1)), (21.0, of_rank("EXITED", 1))]
+    assert tally([*STARTED, *left]).deaths == 0
+    assert tally([*STARTED, *left, (30.0, of_rank("EXITED", 1, 1))]).deaths == 1, "the next life was not asked"
+
+
+def test_every_figure_has_a_name() -> None:
+    assert set(FIGURES) < set(METRICS)
+    assert all(metric.name.startswith("eep_") and metric.help.endswith(".") for metric in METRICS.values())
+
+
+# What a scrape shows.
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
+    return tmp_path
+
+
+def scrape(directory: Path) -> dict[str, float]:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(directory))
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def test_a_scrape_shows_what_the_supervisor_did(directory: Path) -> None:
+    now = [0.0]
+    metrics = InstanceMetrics(lambda: now[0])
+    assert scrape(directory)["eep_rank_deaths_total"] == 0, "shown before there is one"
+    for now[0], effect in [*STARTED, *LOST]:
+        metrics(effect)
+    found = scrape(directory)
+    assert found["eep_epoch"] == 2
+    assert found["eep_active_ranks"] == 1
+    assert found["eep_rank_deaths_total"] == 1
+    assert found["eep_rank_joins_total"] == 2
+    assert found["eep_rank_relaunches_total"] == 1
+    assert found["eep_last_pause_seconds"] == 3.0
+
+
+def test_the_lives_of_a_rank_count_on_in_the_same_files(directory: Path) -> None:
+    life = (
+        "from eep.observe.metrics import RankMetrics\n"
+        "metrics = RankMetrics(2)\n"
+        "metrics.tell(1, {'peer': 10})\n"
+        "metrics.tell(3, {'peer': 10, 'disk': 5})\n"
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", life], timeout=60, check=False)
+    RankMetrics(0).tell(1, {"peer": 1})
+    found = scrape(directory)
+    assert found["eep_steps_repeated_total"] == 7
+    assert found['eep_repair_bytes_total{tier="peer"}'] == 21
+    assert found['eep_repair_bytes_total{tier="disk"}'] == 10
+    assert sorted(file.name for file in directory.iterdir()) == ["counter_eep-rank-0.db", "counter_eep-rank-2.db"]
+
+
+def test_nothing_is_written_where_metrics_are_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(DIRECTORY, raising=False)
+    monkeypatch.chdir(tmp_path)
+    RankMetrics(0).tell(1, {"peer": 1})
+    InstanceMetrics()(Launch(0, 0, ""))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_gone_costs_the_figures_alone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(DIRECTORY, str(directory / "gone"))
+    sheet = Sheet("front-end")
+    sheet.add("requests_moved", 2)
+    sheet.add("requests_moved", 2)
+    assert [record.message for record in caplog.records if "no more metrics" in record.message] != []
+    assert len(caplog.records) == 1
