@@ -147,7 +147,8 @@ def run_python(code: str, *argv: str, **environment: str) -> subprocess.Complete
 def test_without_the_flag_nothing_changes(sglang: None, model: Path) -> None:
     """The same arguments with the plugin and with plugins turned off: the same result, the same modules, and only the
     command line hooked."""
-    argv = ["--model-path", str(model), "--device", "cpu", "--tp-size", "2"]
+    # Version 0.5.17 would draw a seed each time.
+    argv = ["--model-path", str(model), "--device", "cpu", "--tp-size", "2", "--random-seed", "1"]
     outputs = []
     for plugins in ("eep", "none-of-this-name"):
         result = run_python(_PARSE, *argv, SGLANG_PLUGINS=plugins)
