@@ -1,4 +1,4 @@
-"""The command line: our flags, what they imply for SGLang's own, and what cannot be had together with them."""
+"""The command line: our flags, and what they imply for SGLang's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from eep.errors import EepError
-from sglang_patches import cpu, hooks, launcher, model_shape, store
+from sglang_patches import cpu, hooks, launcher, model_shape, refusals
 from sglang_patches.cuda import flags as gpu_flags
 from sglang_patches.options import Options
 
@@ -119,7 +118,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
 
 def parse(arguments: argparse.Namespace) -> Options:
     """The options, or SystemExit with what is wrong with them."""
-    refuse_combinations(arguments)
+    refusals.refuse_combinations(arguments)
     ranks = arguments.tp_size
     max_ranks = ranks if arguments.eep_max_ranks is None else arguments.eep_max_ranks
     if max_ranks < ranks:
@@ -130,7 +129,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
     experts = model_shape.experts_of(arguments)
     redundant = redundant_experts(arguments, experts)
-    check_services(arguments)
+    refusals.check_services(arguments)
     spares = arguments.eep_spares or 0
     if spares < 0:
         raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
@@ -162,19 +161,6 @@ def draws_by_seed(arguments: argparse.Namespace) -> bool:
         or getattr(arguments, "sampling_backend", None) == "pytorch"
         or device_of(arguments) == "cpu"
     )
-
-
-def check_services(arguments: argparse.Namespace) -> None:
-    """SystemExit if something that was asked for needs what is not there."""
-    if arguments.eep_backup not in (None, "off"):
-        from eep.experts import engine
-
-        try:
-            engine.require()
-        except EepError as error:
-            raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
-    if arguments.eep_store is not None:
-        store.check(arguments.eep_store)
 
 
 def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int:
@@ -214,58 +200,6 @@ def require_cores(max_ranks: int, cores: str) -> None:
             f"{_CORES}={cores} names cores for {groups} ranks, but there may be {max_ranks}; name cores for each of them, "
             "separated by |"
         )
-
-
-def refuse_combinations(arguments: argparse.Namespace) -> None:
-    """SystemExit if something was asked for that does not go together with ``--ep-backend eep``, with the reason."""
-
-    def value(name: str, default: Any = None) -> Any:
-        return getattr(arguments, name, default)
-
-    ranks = value("tp_size", 1)
-    wrong = [
-        reason
-        for is_wrong, reason in (
-            (value("pp_size", 1) != 1, "--pp-size must be 1: a lost pipeline stage cannot be replaced yet"),
-            (value("nnodes", 1) != 1, "--nnodes must be 1: regions reach as far as one host"),
-            (ranks < 2, "--tp-size must be at least 2: the loss of the only rank cannot be survived"),
-            (not value("enable_dp_attention"), "--enable-dp-attention is needed: a rank must own its requests"),
-            (value("dp_size", 1) != ranks, "--dp-size must equal --tp-size: attention may not be split over ranks"),
-            (value("ep_size", 1) not in (1, ranks), "--ep-size must equal --tp-size: every rank hosts experts"),
-            (
-                value("attn_cp_size", 1) not in (None, 1),
-                "--attn-cp-size must be 1: attention may not be split over ranks",
-            ),
-            (
-                value("speculative_algorithm"),
-                "--speculative-algorithm is not supported: a draft may outlive a lost step",
-            ),
-            (
-                value("enable_two_batch_overlap") or value("enable_single_batch_overlap"),
-                "batch overlap is not supported: a step must be over before it is known to be good",
-            ),
-            (value("enable_eplb"), "--enable-eplb is not supported: placement is decided by eep"),
-            (value("elastic_ep_backend"), "--elastic-ep-backend is another elastic backend; choose one of the two"),
-            (value("init_expert_location", "trivial") != "trivial", "--init-expert-location is decided by eep"),
-            (
-                value("moe_a2a_backend") not in (None, "none", "mooncake"),
-                "--moe-a2a-backend is decided by eep; leave it out",
-            ),
-            (
-                value("disaggregation_mode", "null") not in (None, "null"),
-                "prefill/decode disaggregation is not supported",
-            ),
-            (value("enable_lora"), "--enable-lora is not supported"),
-            (
-                (value("tokenizer_worker_num") or 1) > 1,
-                "--tokenizer-worker-num must be 1: the requests that a lost rank had are known to one front end",
-            ),
-            (value("chunked_prefill_size") == -1, "--chunked-prefill-size must not be -1: a step needs a largest size"),
-        )
-        if is_wrong
-    ]
-    if wrong:
-        raise SystemExit("--ep-backend eep cannot be used like this:\n  " + "\n  ".join(wrong))
 
 
 def imply(arguments: argparse.Namespace, options: Options) -> None:

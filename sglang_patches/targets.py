@@ -30,6 +30,8 @@ class Target:
     """Those that our hook relies on."""
     since: str = OLDEST
     until: str = "9999"
+    on_gpu: bool = False
+    """Hooked only where there is one; SGLang itself may bind the name only there."""
 
     def is_in(self, version: str) -> bool:
         return numbers(self.since) <= numbers(version) < numbers(self.until)
@@ -37,6 +39,8 @@ class Target:
 
 _MANAGER = "managers.tokenizer_manager.TokenizerManager."
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
+_EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
+_FLOAT32 = "float32 on a GPU"
 
 TARGETS = (
     Target("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
@@ -122,18 +126,19 @@ TARGETS = (
         "the torch-native gate knows no padding, and no gate knows what is masked",
         ("hidden_states", "router_logits", "topk_config", "layer_id"),
     ),
-    Target("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU"),
+    Target("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU", on_gpu=True),
     Target(
         "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.capture",
         "graphs go through a buffer of their own",
         ("self",),
+        on_gpu=True,
     ),
-    Target("layers.layernorm.RMSNorm.forward_cuda", "float32 on a GPU", ("x",)),
-    Target("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", "float32 on a GPU", ("positions", "query")),
-    Target("models.utils.can_use_fused_inplace_qknorm", "float32 on a GPU"),
-    Target("layers.moe.moe_runner.triton_utils.fused_moe.invoke_fused_moe_kernel", "float32 on a GPU"),
-    Target("layers.moe.moe_runner.triton_utils.fused_moe.silu_and_mul", "float32 on a GPU"),
-    Target("layers.moe.moe_runner.triton_utils.fused_moe.moe_sum_reduce", "float32 on a GPU"),
+    Target("layers.layernorm.RMSNorm.forward_cuda", _FLOAT32, ("x",), on_gpu=True),
+    Target("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", _FLOAT32, ("positions", "query"), on_gpu=True),
+    Target("models.utils.can_use_fused_inplace_qknorm", _FLOAT32, on_gpu=True),
+    Target(_EXPERTS + "invoke_fused_moe_kernel", _FLOAT32, on_gpu=True),
+    Target(_EXPERTS + "silu_and_mul", _FLOAT32, on_gpu=True),
+    Target(_EXPERTS + "moe_sum_reduce", _FLOAT32, on_gpu=True),
     Target(
         "model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch",
         "it pins memory without asking whether that can be done",
