@@ -47,8 +47,10 @@ build: setup  ## the native library, built into eep/lib (incremental)
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	$(VENV)/bin/cmake --build build/dev
 
+# Most tests wait for processes, so two files at a time; a server takes all that there is.
 test: system-packages setup-sglang build sanitize  ## every test that this machine can run
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile --ignore tests/sglang
+	$(PY) -m pytest tests/sglang
 
 build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
 	cmake -G Ninja -S eep_cuda -B build/gpu -DCMAKE_BUILD_TYPE=Release -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log

@@ -79,6 +79,7 @@ def become_child() -> None:
     """Prepare this process for what a server starts processes for."""
     global _is_child
     _is_child = True
+    leave_no_lock()
     if cpu.is_asked_for():
         cpu.fill_gaps()
     from sglang.srt.plugins import load_plugins
@@ -87,6 +88,15 @@ def become_child() -> None:
     # Plugins are loaded once, and in a process that was forked from a prepared one that was before the options were known.
     if options.current() is not None:
         hooks.install_all()
+
+
+def leave_no_lock() -> None:
+    """A progress bar makes a lock that has a name in shared memory, once in a process; one that is killed leaves it there."""
+    import threading
+
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
 
 
 def prepare_cpu() -> None:

@@ -27,7 +27,7 @@ STOP_WITHIN = 60.0
 _DERIVED_PORTS = (0, *range(233, 242))
 """SGLang listens on these beside the port that it is given."""
 _MARK = "EEP_TEST_SERVER"
-_OURS = ("eep", "sgl")
+_OURS = ("eep", "sgl", "sem")
 """How the names of files in shared memory begin that a server may make."""
 
 ONE_RANK = ("--tp-size", "1")

@@ -27,9 +27,14 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def reference(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What one rank says, without the plugin's flag."""
+    """What one rank says, without the plugin's flag. What stock SGLang leaves in shared memory is removed."""
     with Server(model, ONE_RANK, tmp_path_factory.mktemp("one") / "log") as server:
-        return Answers([server.generate(prompt) for prompt in PROMPTS], [server.complete(prompt) for prompt in PROMPTS])
+        answers = Answers(
+            [server.generate(prompt) for prompt in PROMPTS], [server.complete(prompt) for prompt in PROMPTS]
+        )
+    for left in server.leftovers():
+        Path(left).unlink()
+    return answers
 
 
 @pytest.fixture(scope="module")
