@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import urllib.request
@@ -61,6 +62,11 @@ def scrape(server: Server) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
+def descriptors(server: Server) -> dict[int, int]:
+    """How many each process of the server has open."""
+    return {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in server.processes()}
+
+
 def test_each_rank_in_turn(drilled: Drilled) -> None:
     story = drilled.story()
     with story.load:
@@ -109,7 +115,7 @@ def test_a_rank_that_stands_still_for_a_moment_costs_only_time(drilled: Drilled)
 def test_thirty_random_kills_at_times_of_all_ranks(drilled: Drilled) -> None:
     """At a pace of thirty in a minute, where the ranks come back fast enough to be killed so often. Requests wait for a rank
     when there is none."""
-    before = scrape(drilled.server)
+    before, opened = scrape(drilled.server), descriptors(drilled.server)
     story = drilled.story()
     with story.load:
         kills = list(islice(story.target.drill(LONGEST_DRILL, PACE, seed=20261115, most=RANKS), KILLS))
@@ -117,6 +123,9 @@ def test_thirty_random_kills_at_times_of_all_ranks(drilled: Drilled) -> None:
     assert len(kills) == KILLS
     assert {rank for _, rank in kills} == set(range(RANKS))
     check(drilled, story)
+    more = {pid: count - opened[pid] for pid, count in descriptors(drilled.server).items() if pid in opened}
+    assert len(more) >= 3, "the front end, the controller and what forks ranks outlive them"
+    assert max(more.values()) < KILLS / 2, f"descriptors that processes have opened and not closed: {more}"
     assert any(not view.active for _, view, _ in story.views), "at some moment nobody was left"
     told = scrape(drilled.server)
     assert told["eep_active_ranks"] == RANKS
