@@ -40,7 +40,8 @@ T = TypeVar("T")
 
 Repair = Callable[[View], int | None]
 """Makes every expert available in a view. Returns a number that all ranks of the view must agree on (the digest of the
-placement), or None when the ranks that are left cannot hold all experts: then nothing runs until others have come."""
+placement), or None when the ranks that are left cannot hold all experts, as all of them see: then nothing runs until others
+have come. 0 says that this rank alone could not do its part: it tells the others, and all wait for the next view."""
 
 RunEmpty = Callable[[int], object]
 """A step without tokens, through the buffer of that number."""
@@ -171,6 +172,9 @@ class Session:
             if words is None:
                 continue
             faults.at("intents.after")
+            if not all(word.digest for word in words[0].values()):
+                self.member.wait_for_view(after=view.epoch)
+                continue
             self._check(view, words[0])
             self._epoch = view.epoch
             return max(int(word.intent) for word in words[0].values())

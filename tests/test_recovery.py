@@ -21,7 +21,7 @@ from eep.drill.faults import Target
 from eep.observe.events import read_events
 from eep.view import View
 from tests import failpoints
-from tests.control import covered_rank, session_rank
+from tests.control import covered_rank, lacking_rank, session_rank
 from tests.control.harness import (
     PATIENCE,
     ROOT,
@@ -37,6 +37,29 @@ from tests.control.test_data_plane import check_journals, journal, until_committ
 from tests.experts import model
 
 ALL = (0, 1, 2, 3)
+
+
+def test_nobody_runs_while_a_rank_lacks_experts() -> None:
+    """It tells the others, and all wait for who is to come; nobody is taken for dead."""
+
+    async def body() -> None:
+        async with supervised(lacking_rank.main, forked=True) as supervisor:
+            await until(supervisor, runs_with(supervisor, ALL))
+            first = record(supervisor).view
+            for rank in ALL:
+                await until_committed(supervisor, rank, first.epoch)
+            os.kill(supervisor.pids[3], signal.SIGKILL)
+            await until(supervisor, lambda: record(supervisor).view.epoch >= first.epoch + 2)
+            await until(supervisor, runs_with(supervisor, ALL))
+            again = record(supervisor).view
+            assert again.incarnations == (0, 0, 0, 1)
+            for rank in ALL:
+                await until_committed(supervisor, rank, again.epoch, again.incarnations[rank])
+            lines = [line for rank in (0, 1, 2) for line in journal(supervisor, rank)]
+            assert not [line for line in lines if line["epoch"] == first.epoch + 1]
+            check_journals(supervisor)
+
+    asyncio.run(body())
 
 
 def test_kills_at_random_moments_up_to_three_at_once() -> None:

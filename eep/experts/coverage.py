@@ -30,7 +30,7 @@ from eep.experts.packing import EMPTY, FloatArray, IntArray
 from eep.experts.placement import CoverageError, Placement, WhenShort, plan
 from eep.experts.records import RankRecord, Shape, decode_all, encode
 from eep.experts.registry import DirectoryRegistry
-from eep.experts.repair import LocalReader, PeerReader, Reader, SourceLost, Want, repair
+from eep.experts.repair import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, Want, repair
 from eep.experts.repair_plan import Origin, Tier, Transfer, plan_repair
 from eep.experts.transport import MappedPeers, RegionServer
 from eep.memory import Memory
@@ -39,6 +39,8 @@ from eep.view import View
 
 logger = logging.getLogger(__name__)
 _HELD = "held/"
+LACKING = 0
+"""In place of a digest; see :data:`eep.recovery.Repair`."""
 _MOST_SETBACKS = 5
 """As many are named in the log of a repair."""
 
@@ -107,7 +109,11 @@ class Coverage:
         return plan(load, self._first, view.active, self._first.slots_per_rank, topology, when_short=when_short)
 
     def repair(self, view: View) -> int | None:
-        """Makes this rank's part of the placement of ``view``; its digest, or None if there is none."""
+        """Makes this rank's part of the placement of ``view``; its digest, or None if there is none.
+
+        ``LACKING`` if experts of this rank could be had from nowhere. That is not the end of it: whoever comes next brings
+        what it loads when it starts, and a rank that ended instead would take with it what others may need.
+        """
         after = self.placement_of(view)
         if after is None:
             return None
@@ -132,6 +138,11 @@ class Coverage:
                 report = repair(
                     steps, self._rank, self._memory, lambda o: self._reader(o, peers), self._checksums, barrier=_nothing
                 )
+            except RepairFailed as error:
+                if np.array_equal(after.physical_to_logical, self._first.physical_to_logical):
+                    raise  # what it lacks is what it was started with: its next life loads that
+                logger.warning("epoch %d: %s Nothing runs until another rank has come", view.epoch, error)
+                return LACKING
             finally:
                 peers.close()
             for transfer in steps.transfers:

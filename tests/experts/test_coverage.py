@@ -14,6 +14,7 @@ import torch
 
 from eep.experts.backup import BackupOptions, BackupService
 from eep.experts.backup_client import BackupClient
+from eep.experts.coverage import LACKING
 from eep.experts.engine import Engine
 from eep.experts.layout import ExpertLayout
 from eep.experts.load import AgreedLoad
@@ -212,13 +213,30 @@ def test_the_backup_has_what_only_the_dead_had(
         assert "dram" in sources(caplog)
 
 
-def test_without_backup_and_checkpoint_it_is_an_error_that_says_what_helps(tmp_path: Path) -> None:
+def test_without_a_source_it_waits_for_whoever_brings_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with ranks(tmp_path, 3, None) as group:
         view = View(1, (0, 1, 2, 3), (0,) * RANKS)
         enter(group, view)
         group[2].close()
+        smaller = view.without([2])
+        answers = {rank: group[rank].coverage.repair(smaller) for rank in smaller.active}
+        assert LACKING in answers.values()
+        assert "start a backup service" in caplog.text
+        # It comes back with what it loads when it starts, and so everything is there again.
+        group[2] = Rank(tmp_path / "e", 2, 3, None, incarnation=1)
+        enter(group, View(smaller.epoch + 1, (0, 1, 2, 3), (0, 0, 1, 0)))
+
+
+def test_a_rank_that_lacks_what_it_was_started_with_ends(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3, None) as group:
+        view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+        group[0].coverage._held[:] = -1
+        for rank in (1, 2, 3):
+            group[rank].close()
         with pytest.raises(RepairFailed, match="start a backup service"):
-            enter(group, view.without([2]))
+            group[0].coverage.repair(view)
 
 
 def dies(backup: Backup) -> None:

@@ -1,0 +1,17 @@
+"""A rank of a session whose rank 1 cannot do its part of the repair unless all are there."""
+
+from __future__ import annotations
+
+import os
+
+from eep.view import View
+from tests.control import session_rank
+
+
+def main() -> None:
+    session_rank.main(repair)
+
+
+def repair(view: View) -> int:
+    lacks = int(os.environ["EEP_RANK"]) == 1 and len(view.active) < view.max_ranks
+    return 0 if lacks else 7
