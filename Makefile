@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build system-packages build-gpu test test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu demo demo-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build system-packages build-gpu test test-long test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu demo demo-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -50,7 +50,10 @@ build: setup  ## the native library, built into eep/lib (incremental)
 # Most tests wait for processes, so two files at a time; a server takes all that there is.
 test: system-packages setup-sglang build sanitize  ## every test that this machine can run
 	$(PY) -m pytest -n 2 --dist loadfile --ignore tests/sglang
-	$(PY) -m pytest tests/sglang
+	$(PY) -m pytest -m "not long" tests/sglang
+
+test-long: system-packages setup-sglang build  ## servers that grow, and that lose experts: minutes more
+	$(PY) -m pytest -m long tests/sglang
 
 build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
 	cmake -G Ninja -S eep_cuda -B build/gpu -DCMAKE_BUILD_TYPE=Release -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log

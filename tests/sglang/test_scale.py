@@ -18,7 +18,7 @@ from eep.drill.load import Load
 from eep.drill.server import Server
 from eep.drill.story import Story
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 # The two at the start have room for one copy of each expert, so that experts must move when one of them leaves.
 GROWING = (

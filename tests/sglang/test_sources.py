@@ -115,12 +115,14 @@ def check(served: Served, story: Story) -> None:
     assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
 
 
+@pytest.mark.long
 def test_views_are_agreed_on_in_etcd_under_a_name_of_this_server(served: Served) -> None:
     names = {key.split("/")[2] for key in keys_in(served.etcd)}
     assert len(names) == 1
     assert f"under /eep/{names.pop()}/" in served.server.log
 
 
+@pytest.mark.long
 def test_lost_experts_come_from_the_backup(served: Served) -> None:
     served.until_backed_up()
     story = served.story()
@@ -133,6 +135,7 @@ def test_lost_experts_come_from_the_backup(served: Served) -> None:
     assert "KiB from disk" not in served.server.log
 
 
+@pytest.mark.long
 def test_a_backup_that_is_lost_together_with_a_rank_is_passed_over_and_replaced(served: Served) -> None:
     served.until_backed_up()
     (before,) = served.backups()
@@ -146,6 +149,7 @@ def test_a_backup_that_is_lost_together_with_a_rank_is_passed_over_and_replaced(
     check(served, story)
 
 
+@pytest.mark.long
 def test_what_has_no_slot_is_masked_until_ranks_are_back(served: Served) -> None:
     story = served.story()
     for rank in (1, 2):
