@@ -261,7 +261,7 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
     served.target.kill(rank)
     replies = {name: each.result() for name, each in asked.items()}
     assert ended == [], "these had ended before the rank was killed"
-    assert served.moved() - moved == 1 + sum(kind.samples for kind in served.kinds.values())
+    assert served.moved() - moved >= 1 + sum(kind.samples for kind in served.kinds.values())
     for name, reply in replies.items():
         wanted = served.wanted[name]
         assert (reply.status, reply.problem) == (200, ""), name
