@@ -6,21 +6,49 @@ import asyncio
 import logging
 import secrets
 import socket
+import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from eep.control.etcd import EtcdStore
+from eep.control.key_value import LeaseEndedError, Swap
 from eep.control.store import Store, StoreError
 
 logger = logging.getLogger(__name__)
+_KEPT_FOR = 3600.0
+"""An etcd that is away for longer than that has forgotten the server, which must be started anew."""
 
 
 class ServerStore(EtcdStore):
-    """The store of one server: its keys end with it."""
+    """The store of one server. Its keys go when it is closed, and an hour after the server was killed at the latest: they
+    are under a lease that is renewed along with the supervisor's own."""
+
+    _life: int | None = None
+    _renewed = 0.0
+
+    async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> Swap[bytes]:
+        if lease is not None:
+            return await super().compare_and_swap(key, expected, value, lease)
+        if self._life is None:
+            self._life, self._renewed = await self.grant(_KEPT_FOR), time.monotonic()
+        try:
+            return await super().compare_and_swap(key, expected, value, self._life)
+        except LeaseEndedError as error:
+            self._life = None
+            raise StoreError(f"etcd has forgotten this server: {error}") from error
+
+    async def keep_alive(self, lease: int) -> bool:
+        if self._life is not None and time.monotonic() > self._renewed + _KEPT_FOR / 10:
+            with suppress(StoreError):
+                await super().keep_alive(self._life)
+                self._renewed = time.monotonic()
+        return await super().keep_alive(lease)
 
     async def close(self) -> None:
-        with suppress(StoreError):  # it is away; a record of a few hundred bytes stays
+        with suppress(StoreError, LeaseEndedError):
             await self.clear()
+            if self._life is not None:
+                await self.end_lease(self._life)
         await super().close()
 
 

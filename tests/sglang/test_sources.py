@@ -3,6 +3,7 @@ And what it does when the experts that are left cannot be all: the others are ma
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -24,12 +25,13 @@ import numpy as np
 import pytest
 import torch
 
+from eep.control.key_value import ABSENT
 from eep.drill.load import Load
 from eep.drill.server import Server
 from eep.drill.story import Story
 from eep.experts.placement import Placement
 from eep.received import RankTokens
-from sglang_patches import backup, dispatcher, instance
+from sglang_patches import backup, dispatcher, instance, store
 from sglang_patches.expert_location import ExpertLocation
 from tests.control.etcd_cluster import EtcdCluster, why_not
 
@@ -44,13 +46,13 @@ _BACKUP = re.compile(r"the backup starts, process (\d+)")
 _FULL = "backup host now keeps"
 
 
-def keys_in(etcd: EtcdCluster) -> list[str]:
-    """Every key of ours."""
+def keys_in(etcd: EtcdCluster) -> dict[str, int]:
+    """Every key of ours, and the lease with which it ends."""
     body = {"key": b64encode(b"/eep/").decode(), "range_end": b64encode(b"/eep0").decode(), "keys_only": True}
     request = urllib.request.Request(f"{etcd.endpoints[0]}/v3/kv/range", msgspec.json.encode(body))
     with urllib.request.urlopen(request, timeout=30) as answer:
         found = msgspec.json.decode(answer.read())
-    return [b64decode(each["key"]).decode() for each in found.get("kvs", [])]
+    return {b64decode(each["key"]).decode(): int(each.get("lease", 0)) for each in found.get("kvs", [])}
 
 
 @dataclass
@@ -102,6 +104,7 @@ def served(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) 
             found.wanted = found.answers()
             yield found
         assert server.leftovers() == []
+        assert all(lease for lease in keys_in(etcd).values()), "what a server wrote goes, however it ended"
     finally:
         etcd.close()
 
@@ -168,6 +171,33 @@ def test_what_has_no_slot_is_masked_until_ranks_are_back(served: Served) -> None
 
 
 # Without a server.
+
+
+def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    etcd = EtcdCluster(tmp_path, nodes=1)
+
+    async def body() -> None:
+        first, second = (store.open_store(etcd.endpoints[0]) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        assert (await first.compare_and_swap("k", ABSENT, b"of the first")).done
+        assert (await second.compare_and_swap("k", ABSENT, b"of the second")).done
+        assert all(keys_in(etcd).values()), "one that is killed leaves them behind for a while only"
+        assert len(keys_in(etcd)) == 2
+        await first.close()
+        entry = await second.get("k")
+        assert entry is not None
+        assert entry.value == b"of the second"
+        await second.close()
+        assert keys_in(etcd) == {}
+
+    try:
+        store.check(etcd.endpoints[0])
+        asyncio.run(body())
+    finally:
+        etcd.close()
 
 
 class Noted:
