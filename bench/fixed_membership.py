@@ -67,7 +67,7 @@ def register() -> None:
         setattr(owner, name, either)
 
     replace(Session, "collect", lambda session, gather, run_empty: gather())
-    replace(Session, "run", lambda session, batch: batch())
+    replace(Session, "run", lambda session, batch, buffer=0: batch())
     replace(FrontEnd, "send", lambda front_end, message: front_end._dispatch(message))
     replace(FrontEnd, "output", lambda front_end, output, late: None)
     replace(FrontEnd, "abort_answer", lambda front_end, message: True)
