@@ -314,6 +314,7 @@ def eep(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.long
 def test_a_rank_is_taken_out_and_brought_back_as_planned(served: Served) -> None:
     served.wait_until_all_are_in()
     log_before = len(served.server.log)
