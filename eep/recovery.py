@@ -107,7 +107,11 @@ class Session:
         return self.view
 
     def collect(self, gather: Callable[[], T], run_empty: RunEmpty) -> T:
-        """A boundary, and then what all ranks tell each other before a step."""
+        """A boundary, and then what all ranks tell each other before a step.
+
+        ``gather`` is called as often as it takes, each time with nothing left of the last: what it fills may hold words of
+        ranks that have gone since.
+        """
         while True:
             self.boundary(run_empty)
             if (answer := self._trusts(gather)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -75,17 +76,32 @@ def test_kills_at_random_moments_up_to_three_at_once() -> None:
                 await asyncio.sleep(choose.uniform(0.0, 0.5))
                 for rank in choose.sample(ALL, choose.choice((1, 1, 1, 2, 3))):
                     if (pid := supervisor.pids.get(rank)) is not None:
-                        os.kill(pid, signal.SIGKILL)
-            await until(supervisor, runs_with(supervisor, ALL))
-            final = record(supervisor).view
-            for rank in ALL:
-                await until_committed(supervisor, rank, final.epoch, final.incarnations[rank])
+                        with contextlib.suppress(ProcessLookupError):  # it was killed already and is yet to be reaped
+                            os.kill(pid, signal.SIGKILL)
+            final = await until_all_commit(supervisor)
             check_journals(supervisor)
             lives = [(rank, life) for rank in ALL for life in range(final.incarnations[rank] + 1)]
             lines = [line for rank, life in lives for line in journal(supervisor, rank, life)]
             assert any(line["repeated"] for line in lines), f"no step was ever run again: seed {seed} tests nothing"
 
     asyncio.run(body())
+
+
+async def until_all_commit(supervisor: Supervisor) -> View:
+    """Until all ranks live, run and have committed a step in the newest view: one just killed may still be in the record."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            await until(supervisor, runs_with(supervisor, ALL))
+            view = record(supervisor).view
+            alive = all(is_running(pid) for pid in supervisor.pids.values())
+            if alive and all(has_committed(supervisor, rank, view) for rank in ALL):
+                return view
+            await asyncio.sleep(0.02)
+
+
+def has_committed(supervisor: Supervisor, rank: int, view: View) -> bool:
+    lines = journal(supervisor, rank, view.incarnations[rank])
+    return bool(lines) and lines[-1]["epoch"] >= view.epoch
 
 
 # ---- the matrix of roles and fault points ----
@@ -97,7 +113,7 @@ class Drilled:
     def __init__(self, place: Path) -> None:
         checkpoint = model.save_checkpoint(place / "model")
         environment = {"PYTHONPATH": str(ROOT), covered_rank.CHECKPOINT: str(checkpoint)}
-        patience = {"relaunch_limit": 10**6, "longest_backoff": 0.05, "settle_deadline": 20.0}
+        patience = {"longest_backoff": 0.05, "settle_deadline": 20.0}
 
         def make() -> Supervisor:
             return Supervisor(
@@ -140,17 +156,13 @@ class Drilled:
         while time.monotonic() < end:
             self._background.wait_until(is_so, PATIENCE)
             view = self._background.call(record).view
-            if all(self._has_committed(rank, view) for rank in ALL):
+            if all(has_committed(self.supervisor, rank, view) for rank in ALL):
                 return view
             time.sleep(0.01)
         raise TimeoutError(f"not all ranks have committed a step within {PATIENCE:.0f} s")
 
     def wait_for_epoch(self, epoch: int) -> None:
         self._background.wait_until(lambda supervisor: record(supervisor).view.epoch >= epoch, PATIENCE)
-
-    def _has_committed(self, rank: int, view: View) -> bool:
-        lines = journal(self.supervisor, rank, view.incarnations[rank])
-        return bool(lines) and lines[-1]["epoch"] >= view.epoch
 
 
 @pytest.fixture(scope="module")

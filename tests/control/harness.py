@@ -22,8 +22,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def patient_policy(max_ranks: int, **changes: Any) -> Policy:
-    """Deadlines that a loaded machine cannot miss by accident."""
+    """Deadlines that a loaded machine cannot miss by accident, and no rank given up because a test kills it often."""
     options: dict[str, Any] = {
+        "relaunch_limit": 10**6,
+        "longest_backoff": 0.5,
         "fence_deadline": PATIENCE,
         "settle_deadline": PATIENCE,
         "relaunch_backoff": 0.01,

@@ -48,9 +48,9 @@ def main(repair: Repair = lambda view: 7) -> None:
     with journal.open("a", buffering=1) as lines:
         while True:
             has_batch = idle.random() < 0.8
-            counts = torch.full((CONFIG.max_ranks,), -1)
 
-            def gather(has_batch: bool = has_batch, counts: torch.Tensor = counts) -> list[int]:
+            def gather(has_batch: bool = has_batch) -> list[int]:
+                counts = torch.full((CONFIG.max_ranks,), -1)  # anew: a try that failed may have heard from one now lost
                 dist.all_gather_single(counts, torch.tensor([int(has_batch)]))
                 return counts.tolist()
 
@@ -58,7 +58,8 @@ def main(repair: Repair = lambda view: 7) -> None:
                 told = session.collect(gather, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
             except eep.RankRemoved:
                 return
-            assert [count >= 0 for count in told] == [r in session.view.active for r in range(CONFIG.max_ranks)]
+            heard = tuple(peer for peer, count in enumerate(told) if count >= 0)
+            assert heard == session.view.active, f"heard from {heard} in {session.view}"
             batch_seed = seed if has_batch else -1
             chosen = sum(told) % 2  # whichever, as long as it is the same for all
             results, batches = session.run(partial(run_layers, buffers[chosen], rank, batch_seed, session), chosen)
