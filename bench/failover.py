@@ -6,8 +6,8 @@ again, until the next token reaches a client, until the rank is back; the larges
 per second before, from kill to rejoin, and after. Before the kills, throughput in turns with elasticity and with a
 membership that is taken for fixed (see bench/fixed_membership.py).
 
-Writes failover-DEVICE.json, .md and .png into --out, and failover-DEVICE-timeline.png, one of the kills. The exit code is 0
-only if no request failed, no token was wrong and nothing was left over.
+Writes failover-DEVICE.json, .md and .png into --out (failover-DEVICE-spares with --spares), and a -timeline.png, one of the
+kills. The exit code is 0 only if no request failed, no token was wrong and nothing was left over.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from provenance import provenance
 
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
+from eep.drill.margins import clear_prompts
 from eep.drill.server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from eep.tiny_model import make_model
@@ -53,6 +54,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
     parser.add_argument("--kills", type=int, default=20, help="how many (default: 20)")
+    parser.add_argument("--spares", type=int, default=0, help="warm processes that ranks are made from (default: 0)")
     parser.add_argument("--seed", type=int, default=1, help="decides the order of the ranks (default: 1)")
     parser.add_argument("--clients", type=int, default=8, help="how many stream at once (default: 8)")
     parser.add_argument(
@@ -61,7 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--phase-seconds", type=float, default=5.0, help="how long such a phase is (default: 5)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     options = parser.parse_args()
-    for name, least in (("kills", 1), ("clients", 1), ("pairs", 1), ("phase_seconds", 2)):
+    for name, least in (("kills", 1), ("spares", 0), ("clients", 1), ("pairs", 1), ("phase_seconds", 2)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     return options
@@ -78,9 +80,10 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     head = provenance()  # before anything runs: the commit is the one that is measured
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
     switch = Switch(place / "switch")
+    arguments = (*ARGUMENTS, "--eep-spares", str(options.spares))
     server = Server(
-        make_model(place / "model"),
-        ARGUMENTS,
+        make_model(place / "model", size=device.model),
+        arguments,
         place / "server.log",
         {**needed, **switch.environment()},
         place / "d",
@@ -88,8 +91,9 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     )
     with server:
         choose = random.Random(options.seed)
-        prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(PROMPTS)]
+        candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * PROMPTS)]
         say(f"asking {PROMPTS} prompts for their fault-free answers")
+        prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS)
         load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients)
         clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients)
         say(f"{options.clients} clients, with and without elasticity in turns")
@@ -98,18 +102,20 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         story.wait_until_all_run(RANKS)
         say(f"{options.clients} clients stream while ranks are killed")
         with load:
-            faults = list(kill_all(story, RANKS, victims(RANKS, options.kills, options.seed), say))
+            order = victims(RANKS, options.kills, options.seed)
+            faults = list(kill_all(story, RANKS, order, options.spares, say))
         story.close()
     left = server.leftovers()
     kills = costs(story, faults)
     head["setting"] = {
         "device": options.device,
         "sglang": importlib.metadata.version("sglang"),
-        "server": [*device.flags, *ARGUMENTS],
+        "server": [*device.flags, *arguments],
         "ranks": RANKS,
         "clients": options.clients,
         "tokens": TOKENS,
         "kills": options.kills,
+        "spares": options.spares,
         "seed": options.seed,
         "load_average": [load_before, round(os.getloadavg()[0], 2)],
     }
@@ -124,18 +130,22 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
 
 def write(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
-    name = options.out / f"failover-{options.device}"
+    name = options.out / name_of(options)
     name.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     name.with_suffix(".md").write_text(text)
     say(text)
 
 
 def draw(options: argparse.Namespace, story: Story, kills: list[Any], phases: list[Any]) -> None:
-    name = options.out / f"failover-{options.device}"
+    name = options.out / name_of(options)
     subject = f"Failover of the SGLang server, {RANKS} ranks on {options.device}, {options.clients} clients"
     plot(name.with_suffix(".png"), story, kills, phases, subject)
-    draw_one(options.out / f"failover-{options.device}-timeline.png", story, kills)
-    say(f"written to {options.out}/failover-{options.device}.json, .md, .png and -timeline.png")
+    draw_one(options.out / f"{name.name}-timeline.png", story, kills)
+    say(f"written to {name}.json, .md, .png and -timeline.png")
+
+
+def name_of(options: argparse.Namespace) -> str:
+    return f"failover-{options.device}" + ("-spares" if options.spares else "")
 
 
 def say(text: str) -> None:

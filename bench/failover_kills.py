@@ -53,9 +53,13 @@ def victims(ranks: int, kills: int, seed: int) -> list[int]:
     return found[:kills]
 
 
-def kill_all(story: Story, ranks: int, order: Sequence[int], say: Callable[[str], None]) -> Iterator[Fault]:
-    """Does the kills, under load; RuntimeError if a rank does not come back."""
+def kill_all(
+    story: Story, ranks: int, order: Sequence[int], spares: int, say: Callable[[str], None]
+) -> Iterator[Fault]:
+    """Does the kills, under load, each when all spares are ready; RuntimeError if a rank does not come back."""
     for number, rank in enumerate(order, 1):
+        if len(story.target.wait_for_spares(spares)) < spares:
+            raise RuntimeError(f"kill {number}: the spares were not ready in time")
         time.sleep(2 * WINDOW if number > 1 else WINDOW)
         fault = _kill(story, rank)
         if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):

@@ -86,7 +86,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"{setting['load_average'][1]} at the end; Python {machine['python']}, torch {machine['torch']}, "
         f"SGLang {setting['sglang']}.",
         f"{setting['ranks']} ranks, {setting['clients']} clients that stream {setting['tokens']} tokens per request, "
-        f"{setting['kills']} kills (seed {setting['seed']}), every rank in turn.",
+        f"{setting['kills']} kills (seed {setting['seed']}), every rank in turn, {setting['spares'] or 'no'} warm spares.",
         "",
         f"{head['requests']['answered']} requests under kills, {head['requests']['failed']} failed, "
         f"{head['requests']['wrong']} with a wrong token.",

@@ -11,15 +11,12 @@ demo-gpu``.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from eep.control.client import ask
-from eep.control.messages import AskStatus
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
 from eep.drill.server import FOUR_RANKS, Server
@@ -64,8 +61,8 @@ def run(options: argparse.Namespace, device: Device, environment: dict[str, str]
         load = Load.with_reference(server.url, prompts, clients=options.clients)
         story = Story(place / "d", load)
         story.wait_until_all_run(RANKS)
-        if not wait_for_spares(place / "d", options.spares):
-            say(f"no spare was ready within {SPARES_WITHIN:.0f} s; going on without")
+        if len(story.target.wait_for_spares(options.spares, SPARES_WITHIN)) < options.spares:
+            say(f"not every spare was ready within {SPARES_WITHIN:.0f} s; going on without")
         say(f"{options.clients} clients stream; rank {options.rank} is killed in {options.seconds:.0f} s")
         with load:
             time.sleep(options.seconds)
@@ -84,15 +81,6 @@ def run(options: argparse.Namespace, device: Device, environment: dict[str, str]
     if left:
         say(f"left over: {', '.join(left)}")
     return int(bool(load.failed or load.wrong or left or not is_back))
-
-
-def wait_for_spares(directory: Path, wanted: int) -> bool:
-    end = time.monotonic() + SPARES_WITHIN
-    while wanted and json.loads(ask(directory, AskStatus()).body)["spares"]["ready"] < wanted:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.2)
-    return True
 
 
 def say(text: str) -> None:

@@ -12,11 +12,10 @@ import sys
 
 def register() -> None:
     """The entry point. SGLang logs and forgets ordinary exceptions of a plugin, so what must stop it is SystemExit."""
-    from sglang_patches import arguments, cpu, launcher, options, targets
+    from sglang_patches import arguments, cpu, hooks, launcher, options, targets
+    from sglang_patches.cuda import float32
 
     if options.current() is not None:
-        from sglang_patches import hooks
-
         hooks.install_all()
     elif launcher.is_child():
         pass  # of a server without the flag
@@ -28,3 +27,7 @@ def register() -> None:
         arguments.register()
         if cpu.is_asked_for():
             launcher.prepare_cpu()
+        elif float32.is_asked_for():
+            float32.prepare()
+            float32.register()
+            hooks.apply()

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import cpu, hooks, launcher, model_shape, refusals
+from sglang_patches import cpu, hooks, launcher, model_shape, refusals, slots
 from sglang_patches.cuda import flags as gpu_flags
 from sglang_patches.options import Options
 
@@ -128,8 +128,11 @@ def parse(arguments: argparse.Namespace) -> Options:
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
     experts = model_shape.experts_of(arguments)
-    redundant = redundant_experts(arguments, experts)
+    redundant = slots.redundant_experts(arguments, experts)
     refusals.check_services(arguments)
+    on_lost_coverage = arguments.eep_on_lost_coverage or "refuse"
+    if experts is not None:
+        logger.info("%s", slots.capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage))
     spares = arguments.eep_spares or 0
     if spares < 0:
         raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
@@ -141,12 +144,12 @@ def parse(arguments: argparse.Namespace) -> Options:
     return Options(
         ranks=ranks,
         max_ranks=max_ranks,
-        fewest_ranks=1 if experts is None else -(-experts // ((experts + redundant) // ranks)),
+        fewest_ranks=1 if experts is None else slots.fewest_ranks(experts, (experts + redundant) // ranks),
         timeout_ms=timeout,
-        redundant_experts=redundant_in_all(redundant, experts, ranks, max_ranks),
+        redundant_experts=slots.redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=arguments.eep_store or "",
-        on_lost_coverage=arguments.eep_on_lost_coverage or "refuse",
+        on_lost_coverage=on_lost_coverage,
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),
@@ -161,36 +164,6 @@ def draws_by_seed(arguments: argparse.Namespace) -> bool:
         or getattr(arguments, "sampling_backend", None) == "pytorch"
         or device_of(arguments) == "cpu"
     )
-
-
-def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int:
-    """How many slots the ranks at the start have beyond the ``experts`` of the model; None says that those are not known."""
-    ranks, asked = arguments.tp_size, arguments.eep_redundant_experts
-    if asked is None:
-        asked = getattr(arguments, "ep_num_redundant_experts", 0) or None
-    if asked is None:
-        return 0 if experts is None else -(-experts // (ranks - 1)) * ranks - experts
-    if asked < 0:
-        raise SystemExit(f"--eep-redundant-experts cannot be negative, got {asked}")
-    if experts is not None and (spare := (experts + asked) % ranks):
-        raise SystemExit(
-            f"--eep-redundant-experts {asked}: with the {experts} experts of this model that makes {experts + asked} slots, "
-            f"which {ranks} ranks cannot share evenly; ask for {asked + ranks - spare}"
-            + (f" or {asked - spare}" if asked >= spare else "")
-        )
-    return int(asked)
-
-
-def redundant_in_all(redundant: int, experts: int | None, ranks: int, max_ranks: int) -> int:
-    """The same over ``max_ranks``: each rank that is added has as many slots as each of the ``ranks`` at the start."""
-    if max_ranks == ranks:
-        return redundant
-    if experts is None:
-        raise SystemExit(
-            f"--eep-max-ranks {max_ranks}: how many slots the ranks after the first {ranks} need is not known, since the "
-            "number of experts cannot be read from the configuration of this model"
-        )
-    return (experts + redundant) // ranks * max_ranks - experts
 
 
 def require_cores(max_ranks: int, cores: str) -> None:

@@ -64,8 +64,8 @@ CUDA = Device(
         *("--chunked-prefill-size", "512", "--max-prefill-tokens", "512"),
         *_EVERYWHERE,
     ),
-    environment={"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"},
-    model="large",
+    environment={"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0", "EEP_CUDA_FLOAT32": "1"},
+    model="small",
     shared=True,
 )
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eep import fault_orders
 from eep.faults import LOSABLE, Plan
@@ -43,14 +44,21 @@ class Target:
         """How often a point had acted when it was last armed."""
 
     def ranks(self) -> dict[int, Rank]:
-        from eep.control.client import ask
-        from eep.control.messages import AskStatus
-
-        status = json.loads(ask(self.directory, AskStatus()).body)
         return {
             int(number): Rank(int(number), rank["incarnation"], rank["pid"], rank["in"])
-            for number, rank in status["ranks"].items()
+            for number, rank in self._status()["ranks"].items()
         }
+
+    def spares(self) -> list[int]:
+        """The processes that are ready to become ranks."""
+        return [int(pid) for pid in (self._status().get("spares") or {}).get("pids", [])]
+
+    def wait_for_spares(self, count: int, within: float = 120.0) -> list[int]:
+        """Until there are so many of them, or for so long; those that there are then."""
+        end = time.monotonic() + within
+        while len(found := self.spares()) < count and time.monotonic() < end:
+            time.sleep(_LOOKS_EVERY)
+        return found
 
     def kill(self, rank: int) -> None:
         self._signal(rank, signal.SIGKILL)
@@ -128,6 +136,13 @@ class Target:
         except ValueError:
             return False
         return True
+
+    def _status(self) -> dict[str, Any]:
+        from eep.control.client import ask
+        from eep.control.messages import AskStatus
+
+        status: dict[str, Any] = json.loads(ask(self.directory, AskStatus()).body)
+        return status
 
     def _times_fired(self, rank: int | None, point: str) -> int:
         return sum(line.rank == rank and line.operation == point for line in self.fired())

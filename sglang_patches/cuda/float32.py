@@ -14,7 +14,13 @@ import torch
 
 from sglang_patches import hooks
 
+ASKED_FOR = "EEP_CUDA_FLOAT32"
+"""The environment variable that asks for it without ``--ep-backend eep``: for a single rank to compare with."""
 _EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
+
+
+def is_asked_for() -> bool:
+    return os.environ.get(ASKED_FOR) == "1"
 
 
 def prepare() -> None:

@@ -1,0 +1,62 @@
+"""Real servers whose ranks share one GPU, under an MPS daemon of the tests' own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from eep.drill.devices import CUDA
+from eep.drill.server import FOUR_RANKS, Server
+from eep.tiny_model import make_model
+from tests.sglang.drills import Drilled
+
+SLOTS_FOR_ALL = ("--eep-redundant-experts", "48")
+"""Every rank holds every expert, so that the last one can serve."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sglang() -> None:
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("SGLang is not installed: these tests need it, and its kernels for CUDA")
+
+
+@pytest.fixture(scope="session")
+def model(sglang: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / CUDA.model, size=CUDA.model)
+
+
+@pytest.fixture(scope="session")
+def mps(sglang: None) -> Iterator[dict[str, str]]:
+    with CUDA.prepared() as environment:
+        yield environment
+
+
+@contextmanager
+def serving(model: Path, place: Path, environment: dict[str, str], *flags: str) -> Iterator[Server]:
+    """A server that leaves nothing behind."""
+    (place / "metrics").mkdir()
+    environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": str(place / "metrics")}
+    server = Server(
+        model, (*flags, "--eep-timeout-ms", "20000", "--enable-metrics"), place / "log", environment, place / "d", CUDA
+    )
+    with server:
+        yield server
+    assert server.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def bounded(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
+    """The slots that there are by default: tokens cross ranks, and a loss makes others bring in experts."""
+    with serving(model, tmp_path_factory.mktemp("bounded"), mps, *FOUR_RANKS, "--eep-spares", "1") as server:
+        yield Drilled.of(server, prompts=16, tokens=64)
+
+
+@pytest.fixture(scope="module")
+def roomy(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
+    place = tmp_path_factory.mktemp("roomy")
+    with serving(model, place, mps, *FOUR_RANKS, *SLOTS_FOR_ALL, "--eep-spares", "3") as server:
+        yield Drilled.of(server, prompts=16, tokens=64)

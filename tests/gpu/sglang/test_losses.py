@@ -1,0 +1,83 @@
+"""Ranks of a server on a GPU are lost one at a time, with the slots that there are by default: others bring in what it had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from eep.drill.faults import Target
+from tests.sglang.drills import Drilled, scrape
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def a_spare(target: Target) -> int:
+    found = target.wait_for_spares(1)
+    assert found, "no spare was ready in time"
+    return found[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_rank_is_killed_and_comes_back_from_a_spare(bounded: Drilled, rank: int) -> None:
+    """Some of these kills hit a graph that is being replayed: survivors run that step again."""
+    story = bounded.story(clients=16)
+    spare = a_spare(story.target)
+    with story.load:
+        time.sleep(2.0)
+        fault = story.kill(rank)
+        assert story.wait_until_noticed(fault)
+        assert story.wait_until_all_run(bounded.ranks), bounded.server.log[-3000:]
+        assert story.target.ranks()[rank].pid == spare
+        time.sleep(1.0)
+    bounded.check(story)
+
+
+def test_steps_were_run_again(bounded: Drilled) -> None:
+    """The same server: at least one of those kills came while the others were in a step."""
+    assert scrape(bounded.server)["eep_steps_repeated_total"] > 0
+
+
+def test_a_rank_that_stands_still_for_a_moment_costs_only_time(bounded: Drilled) -> None:
+    story = bounded.story(clients=16)
+    before = {rank: each.incarnation for rank, each in story.target.ranks().items()}
+    with story.load:
+        time.sleep(1.0)
+        story.target.stop(3)
+        time.sleep(2.0)
+        story.target.resume(3)
+        time.sleep(1.0)
+    bounded.check(story)
+    assert {rank: each.incarnation for rank, each in story.target.ranks().items()} == before
+
+
+def test_a_joiner_is_killed(bounded: Drilled) -> None:
+    story = bounded.story(clients=16)
+    life = story.target.ranks()[1].incarnation
+    a_spare(story.target)
+    with story.load:
+        time.sleep(1.0)
+        assert story.wait_until_noticed(story.kill(1))
+        end = time.monotonic() + 60
+        while (joiner := story.target.ranks()[1]).incarnation == life or joiner.pid is None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(2.0)  # it loads, captures or joins
+        story.target.try_kill(1)
+        assert story.wait_until_back(bounded.ranks, {1: joiner.incarnation})
+    bounded.check(story)
+
+
+def test_a_spare_is_killed(bounded: Drilled) -> None:
+    """Nobody notices, and another takes its place."""
+    story = bounded.story(clients=16)
+    spare = a_spare(story.target)
+    epoch = story.views[-1][1].epoch if story.wait_until_all_run(bounded.ranks) else -1
+    with story.load:
+        os.kill(spare, signal.SIGKILL)
+        time.sleep(1.0)
+        assert a_spare(story.target) != spare
+    bounded.check(story)
+    assert story.views[-1][1].epoch == epoch

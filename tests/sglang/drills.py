@@ -1,0 +1,60 @@
+"""A server that is drilled, and what must hold afterwards; for tests on any device."""
+
+from __future__ import annotations
+
+import os
+import random
+import urllib.request
+from dataclasses import dataclass
+
+from eep.drill.load import Load
+from eep.drill.margins import clear_prompts
+from eep.drill.server import Server
+from eep.drill.story import Story
+
+
+@dataclass
+class Drilled:
+    """A server and fault-free answers of it."""
+
+    server: Server
+    ranks: int
+    prompts: list[list[int]]
+    wanted: list[list[int]]
+
+    @classmethod
+    def of(cls, server: Server, ranks: int = 4, prompts: int = 10, tokens: int = 24, seed: int = 3) -> Drilled:
+        """``prompts`` of them, of whose answers of so many ``tokens`` the model is sure."""
+        choose = random.Random(seed)
+        candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * prompts)]
+        clear = clear_prompts(server.url, candidates, prompts, tokens)
+        wanted = Load.with_reference(server.url, clear, tokens=tokens).wanted
+        return cls(server, ranks, clear, [list(each) for each in wanted])
+
+    def story(self, clients: int = 6) -> Story:
+        assert self.server.directory is not None
+        return Story(self.server.directory, Load(self.server.url, self.prompts, self.wanted, clients))
+
+    def check(self, story: Story) -> None:
+        """Everybody is back, nothing failed, nothing was wrong."""
+        assert story.wait_until_all_run(self.ranks), self.server.log[-3000:]
+        story.load.stop()
+        story.close()
+        assert story.load.answers
+        assert [answer.problem for answer in story.load.failed] == []
+        assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
+        assert all(
+            answer.usage == (len(self.prompts[answer.prompt]), len(answer.tokens)) for answer in story.load.answers
+        ), "the counts are those of a run without faults"
+
+
+def scrape(server: Server) -> dict[str, float]:
+    """Our figures, as SGLang's own endpoint shows them."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if line.startswith("eep_")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def descriptors(server: Server) -> dict[int, int]:
+    """How many each process of the server has open."""
+    return {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in server.processes()}
