@@ -6,8 +6,9 @@ switch is thrown the membership is taken for fixed, as if no rank could ever be 
 - a rank runs its step as it is: nobody looks whether its results can be trusted, and no view is entered between steps;
 - the front end sends a request to the rank that its client names, and keeps nothing of it.
 
-Everything else stays as it is: dispatch and combine, the process groups, the schedule (without overlap, which elasticity
-rules out), the supervisor's threads. A rank that dies while the switch is thrown takes the server with it.
+Everything else stays as it is: dispatch and combine, the process groups, the supervisor's threads. With overlap scheduling
+a step is then launched before the last one is known to be good, as SGLang does by itself. A rank that dies while the switch
+is thrown takes the server with it.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ def register() -> None:
 
         setattr(owner, name, either)
 
-    replace(Session, "collect", lambda session, gather, run_empty: gather())
+    replace(Session, "collect", lambda session, gather: gather())
     replace(Session, "run", lambda session, batch, buffer=0: batch())
+    replace(Session, "begin", lambda session, batch, buffer=0, **_: batch())
+    replace(Session, "settle", lambda session: None)
     replace(FrontEnd, "send", lambda front_end, message: front_end._dispatch(message))
     replace(FrontEnd, "output", lambda front_end, output, late: None)
     replace(FrontEnd, "abort_answer", lambda front_end, message: True)

@@ -10,8 +10,12 @@ anybody runs a batch again, the others take part with an empty one, since every 
 boundary again. A rank that joins begins at the boundary. A fault in the middle of this is the end of that epoch too, and
 the same thing happens in the next: there is nothing else to recover.
 
-Knows nothing of SGLang: a batch is a callable. A callable that only starts work on a GPU must wait for it before it returns,
-since that is when its result is judged.
+A rank may do other things while its step runs (:meth:`Session.begin`), the boundary and the exchange of the next among them.
+The step is judged before the next one begins, and before its epoch is left; nothing is ever built on a step that may be
+bad. So two ranks may have different steps to run again, which is all the same to the exchange of tokens as long as they go
+through the same buffer: all run again what goes through the first buffer, then what goes through the second.
+
+Knows nothing of SGLang: a batch is a callable.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from eep import fault_orders, faults
 from eep.buffer import Buffer
@@ -56,6 +62,18 @@ class _Word(ctypes.Structure):
     _fields_ = (("digest", ctypes.c_uint64), ("intent", ctypes.c_uint64))
 
 
+@dataclass
+class _Step:
+    """One that has begun and is not judged yet."""
+
+    buffer: int
+    again: Callable[[], Any]
+    """Runs the batch once more, to its end."""
+    wait: Callable[[], object]
+    """Until what was started is over."""
+    result: Any = None
+
+
 def _again(buffer: int) -> int:
     return 1 + buffer
 
@@ -67,15 +85,25 @@ def _buffer_of(intent: int) -> int:
 class Session:
     """One rank's part in an instance. Made when the rank has all it needs; it joins with the first boundary."""
 
-    def __init__(self, world: World, buffers: Sequence[Buffer], repair: Repair, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        world: World,
+        buffers: Sequence[Buffer],
+        repair: Repair,
+        run_empty: RunEmpty,
+        *,
+        timeout: float = 30.0,
+    ) -> None:
         """``buffers``: those of a step, each of which uses one of them, the same on every rank. ``timeout``: how many
         seconds a peer may take to enter an epoch that all have agreed on."""
-        self._world, self._buffers, self._repair, self._timeout = world, tuple(buffers), repair, timeout
+        self._world, self._buffers, self._timeout = world, tuple(buffers), timeout
+        self._repair, self._run_empty = repair, run_empty
         self._lane = world.open_lane(_EXCHANGE, range(world.endpoint.max_ranks))
         self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
         self._digest: int | None = None
         self._epoch = -1
         self._has_run = False
+        self._step: _Step | None = None
         self.repeated = 0
         """How many steps were run again."""
         _obey_orders()
@@ -95,25 +123,27 @@ class Session:
     def view(self) -> View:
         return self._buffers[0].view
 
-    def boundary(self, run_empty: RunEmpty) -> View:
+    def boundary(self) -> View:
         """Between two steps: enters the newest view, if there is a new one.
 
         Returns at once while nothing has changed. Raises :class:`eep.RankRemoved` when this process must end.
         """
         faults.look()
-        while intent := self._enter(_BOUNDARY):
-            if self._trusts(lambda: run_empty(_buffer_of(intent))) is not None:
-                break
+        if self._step is not None:
+            if not self.member.has_news:
+                return self.view  # and the step that is under way stays so
+            self.settle()
+        self._go_on(_BOUNDARY)
         return self.view
 
-    def collect(self, gather: Callable[[], T], run_empty: RunEmpty) -> T:
+    def collect(self, gather: Callable[[], T]) -> T:
         """A boundary, and then what all ranks tell each other before a step.
 
         ``gather`` is called as often as it takes, each time with nothing left of the last: what it fills may hold words of
         ranks that have gone since.
         """
         while True:
-            self.boundary(run_empty)
+            self.boundary()
             if (answer := self._trusts(gather)) is not None:
                 return answer[0]
 
@@ -122,15 +152,49 @@ class Session:
 
         ``buffer`` is the number of the buffer that it uses.
         """
+        self.begin(batch, buffer)
+        result: T = self.settle()
+        return result
+
+    def begin(
+        self,
+        batch: Callable[[], T],
+        buffer: int = 0,
+        *,
+        again: Callable[[], object] | None = None,
+        wait: Callable[[], object] | None = None,
+    ) -> T:
+        """Starts a step, once the one before it is known to be good. :meth:`settle` says when its own result is.
+
+        ``batch`` may only start work on a device; ``wait`` is until that is over. ``again`` runs the batch once more, and
+        does not return before that is over.
+        """
+        self.settle()
         if not self._has_run:
             self._has_run = True
             faults.at("join.first_step")
-        while (result := self._trusts(batch)) is None:
-            self.repeated += 1
-            self._enter(_again(buffer))
-            faults.at("step.again")
-        faults.at("step.trusted")
-        return result[0]
+        step = _Step(buffer, again or batch, wait or _nothing)
+        try:
+            step.result = batch()
+        except StepFailed:
+            step.again = batch  # nobody has seen a result of it yet
+            self._redo(step)
+        else:
+            self._step = step
+        result: T = step.result
+        return result
+
+    def settle(self) -> Any:
+        """The step that has begun is over and good when this returns; its result. Nothing to do if there is none."""
+        step, self._step = self._step, None
+        if step is None:
+            return None
+        step.wait()
+        if all(endpoint.status().ok for endpoint in self._endpoints):
+            faults.at("step.trusted")
+        else:
+            self._redo(step)
+        return step.result
 
     def close(self) -> None:
         self.member.close()
@@ -157,9 +221,32 @@ class Session:
             self.member.revoked()
         faults.at("step.revoked")
 
-    def _enter(self, intent: int) -> int:
-        """Into the newest view, together with everybody. Returns what they intend: if one of them runs a batch again, so
-        do all who have one, through the same buffer, since they were in the same step."""
+    def _redo(self, step: _Step) -> None:
+        self._give_up()
+        self.repeated += 1
+        step.result = self._go_on(_again(step.buffer), step.again)
+        faults.at("step.trusted")
+
+    def _go_on(self, intent: int, again: Callable[[], object] | None = None) -> object:
+        """Into the newest view, and whatever is to be run again there, by this rank or by others, until all of it is good.
+        Returns what came of ``again``."""
+        result = None
+        while True:
+            for each in self._enter(intent):
+                if is_mine := each == intent:
+                    faults.at("step.again")
+                trusted = self._trusts(again if is_mine and again else partial(self._run_empty, _buffer_of(each)))
+                if trusted is None:
+                    self.repeated += is_mine
+                    break
+                if is_mine:
+                    result, intent = trusted[0], _BOUNDARY
+            else:
+                return result
+
+    def _enter(self, intent: int) -> list[int]:
+        """Into the newest view, together with everybody. Returns what they intend to run again, in the order in which all
+        do so."""
         while True:
             view = self.member.boundary(self._settle)
             if view is None:
@@ -167,7 +254,7 @@ class Session:
                     f"{self.member.removed}; this process must end, and may come back as a new incarnation"
                 )
             if view.epoch == self._epoch and intent == _BOUNDARY:
-                return _BOUNDARY
+                return []
             if self._digest is None:
                 self.member.wait_for_view(after=view.epoch)
                 continue
@@ -181,7 +268,7 @@ class Session:
                 continue
             self._check(view, words[0])
             self._epoch = view.epoch
-            return max(int(word.intent) for word in words[0].values())
+            return sorted({int(word.intent) for word in words[0].values()} - {_BOUNDARY})
 
     def _settle(self, view: View) -> None:
         if self._epoch < 0:
@@ -211,6 +298,10 @@ class Session:
             raise ContractBroken(
                 "graph-visible routing", f"ranks {sorted(others)} have made another placement of view {view.epoch}"
             )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _applying(buffer: Buffer) -> Callable[[View, float], object]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -118,7 +120,7 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
-            self._session = Session(process_groups.world(), self._buffers, self._repair)
+            self._session = Session(process_groups.world(), self._buffers, self._repair, self.run_empty)
         return self._session
 
     def _repair(self, view: View) -> int | None:
@@ -161,6 +163,15 @@ class Instance:
         """The step that begins goes through the buffer for that kind of step."""
         self.using = DECODE_STEP if all_decode and len(self.max_tokens) > 1 else ANY_STEP
 
+    @contextmanager
+    def through(self, using: int) -> Iterator[None]:
+        """What runs meanwhile goes through that buffer."""
+        before, self.using = self.using, using
+        try:
+            yield
+        finally:
+            self.using = before
+
     def wait(self) -> None:
         """Until what this process has started on its device is done."""
         if self.device != "cpu":
@@ -170,9 +181,9 @@ class Instance:
         """A step without tokens of this rank's own: its experts serve those of the others."""
         from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-        shape, self.using = self.shape, using
+        shape = self.shape
         assert shape is not None
-        with torch.no_grad():
+        with torch.no_grad(), self.through(using):
             x = torch.empty((0, shape.hidden), dtype=shape.dtype, device=self.device)
             ids = torch.empty((0, shape.topk), dtype=torch.int32, device=self.device)
             weights = torch.empty((0, shape.topk), dtype=torch.float32, device=self.device)

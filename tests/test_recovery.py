@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -63,12 +63,13 @@ def test_nobody_runs_while_a_rank_lacks_experts() -> None:
     asyncio.run(body())
 
 
-def test_kills_at_random_moments_up_to_three_at_once() -> None:
+@pytest.mark.parametrize("program", [session_rank.main, session_rank.overlapping])
+def test_kills_at_random_moments_up_to_three_at_once(program: Callable[[], None]) -> None:
     seed = 20261115
     choose = random.Random(seed)
 
     async def body() -> None:
-        async with supervised(session_rank.main, forked=True) as supervisor:
+        async with supervised(program, forked=True) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
             for _ in range(8):
                 if choose.random() < 0.6:  # else while those killed before are still coming back

@@ -140,6 +140,13 @@ class Member:
         """Why this process is no longer part of the instance; None while it may be."""
         return self._ended
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the next boundary has something to do or to wait for."""
+        with self._news:
+            view = self._view
+            return self._ended is not None or view is None or self._settled != view.epoch or not self._is_running(view)
+
     def boundary(self, repair: Callable[[View], None] | None = None, *, within: float | None = None) -> View | None:
         """The view to run the next step under, or None when there is none any more.
 
@@ -173,7 +180,10 @@ class Member:
         if view is None or not self._is_in(view):
             return False
         unsettled = self._settled < view.epoch
-        return unsettled or (self._running and self._revoked < view.epoch)
+        return unsettled or self._is_running(view)
+
+    def _is_running(self, view: View) -> bool:
+        return self._running and self._revoked < view.epoch
 
     def _settle(self, view: View, repair: Callable[[View], None] | None) -> None:
         faults.at("view.agreed")

@@ -25,4 +25,4 @@ def main() -> None:
             covered.check()
         return digest
 
-    session_rank.main(repair)
+    session_rank.main(repair, overlapped=True)

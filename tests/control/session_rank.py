@@ -8,7 +8,6 @@ import random
 import sys
 import time
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ DEADLINE_MS = 3000.0
 LAYERS = 3
 
 
-def main(repair: Repair = lambda view: 7) -> None:
+def main(repair: Repair = lambda view: 7, overlapped: bool = False) -> None:
     torch.set_num_threads(1)
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
@@ -42,9 +41,10 @@ def main(repair: Repair = lambda view: 7) -> None:
         CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=DEADLINE_MS)
         for name in ("tokens", "more-tokens")
     ]
-    session = Session(group.world, buffers, repair)
+    session = Session(group.world, buffers, repair, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
     idle = random.Random(rank)
     seed = 0
+    last: Pass | None = None
     with journal.open("a", buffering=1) as lines:
         while True:
             has_batch = idle.random() < 0.8
@@ -55,22 +55,42 @@ def main(repair: Repair = lambda view: 7) -> None:
                 return counts.tolist()
 
             try:
-                told = session.collect(gather, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
+                told = session.collect(gather)
+                heard = tuple(peer for peer, count in enumerate(told) if count >= 0)
+                assert heard == session.view.active, f"heard from {heard} in {session.view}"
+                chosen = sum(told) % 2  # whichever, as long as it is the same for all
+                now = Pass(buffers[chosen], rank, seed if has_batch else -1, session)
+                session.begin(now, chosen)
+                if not overlapped:
+                    session.settle()
             except eep.RankRemoved:
                 return
-            heard = tuple(peer for peer, count in enumerate(told) if count >= 0)
-            assert heard == session.view.active, f"heard from {heard} in {session.view}"
-            batch_seed = seed if has_batch else -1
-            chosen = sum(told) % 2  # whichever, as long as it is the same for all
-            results, batches = session.run(partial(run_layers, buffers[chosen], rank, batch_seed, session), chosen)
-            if has_batch:
-                exact = all(
-                    torch.equal(result, moe.reference(CONFIG, batch))
-                    for result, batch in zip(results, batches, strict=True)
-                )
-                line = {"epoch": session.view.epoch, "seed": seed, "committed": True, "exact": exact}
+            # What is known to be good: this step, or, where the next begins before one looks at the last, the one before.
+            done, last = (last, now) if overlapped else (now, None)
+            if done is not None and done.seed >= 0:
+                line = {"epoch": session.view.epoch, "seed": done.seed, "committed": True, "exact": done.is_exact()}
                 lines.write(json.dumps({**line, "repeated": session.repeated}) + "\n")
-                seed += 1
+            seed += has_batch
+
+
+def overlapping() -> None:
+    """The next step begins before the result of the last is used, as in a server with overlap scheduling."""
+    main(overlapped=True)
+
+
+class Pass:
+    """A forward pass, and what it made when it last ran."""
+
+    def __init__(self, buffer: eep.Buffer, rank: int, seed: int, session: Session) -> None:
+        self._arguments = (buffer, rank, seed, session)
+        self.seed = seed
+        self._made: tuple[list[torch.Tensor], list[moe.Batch]] = ([], [])
+
+    def __call__(self) -> None:
+        self._made = run_layers(*self._arguments)
+
+    def is_exact(self) -> bool:
+        return all(torch.equal(result, moe.reference(CONFIG, batch)) for result, batch in zip(*self._made, strict=True))
 
 
 def run_layers(
