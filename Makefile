@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build system-packages build-gpu test test-long test-gpu sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu demo demo-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,8 +60,12 @@ build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
 	cmake --build build/gpu
 
 test-gpu: build-gpu  ## the GPU tests, with MPS and without; needs only the Python, torch and pytest that are there
-	bash tests/gpu/with_mps.sh $(PYTHON) -m pytest tests/gpu
-	$(PYTHON) -m pytest tests/gpu -k "two_and_eight or thousand"
+	bash tests/gpu/with_mps.sh $(PYTHON) -m pytest --ignore tests/gpu/sglang tests/gpu
+	$(PYTHON) -m pytest --ignore tests/gpu/sglang tests/gpu -k "two_and_eight or thousand"
+
+test-gpu-sglang: build-gpu  ## the SGLang server with several ranks on one GPU; needs a Python that has SGLang for CUDA
+	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) -m pytest tests/gpu/sglang
 
 sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	for kind in address thread; do \
@@ -94,6 +98,10 @@ bench-membership: build  ## how long a lost rank is felt, and what a view change
 
 bench-collectives: build  ## collectives of the backend eep against those of gloo
 	$(PY) bench/collectives.py
+
+bench-serving-gpu: build-gpu  ## four ranks against one on a GPU, and where the time of their steps goes; needs SGLang for CUDA
+	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) bench/serving.py --device cuda
 
 bench-failover: build setup-sglang  ## what a kill costs the clients of the real SGLang server, and what readiness costs
 	$(PY) bench/failover.py

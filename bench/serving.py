@@ -1,7 +1,7 @@
 """Four ranks against one on the same device, by SGLang's own ``bench_serving``, and where the time of their steps goes.
 
-For each: a server with the larger random model in bfloat16, ``python -m sglang.bench_serving`` with random prompts, and on a GPU
-a profile of steps that prefill and of steps that decode. Writes serving-DEVICE.json and .md into --out.
+For each: a server with the larger random model in bfloat16, ``python -m sglang.bench_serving`` with random prompts, and on a
+GPU a profile of steps that prefill and of steps that decode. Writes serving-DEVICE.json and .md into --out.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ def profile(events: Iterable[Mapping[str, Any]], steps: int, largest: int = 8) -
         busy=_covered(kernels) / steps,
         exchange=_covered([kernel for kernel in kernels if kernel[2].startswith(_OURS)]) / steps,
         kernels=len(kernels) / steps,
-        largest=tuple((name, times[name] / steps) for name in sorted(times, key=times.__getitem__, reverse=True)[:largest]),
+        largest=tuple(
+            (name, times[name] / steps) for name in sorted(times, key=times.__getitem__, reverse=True)[:largest]
+        ),
     )
 
 

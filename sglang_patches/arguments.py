@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from sglang_patches import cpu, hooks, launcher, model_shape, refusals, slots
 from sglang_patches.cuda import flags as gpu_flags
@@ -130,7 +130,7 @@ def parse(arguments: argparse.Namespace) -> Options:
     experts = model_shape.experts_of(arguments)
     redundant = slots.redundant_experts(arguments, experts)
     refusals.check_services(arguments)
-    on_lost_coverage = arguments.eep_on_lost_coverage or "refuse"
+    on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"
     if experts is not None:
         logger.info("%s", slots.capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage))
     spares = arguments.eep_spares or 0
@@ -177,10 +177,6 @@ def require_cores(max_ranks: int, cores: str) -> None:
 
 def imply(arguments: argparse.Namespace, options: Options) -> None:
     """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line tells what a user may wonder about."""
-    if not arguments.disable_overlap_schedule:
-        logger.info(
-            "--ep-backend eep turns overlap scheduling off: a step is committed only when it is known to be good"
-        )
     ranks, max_ranks = options.ranks, options.max_ranks
     if max_ranks > ranks:
         logger.info("SGLang is told of %d ranks (--eep-max-ranks), of which the first %d are started", max_ranks, ranks)
@@ -194,7 +190,6 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         # The models branch on the name of a backend, and this one's branches do what ours needs; see dispatcher.py.
         "moe_a2a_backend": "mooncake",
         "ep_num_redundant_experts": options.redundant_experts,
-        "disable_overlap_schedule": True,
         # No collective between ranks remains in a step but the exchange of tokens and the one at its boundary.
         "moe_dense_tp_size": 1,
         "enable_dp_lm_head": True,

@@ -48,6 +48,7 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 value("disaggregation_mode", "null") not in (None, "null"),
                 "prefill/decode disaggregation is not supported",
             ),
+            (value("enable_pdmux"), "--enable-pdmux is not supported: it runs parts of steps"),
             (value("enable_lora"), "--enable-lora is not supported"),
             (
                 (value("tokenizer_worker_num") or 1) > 1,

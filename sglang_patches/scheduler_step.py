@@ -5,14 +5,15 @@ ends when the tokens of its batch are sampled: if a rank was lost meanwhile, all
 That is safe because a forward pass writes only to the cache slots of its batch, and what it writes there does not depend on
 how often it runs.
 
-On a GPU the host waits here for the step, and learns from the status words whether it can be trusted. That costs nothing:
-SGLang waits for the sampled tokens in the very next line.
+Without overlap scheduling the host waits for the step here, and learns from the status words whether it can be trusted. That
+costs nothing: SGLang waits for the sampled tokens in the very next line. With it, :mod:`.overlap` says what is different.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from eep.errors import RankRemoved
-from sglang_patches import hooks, instance
+from sglang_patches import hooks, instance, overlap
 
 T = TypeVar("T")
 
@@ -28,6 +29,9 @@ T = TypeVar("T")
 def register() -> None:
     hooks.hook("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", _all_gather)
     hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _step)
+    hooks.hook("managers.scheduler.Scheduler.run_batch", _run_batch)
+    hooks.hook("managers.scheduler.Scheduler.process_batch_result", _process)
+    hooks.hook("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", overlap.count_later)
     hooks.hook("managers.scheduler_components.dp_attn.exchange_sync_rows", _exchange_rows, "replace")
     hooks.hook("model_executor.model_runner.ModelRunner.forward", _step)
 
@@ -36,7 +40,7 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
     """Ranks that are not in the view have sent nothing; SGLang takes their rows for those of idle ranks."""
     here = instance.current()
     gather = partial(original, info, "cpu", _host_group() if here.device != "cpu" else group, **named)
-    _until_removed(here.rank, lambda: here.session.collect(gather, here.run_empty))
+    until_removed(here.rank, lambda: here.session.collect(gather))
     here.use_for(all_decode=info.can_run_decode_cuda_graph)
 
 
@@ -57,24 +61,65 @@ _is_stepping = False
 
 def _step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Generation is a forward pass and sampling; for other models the forward pass is all."""
-    global _is_stepping
     here = instance.current()
     if _is_stepping or not here.has_joined:  # it warms up, alone
         return original(*arguments, **named)
+    work = partial(original, *arguments, **named)
+    launched = overlap.launching()
+    with _stepping():
+        if launched is not None:
+            result: T = until_removed(here.rank, lambda: launched.begin(here, work, batch=arguments[1]))
+            return result
 
-    def step() -> T:
-        result = original(*arguments, **named)
-        here.wait()
-        return result
+        def step() -> T:
+            result = work()
+            here.wait()
+            return result
 
-    _is_stepping = True
+        return until_removed(here.rank, lambda: here.session.run(step, here.using))
+
+
+@contextlib.contextmanager
+def _stepping() -> Iterator[None]:
+    """Within a step there are no others, though SGLang's functions call each other."""
+    global _is_stepping
+    before, _is_stepping = _is_stepping, True
     try:
-        return _until_removed(here.rank, lambda: here.session.run(step, here.using))
+        yield
     finally:
-        _is_stepping = False
+        _is_stepping = before
 
 
-def _until_removed(rank: int, work: Callable[[], T]) -> T:
+# ---- overlap scheduling: see overlap.py ----
+
+
+def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *arguments: Any, **named: Any) -> T:
+    here = instance.current()
+    if _is_stepping or not here.has_joined or not overlap.overlaps(scheduler):
+        return original(scheduler, batch, *arguments, **named)
+
+    def again(kept: Any) -> Any:
+        with _stepping():
+            return original(scheduler, kept, *arguments, **named)
+
+    # What it samples from the last step goes into this one, and is read before anything of this one is launched.
+    until_removed(here.rank, here.session.settle)
+    overlap.count_tokens(scheduler, batch)
+    with overlap.launch(scheduler, again) as launched:
+        result = original(scheduler, batch, *arguments, **named)
+        launched.result = result
+    return result
+
+
+def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any, *arguments: Any, **named: Any) -> T:
+    """The results of a step are handed out; if no other has begun meanwhile, nobody has looked at it yet."""
+    here = instance.current()
+    if overlap.is_newest(result):
+        until_removed(here.rank, here.session.settle)
+    return original(scheduler, batch, result, *arguments, **named)
+
+
+def until_removed(rank: int, work: Callable[[], T]) -> T:
     """A rank that was taken out ends with a line, not with the traceback of a fault: nothing is wrong with it."""
     try:
         return work()

@@ -1,8 +1,8 @@
 """How sure a model is of each token of a greedy answer, and prompts of whose answers it is sure.
 
-The result of a product depends, in its last bits, on what else is in the batch: libraries choose another order of adding up for
-another size. Where two tokens are almost equally likely that decides between them, with one rank as with many, and it says
-nothing about faults. So answers that are to be compared token by token are answers without such a place.
+The result of a product depends, in its last bits, on what else is in the batch: libraries choose another order of adding
+up for another size. Where two tokens are almost equally likely that decides between them, with one rank as with many, and it
+says nothing about faults. So answers that are to be compared token by token are answers without such a place.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ def margin(url: str, prompt: Sequence[int], tokens: int, timeout: float = 120.0)
         "return_logprob": True,
         "top_logprobs_num": 2,
     }
-    request = urllib.request.Request(
-        f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         places = json.load(answer)["meta_info"]["output_top_logprobs"]
     return min(float(first[0]) - float(second[0]) for first, second in places)

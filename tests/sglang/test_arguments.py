@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eep.errors import EepError
-from sglang_patches import arguments
+from sglang_patches import arguments, slots
 
 GOOD: dict[str, Any] = {
     "device": "cpu",
@@ -129,7 +129,7 @@ def test_spares_are_off_unless_asked_for_and_need_to_see_every_device(monkeypatc
 def test_what_the_flag_implies() -> None:
     known = given(eep_redundant_experts=8)
     arguments.imply(known, arguments.parse(known))
-    assert known.disable_overlap_schedule
+    assert not known.disable_overlap_schedule
     assert known.enable_dp_lm_head
     assert known.moe_dense_tp_size == 1
     assert known.ep_num_redundant_experts == 8
@@ -149,6 +149,27 @@ def test_by_default_the_others_have_room_for_all_experts_when_one_rank_is_lost(
     slots_per_rank, rest = divmod(16 + redundant, 4)
     assert rest == 0
     assert 3 * slots_per_rank >= 16 > 3 * (slots_per_rank - 1), "as many as it takes, and no more"
+
+
+@pytest.mark.parametrize(
+    ("slots_per_rank", "when_short", "said"),
+    [
+        (4, "refuse", "16 slots, 4 on each of 4 ranks: every rank is needed; while one is lost, all wait"),
+        (
+            6,
+            "refuse",
+            "24 slots, 6 on each of 4 ranks: any one rank may be lost, and the others hold every expert;",
+        ),
+        (
+            8,
+            "mask",
+            "any 2 ranks may be lost, and the others hold every expert; with more lost, those that are left serve",
+        ),
+        (16, "refuse", "any 3 ranks may be lost, and the last one still holds every expert"),
+    ],
+)
+def test_what_the_slots_are_enough_for_is_stated(slots_per_rank: int, when_short: str, said: str) -> None:
+    assert said in slots.capacity(16, slots_per_rank, 4, when_short)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ranks of a server on a GPU are lost one at a time, with the slots that there are by default: others bring in what it had."""
+"""Ranks of a server on a GPU are lost one at a time. With the default number of slots, others bring in what it had."""
 
 from __future__ import annotations
 

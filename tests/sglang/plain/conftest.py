@@ -8,7 +8,8 @@ import pytest
 from eep.drill.server import FOUR_RANKS, Server
 
 # The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
-ARGUMENTS = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
+# Without overlap scheduling, which the other servers have.
+ARGUMENTS = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on", "--disable-overlap-schedule")
 
 
 @pytest.fixture(scope="package")
