@@ -20,6 +20,7 @@ import random
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from fixed_membership import Switch
 from provenance import provenance
 
 from eep.drill.devices import DEVICES, Device
-from eep.drill.load import Load
+from eep.drill.load import Load, ask
 from eep.drill.margins import clear_prompts
 from eep.drill.server import FOUR_RANKS, Server
 from eep.drill.story import Story
@@ -40,6 +41,7 @@ from eep.tiny_model import make_model
 RESULTS = Path(__file__).resolve().parent / "results"
 PROMPTS, TOKENS = 8, 48
 RANKS = 4
+WARM_LENGTHS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96)
 # Room for every expert on every rank, and patience with ranks that share their cores: only deaths are measured here.
 ARGUMENTS = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000")
 
@@ -92,9 +94,10 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     with server:
         choose = random.Random(options.seed)
         candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * PROMPTS)]
+        warm_up(server.url)
         say(f"asking {PROMPTS} prompts for their fault-free answers")
         prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS)
-        load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients)
+        load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients, ranks=RANKS)
         clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients)
         say(f"{options.clients} clients, with and without elasticity in turns")
         phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
@@ -126,6 +129,17 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     for problem in [*(answer.problem for answer in load.failed), *(f"left over: {each}" for each in left)]:
         say(problem)
     return int(bool(load.failed or load.wrong or left))
+
+
+def warm_up(url: str) -> None:
+    """As a server is that has served for a while: kernels for prompts of any length are compiled and loaded. The request of a
+    lost rank goes on as a prompt with what was delivered, so its length may be one that none had before."""
+    prompts = [[7] * length for length in WARM_LENGTHS]
+    for at_once in (1, 8):
+        with ThreadPoolExecutor(at_once) as clients:
+            for answer in clients.map(lambda prompt: ask(url, prompt, 2), prompts):
+                if answer.problem:
+                    raise RuntimeError(f"the server does not answer: {answer.problem}")
 
 
 def write(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from eep.drill.load import Load
+from eep.drill.load import Answer, Load
 from eep.drill.story import Fault, Story
 from eep.observe.timeline import Moment
 
@@ -35,6 +35,10 @@ class Kill:
     """The rank is back, and all run."""
     pause: float
     """The longest wait for a token of any client, of the waits that touch the time from the kill to the repair."""
+    pause_moved: float
+    """Of these, the longest of those whose requests the lost rank had."""
+    pause_others: float
+    """And of all others."""
     pause_at_rejoin: float
     """The same for the change of view that lets the rank back in."""
     usual_gap: float
@@ -58,9 +62,9 @@ def kill_all(
 ) -> Iterator[Fault]:
     """Does the kills, under load, each when all spares are ready; RuntimeError if a rank does not come back."""
     for number, rank in enumerate(order, 1):
+        time.sleep(2 * WINDOW if number > 1 else WINDOW)
         if len(story.target.wait_for_spares(spares)) < spares:
             raise RuntimeError(f"kill {number}: the spares were not ready in time")
-        time.sleep(2 * WINDOW if number > 1 else WINDOW)
         fault = _kill(story, rank)
         if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):
             raise RuntimeError(f"kill {number}: rank {rank} was lost and did not come back")
@@ -105,12 +109,18 @@ def _cost(story: Story, fault: Fault, tokens: Sequence[float]) -> Kill:
         first_token=tokens[bisect_left(tokens, running)] - fault.at,
         rejoined=fault.rejoined,
         pause=story.load.largest_gap(fault.at, running),
+        pause_moved=story.load.largest_gap(fault.at, running, lambda answer: _is_moved(answer, fault)),
+        pause_others=story.load.largest_gap(fault.at, running, lambda answer: not _is_moved(answer, fault)),
         pause_at_rejoin=story.load.largest_gap(agreed, rejoined),
         usual_gap=_longest_within(story.load, fault.at - WINDOW, fault.at),
         tokens_before=count(fault.at - WINDOW, fault.at),
         tokens_during=count(fault.at, rejoined),
         tokens_after=count(rejoined, rejoined + WINDOW),
     )
+
+
+def _is_moved(answer: Answer, fault: Fault) -> bool:
+    return answer.rank == fault.rank and answer.started < fault.at
 
 
 def _longest_within(load: Load, since: float, until: float) -> float:

@@ -23,6 +23,8 @@ TIMES = {
 }
 PAUSES = {
     "pause": "at the kill",
+    "pause_moved": "at the kill, of requests that the lost rank had",
+    "pause_others": "at the kill, of the others",
     "pause_at_rejoin": "at the rejoin",
     "usual_gap": f"in the {WINDOW:g} s before a kill",
 }

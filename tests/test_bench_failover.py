@@ -21,11 +21,13 @@ from eep.view import View
 
 
 def made_up() -> tuple[Any, Fault]:
-    """One client gets a token every 0.1 s; rank 1 is killed at 10, which costs it 0.5 s, and is back at 14."""
+    """Two clients get a token every 0.1 s; rank 1 is killed at 10, which costs one of them 0.5 s and the other, whose
+    request goes on elsewhere, 0.8 s; it is back at 14."""
     load = Load("", [[1]], [[1]], clients=0)
     before = [round(0.1 * number, 3) for number in range(1, 101)]
     after = [round(10.5 + 0.1 * number, 3) for number in range(100)]
-    load.answers = [Answer(0, 0.0, [1] * 200, [*before, *after])]
+    late = [*before[:-1], 10.7]  # of a request that the lost rank had
+    load.answers = [Answer(0, 0.0, [1] * 200, [*before, *after], rank=0), Answer(0, 0.0, [1] * 100, late, rank=1)]
     views = [
         (0.0, View(1, (0, 1), (0, 0)), True),
         (10.05, View(2, (0,), (0, 0)), False),
@@ -39,14 +41,15 @@ def made_up() -> tuple[Any, Fault]:
 def test_what_a_kill_cost() -> None:
     story, fault = made_up()
     (kill,) = costs(story, [fault])
-    assert kill.pause == pytest.approx(0.5)
+    assert kill.pause == kill.pause_moved == pytest.approx(0.8)
+    assert kill.pause_others == pytest.approx(0.5)
     assert kill.first_token == pytest.approx(0.499)
     assert kill.usual_gap == pytest.approx(0.1)
     assert kill.pause_at_rejoin == pytest.approx(0.1)
-    assert (kill.tokens_before, kill.tokens_during, kill.tokens_after) == (30, 36, 30)
+    assert (kill.tokens_before, kill.tokens_during, kill.tokens_after) == (59, 37, 30)
     assert throughput([kill]) == {
-        "before": pytest.approx(30 / WINDOW),
-        "during": pytest.approx(36 / 4.019, abs=0.1),
+        "before": pytest.approx(59 / WINDOW, abs=0.1),
+        "during": pytest.approx(37 / 4.019, abs=0.1),
         "after": pytest.approx(30 / WINDOW),
     }
 

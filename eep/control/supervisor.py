@@ -16,8 +16,6 @@ import asyncio
 import os
 import secrets
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,8 +24,9 @@ from pathlib import Path
 import msgspec
 
 from eep import fault_orders, faults
-from eep.control import keeper
+from eep.control import answers
 from eep.control.front import ControlPage, Front
+from eep.control.keeping import Keeper
 from eep.control.messages import AskOperation, Message, TellView
 from eep.control.private import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.processes import Launcher, Processes, SubprocessLauncher
@@ -57,11 +56,9 @@ from eep.membership import (
     StopAsked,
     Transition,
     initial_state,
-    phase_name,
     report_of,
     step,
     wanted_scope,
-    why_it_must_stay,
 )
 from eep.observe.events import EventLog
 from eep.view import View
@@ -133,7 +130,7 @@ class Supervisor:
             report=lambda: report_of(self.state),
         )
         self._timers: set[asyncio.TimerHandle] = set()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper: Keeper | None = None
         self._marks = tuple(marks)
         self._changed = asyncio.Event()
         self._stopped = False
@@ -157,7 +154,7 @@ class Supervisor:
 
     async def start(self) -> None:
         fault_orders.obey_in(self.directory.path, None)
-        self._start_keeper()
+        self._keeper = Keeper(self.directory.path, self._marks, removes=self._removes_directory)
         self._front.listen()
         self._driver.start()
 
@@ -181,10 +178,8 @@ class Supervisor:
         faults.obey(None)
         if self._removes_directory:
             self.directory.remove()
-        if self._keeper is not None and self._keeper.stdin is not None and self._keeper.stdout is not None:
-            self._keeper.stdin.close()
-            await asyncio.to_thread(self._keeper.stdout.read)  # it has nothing to say; that ends when it does
-            self._keeper.stdout.close()
+        if self._keeper is not None:
+            await self._keeper.end()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline."""
@@ -195,14 +190,6 @@ class Supervisor:
     def watch_effects(self, watcher: Callable[[Effect], None]) -> None:
         """Call ``watcher`` with every effect, after it was carried out."""
         self._watchers.append(watcher)
-
-    def _start_keeper(self) -> None:
-        arguments = [sys.executable, "-S", "-E", keeper.__file__, str(self.directory.path), str(os.getsid(0))]
-        arguments += (["remove"] if self._removes_directory else []) + [*self._marks]
-        # A session of its own, so that what kills the supervisor's group leaves the keeper to do its work.
-        pipe = subprocess.PIPE
-        self._keeper = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, start_new_session=True)
-        self._keeper.wait()  # a few milliseconds: what stays is its child
 
     # The core, and what it asks for.
 
@@ -296,15 +283,7 @@ class Supervisor:
         self._changed.set()
 
     def why_not_registered(self, rank: int, incarnation: int) -> str | None:
-        local = self.state.ranks.get(rank)
-        if local is None:
-            return f"rank {rank} is not of this host, which has {sorted(self.state.ranks)}"
-        if local.incarnation != incarnation or not local.has_process:
-            return (
-                f"incarnation {incarnation} of rank {rank} is not the one that runs "
-                f"({local.incarnation}, {local.status.value}); a process that was replaced must end"
-            )
-        return None
+        return answers.why_not_registered(self.state, rank, incarnation)
 
     def standing(self) -> tuple[int, Message | None]:
         if self.state.instance is None:
@@ -313,47 +292,20 @@ class Supervisor:
         return view.epoch, TellView(view.active, view.incarnations, self.state.instance.phase.value)
 
     def operate(self, request: AskOperation) -> str | None:
-        if request.rank not in self.state.ranks:
-            most = self.state.policy.max_ranks
-            refusal = f"rank {request.rank} is not of this host, which has {sorted(self.state.ranks)}"
-            refusal += f"; there is room for {most} ranks, 0 to {most - 1}" if request.rank >= most else ""
-            self.reject("unknown-rank", refusal)
-            return refusal
-        if (
-            request.action == Action.REMOVE.value
-            and (refused := why_it_must_stay(self.state, request.rank)) is not None
-        ):
-            self.reject("too-few", refused)
-            return refused
+        if (refusal := answers.why_not(self.state, request)) is not None:
+            self.reject(refusal.kind, refusal.reason)
+            return refusal.reason
         self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
         return None
 
     def status(self) -> str:
         """The state of this host as JSON, for an operator."""
-        state, instance = self.state, self.state.instance
-        ranks = {
-            rank: {
-                "status": local.status.value,
-                "incarnation": local.incarnation,
-                "in": state.is_in(rank),
-                "pid": self._processes.pids.get(rank),
-                "failures": local.failures,
-            }
-            for rank, local in state.ranks.items()
+        told = {
+            "supervisor": self.ident,
+            "pid": os.getpid(),
+            **answers.describe(self.state, self.pids),
+            "spares": self._spares.status() if self._spares else None,
+            "rejected": dict(self.rejected),
+            "last_rejection": self.last_rejection,
         }
-        return msgspec.json.encode(
-            {
-                "supervisor": self.ident,
-                "pid": os.getpid(),
-                "phase": phase_name(state),
-                "epoch": state.epoch,
-                "active": instance.view.active if instance else (),
-                "coordinator": instance.coordinator if instance else None,
-                "reason": instance.reason if instance else None,
-                "leased": state.leased,
-                "ranks": ranks,
-                "spares": self._spares.status() if self._spares else None,
-                "rejected": dict(self.rejected),
-                "last_rejection": self.last_rejection,
-            }
-        ).decode()
+        return msgspec.json.encode(told).decode()

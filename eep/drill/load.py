@@ -11,7 +11,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -33,6 +33,8 @@ class Answer:
     problem: str = ""
     usage: tuple[int, int] = (0, 0)
     """Prompt and completion tokens, as the server counts them."""
+    rank: int | None = None
+    """Which rank was to serve it, if one was named."""
 
     def gaps(self) -> list[float]:
         """The waits between its tokens, the one for the first among them."""
@@ -52,7 +54,7 @@ def ask(
 ) -> Answer:
     """One streamed request to ``/generate``, greedy unless ``sampling`` says otherwise; ``rank`` is to serve it, if it is in.
     Never raises: see ``problem``."""
-    answer = Answer(number, time.monotonic())
+    answer = Answer(number, time.monotonic(), rank=rank)
     body = {
         "input_ids": list(prompt),
         "stream": True,
@@ -85,19 +87,31 @@ class Load:
     """``clients`` of them at once, until stopped."""
 
     def __init__(
-        self, url: str, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]], clients: int = 8
+        self,
+        url: str,
+        prompts: Sequence[Sequence[int]],
+        wanted: Sequence[Sequence[int]],
+        clients: int = 8,
+        ranks: int | None = None,
     ) -> None:
-        """``wanted[i]`` is the fault-free answer to ``prompts[i]``."""
-        self.url, self.prompts, self.wanted = url, prompts, wanted
+        """``wanted[i]`` is the fault-free answer to ``prompts[i]``. ``ranks``: each client names one of so many ranks that is
+        to serve it; otherwise the server chooses."""
+        self.url, self.prompts, self.wanted, self._ranks = url, prompts, wanted, ranks
         self.answers: list[Answer] = []
         self._next = iter(range(10**9))
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._client, daemon=True) for _ in range(clients)]
+        self._threads = [threading.Thread(target=self._client, args=(each,), daemon=True) for each in range(clients)]
 
     @classmethod
     def with_reference(
-        cls, url: str, prompts: Sequence[Sequence[int]], *, tokens: int = TOKENS, clients: int = 8
+        cls,
+        url: str,
+        prompts: Sequence[Sequence[int]],
+        *,
+        tokens: int = TOKENS,
+        clients: int = 8,
+        ranks: int | None = None,
     ) -> Load:
         """Asks for every prompt once, before any fault, to know what the answers are."""
         wanted = []
@@ -106,7 +120,7 @@ class Load:
             if answer.problem:
                 raise RuntimeError(f"prompt {number} has no fault-free answer: {answer.problem}")
             wanted.append(answer.tokens)
-        return cls(url, prompts, wanted, clients)
+        return cls(url, prompts, wanted, clients, ranks)
 
     def start(self) -> None:
         for thread in self._threads:
@@ -140,21 +154,22 @@ class Load:
     def token_times(self) -> list[float]:
         return sorted(moment for answer in list(self.answers) for moment in answer.times)
 
-    def largest_gap(self, since: float, until: float) -> float:
-        """The longest that any client waited for its next token, of the waits that touch this time."""
+    def largest_gap(self, since: float, until: float, of: Callable[[Answer], bool] = lambda answer: True) -> float:
+        """The longest that any client waited for its next token, of the waits that touch this time, in answers of a kind."""
         gaps = [0.0]
-        for answer in list(self.answers):
+        for answer in filter(of, list(self.answers)):
             moments = [answer.started, *answer.times]
             for earlier, later in pairwise(moments):
                 if later >= since and earlier <= until:
                     gaps.append(later - earlier)
         return max(gaps)
 
-    def _client(self) -> None:
+    def _client(self, client: int) -> None:
+        rank = None if self._ranks is None else client % self._ranks
         while not self._stopping.is_set():
             with self._lock:
                 number = next(self._next) % len(self.prompts)
-            answer = ask(self.url, self.prompts[number], len(self.wanted[number]), number=number)
+            answer = ask(self.url, self.prompts[number], len(self.wanted[number]), number=number, rank=rank)
             with self._lock:
                 self.answers.append(answer)
             if answer.problem:
