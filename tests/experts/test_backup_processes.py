@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -301,6 +302,13 @@ def test_reads_that_fail_do_not_eat_up_memory(engine: Engine, monkeypatch: pytes
     assert sum(scratch.numel() for scratch in other._abandoned) <= 12 << 16
 
 
+def wait_until_all_threads_stand_still(pid: int) -> None:
+    """A signal reaches one thread, which then stops the others; until then any of them may still answer."""
+    tasks = pathlib.Path(f"/proc/{pid}/task")
+    while any((task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.iterdir()):
+        time.sleep(0.01)
+
+
 def test_a_stopped_service_is_given_up_and_its_late_answer_lands_nowhere(
     ranks: dict[int, Rank],
     serve: Callable[..., subprocess.Popen[str]],
@@ -314,6 +322,7 @@ def test_a_stopped_service_is_given_up_and_its_late_answer_lands_nowhere(
     into = [torch.zeros(spec.nbytes, dtype=torch.uint8) for spec in model.layout(1).tensors]
     reader.read([Want(0, 0, -1, into)])
     os.kill(process.pid, signal.SIGSTOP)
+    wait_until_all_threads_stand_still(process.pid)
     try:
         for piece in into:
             piece.zero_()
