@@ -10,10 +10,11 @@ anybody runs a batch again, the others take part with an empty one, since every 
 boundary again. A rank that joins begins at the boundary. A fault in the middle of this is the end of that epoch too, and
 the same thing happens in the next: there is nothing else to recover.
 
-A rank may do other things while its step runs (:meth:`Session.begin`), the boundary and the exchange of the next among them.
-The step is judged before the next one begins, and before its epoch is left; nothing is ever built on a step that may be
-bad. So two ranks may have different steps to run again, which is all the same to the exchange of tokens as long as they go
-through the same buffer: all run again what goes through the first buffer, then what goes through the second.
+A rank may do other things while its step runs (:meth:`Session.begin`), the boundary and the exchange of the next among
+them, and may even begin the next: a step that is bad takes those down with it that were begun on top of it. All of them are
+judged before their epoch is left. So ranks may have different steps to run again, and different numbers of them. To the
+exchange of tokens it is all one which step a rank is in, as long as all go through the same buffer: each runs its oldest
+again, first those who do so through the first buffer, then those through the second, and so on until nobody has any left.
 
 Knows nothing of SGLang: a batch is a callable.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,9 +59,10 @@ _BOUNDARY = 0
 
 
 class _Word(ctypes.Structure):
-    """What a rank says when it enters an epoch. Its intent: nothing, or to run a batch again, and through which buffer."""
+    """What a rank says when it enters an epoch: how many steps it is to run again, and for the oldest its intent, which is
+    nothing, or to run it through a certain buffer."""
 
-    _fields_ = (("digest", ctypes.c_uint64), ("intent", ctypes.c_uint64))
+    _fields_ = (("digest", ctypes.c_uint64), ("intent", ctypes.c_uint64), ("steps", ctypes.c_uint64))
 
 
 @dataclass
@@ -73,9 +76,9 @@ class _Step:
     """Until what was started is over."""
     result: Any = None
 
-
-def _again(buffer: int) -> int:
-    return 1 + buffer
+    @property
+    def intent(self) -> int:
+        return 1 + self.buffer
 
 
 def _buffer_of(intent: int) -> int:
@@ -103,7 +106,9 @@ class Session:
         self._digest: int | None = None
         self._epoch = -1
         self._has_run = False
-        self._step: _Step | None = None
+        self._steps: deque[_Step] = deque()
+        self._has_more = False
+        """Whether somebody has more to run again in this epoch."""
         self.repeated = 0
         """How many steps were run again."""
         _obey_orders()
@@ -129,11 +134,11 @@ class Session:
         Returns at once while nothing has changed. Raises :class:`eep.RankRemoved` when this process must end.
         """
         faults.look()
-        if self._step is not None:
+        if self._steps:
             if not self.member.has_news:
-                return self.view  # and the step that is under way stays so
+                return self.view  # and what is under way stays so
             self.settle()
-        self._go_on(_BOUNDARY)
+        self._go_on()
         return self.view
 
     def collect(self, gather: Callable[[], T]) -> T:
@@ -152,8 +157,9 @@ class Session:
 
         ``buffer`` is the number of the buffer that it uses.
         """
-        self.begin(batch, buffer)
-        result: T = self.settle()
+        step = self._begin(_Step(buffer, batch, _nothing), batch, ahead=0)
+        self.settle()
+        result: T = step.result
         return result
 
     def begin(
@@ -163,41 +169,40 @@ class Session:
         *,
         again: Callable[[], object] | None = None,
         wait: Callable[[], object] | None = None,
+        ahead: int = 0,
     ) -> T:
-        """Starts a step, once the one before it is known to be good. :meth:`settle` says when its own result is.
+        """Starts a step. :meth:`settle` says when its result can be trusted.
 
-        ``batch`` may only start work on a device; ``wait`` is until that is over. ``again`` runs the batch once more, and
-        does not return before that is over.
+        ``batch`` may only start work on a device; ``wait`` is until that is over. ``again`` runs the batch once more, with
+        what the steps before it have made by then, and does not return before that is over. ``ahead``: on top of how many
+        steps that nobody has judged yet it may begin.
         """
-        self.settle()
-        if not self._has_run:
-            self._has_run = True
-            faults.at("join.first_step")
-        step = _Step(buffer, again or batch, wait or _nothing)
-        try:
-            step.result = batch()
-        except StepFailed:
-            step.again = batch  # nobody has seen a result of it yet
-            self._redo(step)
-        else:
-            self._step = step
-        result: T = step.result
+        result: T = self._begin(_Step(buffer, again or batch, wait or _nothing), batch, ahead).result
         return result
 
-    def settle(self) -> Any:
-        """The step that has begun is over and good when this returns; its result. Nothing to do if there is none."""
-        step, self._step = self._step, None
-        if step is None:
-            return None
-        step.wait()
-        if all(endpoint.status().ok for endpoint in self._endpoints):
-            faults.at("step.trusted")
-        else:
-            self._redo(step)
-        return step.result
+    def settle(self, leave: int = 0) -> None:
+        """When this returns, all steps that have begun are over and good, but for the newest ``leave`` of them."""
+        while len(self._steps) > leave:
+            self._steps[0].wait()
+            if all(endpoint.status().ok for endpoint in self._endpoints):
+                self._hand_out(self._steps[0].result)
+            else:
+                self._redo()
 
     def close(self) -> None:
         self.member.close()
+
+    def _begin(self, step: _Step, batch: Callable[[], Any], ahead: int) -> _Step:
+        self.settle(ahead)
+        if not self._has_run:
+            self._has_run = True
+            faults.at("join.first_step")
+        self._steps.append(step)
+        try:
+            step.result = batch()
+        except StepFailed:
+            self._redo()
+        return step
 
     def _trusts(self, work: Callable[[], T]) -> tuple[T] | None:
         """The result of ``work``, if it can be trusted. If not, the supervisor knows."""
@@ -221,30 +226,40 @@ class Session:
             self.member.revoked()
         faults.at("step.revoked")
 
-    def _redo(self, step: _Step) -> None:
-        self._give_up()
-        self.repeated += 1
-        step.result = self._go_on(_again(step.buffer), step.again)
+    def _hand_out(self, result: object) -> None:
+        """The oldest step is good."""
+        self._steps.popleft().result = result
         faults.at("step.trusted")
 
-    def _go_on(self, intent: int, again: Callable[[], object] | None = None) -> object:
-        """Into the newest view, and whatever is to be run again there, by this rank or by others, until all of it is good.
-        Returns what came of ``again``."""
-        result = None
+    def _redo(self) -> None:
+        """The oldest step is bad, and so is whatever was begun on top of it."""
+        for step in self._steps:
+            step.wait()
+        self._give_up()
+        self.repeated += 1
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Into the newest view, and whatever is to be run again there, by this rank or by others, until all of it is good."""
         while True:
-            for each in self._enter(intent):
-                if is_mine := each == intent:
+            intents = self._enter()
+            mine = self._steps[0] if self._steps else None
+            for intent in intents:
+                if is_mine := mine is not None and intent == mine.intent:
                     faults.at("step.again")
-                trusted = self._trusts(again if is_mine and again else partial(self._run_empty, _buffer_of(each)))
+                    trusted = self._trusts(mine.again)
+                else:
+                    trusted = self._trusts(partial(self._run_empty, _buffer_of(intent)))
                 if trusted is None:
                     self.repeated += is_mine
                     break
                 if is_mine:
-                    result, intent = trusted[0], _BOUNDARY
+                    self._hand_out(trusted[0])
             else:
-                return result
+                if not self._has_more:
+                    return
 
-    def _enter(self, intent: int) -> list[int]:
+    def _enter(self) -> list[int]:
         """Into the newest view, together with everybody. Returns what they intend to run again, in the order in which all
         do so."""
         while True:
@@ -253,13 +268,13 @@ class Session:
                 raise RankRemoved(
                     f"{self.member.removed}; this process must end, and may come back as a new incarnation"
                 )
-            if view.epoch == self._epoch and intent == _BOUNDARY:
+            if view.epoch == self._epoch and not self._steps and not self._has_more:
                 return []
             if self._digest is None:
                 self.member.wait_for_view(after=view.epoch)
                 continue
             faults.at("intents.before")
-            words = self._trusts(lambda: self._exchange(intent))
+            words = self._trusts(self._exchange)
             if words is None:
                 continue
             faults.at("intents.after")
@@ -268,6 +283,7 @@ class Session:
                 continue
             self._check(view, words[0])
             self._epoch = view.epoch
+            self._has_more = any(word.steps > 1 for word in words[0].values())
             return sorted({int(word.intent) for word in words[0].values()} - {_BOUNDARY})
 
     def _settle(self, view: View) -> None:
@@ -277,11 +293,12 @@ class Session:
         self._digest = self._repair(view)
         faults.at("routing.published")
 
-    def _exchange(self, intent: int) -> dict[int, _Word]:
+    def _exchange(self) -> dict[int, _Word]:
         if self._digest is None:
             raise EepError("nothing runs while experts are missing")
         size = len(self._lane.ranks)
-        mine, theirs = _Word(self._digest, intent), (_Word * size)()
+        intent = self._steps[0].intent if self._steps else _BOUNDARY
+        mine, theirs = _Word(self._digest, intent, len(self._steps)), (_Word * size)()
         blocks = (ctypes.c_void_p * size)(*(ctypes.addressof(word) for word in theirs))
         args = CollectiveArgs(
             kind=Kind.ALL_GATHER, element=Element.BYTES, bytes=ctypes.sizeof(_Word), out_blocks=blocks

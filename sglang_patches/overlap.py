@@ -1,17 +1,17 @@
 """Overlap scheduling: while a step runs on the device, SGLang hands out the results of the last and prepares the next.
 
-SGLang would launch the next step on top of tokens that nobody has looked at. Here a step is judged before the next one is
-launched, at the latest when its own results are to be handed out; so the host works while the device does, and only the
-launch itself waits. A step that turns out bad is run again as it was launched, and what came of it takes the place of what
-was there.
+It even launches the next before anybody has looked at the last, so that the device is never idle. Here a step is judged when
+its results are to be handed out. If it is bad, so is the one that was launched on top of it: both are run again as they were
+launched, one after the other, and what came of them takes the place of what was there; no token of a bad step is ever used.
 
 What is kept for that is a copy of the batch, with the tensors that it had: SGLang puts new tensors into a batch and changes
 none in place, since the device may still read them. Cache slots that were freed meanwhile are written again before anybody
-reads them, since whoever has them now has not run yet.
+reads them, since whoever has them now has not run yet. From step to step the newest token of each request stays on the device
+(SGLang's *future map*); before steps are run again it is put back to what they began with, the newest step first.
 
-Penalties on tokens that were used are better for it: SGLang counts a token when it prepares the step after, which with
-overlap is before that token is known, so it counts an older one, or misses one. Here they are counted when the step is
-launched.
+Some batches are launched only when the step before is known to be good: those in which a grammar has a say, or penalties
+on tokens that were used. SGLang counts a token for those when it prepares the step after, which with overlap is before that
+token is known, so it counts an older one, or misses one. Here they are counted when the step is launched.
 """
 
 from __future__ import annotations
@@ -34,6 +34,16 @@ def overlaps(scheduler: Any) -> bool:
     return bool(scheduler.enable_overlap and scheduler.is_generation)
 
 
+def needs_what_is_known(batch: Any) -> bool:
+    """Whether it may be launched only when the step before is known to be good."""
+    return bool(batch.has_grammar or batch.mix_running_indices is not None or _has_penalties(batch))
+
+
+def _has_penalties(batch: Any) -> bool:
+    info = batch.sampling_info
+    return info is not None and bool(info.penalizer_orchestrator.is_required)
+
+
 def count_later(original: Callable[[Any], None], batch: Any) -> None:
     """Where SGLang would count the newest tokens for its penalties, and does not know them yet."""
     if not batch.enable_overlap:
@@ -42,28 +52,32 @@ def count_later(original: Callable[[Any], None], batch: Any) -> None:
 
 def count_tokens(scheduler: Any, batch: Any) -> None:
     """The newest token of each request, which is on the device and known to be good, counts for its penalties."""
-    info = batch.sampling_info
-    if info is None or not batch.forward_mode.is_decode() or not info.penalizer_orchestrator.is_required:
+    if not batch.forward_mode.is_decode() or not _has_penalties(batch):
         return
     with scheduler.forward_stream_ctx:  # where the tokens are written, and the penalties read
         scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
         newest = scheduler.future_map.output_tokens_buf[batch.req_pool_indices].to(torch.int64)
-        info.penalizer_orchestrator.cumulate_output_tokens(newest)
+        batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(newest)
     scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
 
 
 class Launched:
     """A step as SGLang launched it, with all that it takes to run it again."""
 
-    def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any]) -> None:
+    def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any], before: Launched | None) -> None:
         self._scheduler, self._run_batch = scheduler, run_batch
         self._batch: Any = None
+        self._began_with: torch.Tensor | None = None
+        """The newest token of each request of a batch that decodes."""
         self._over: Any = None
+        self.before = before
         self.result: Any = None
 
     def begin(self, here: instance.Instance, forward: Callable[[], Any], batch: Any) -> Any:
         """From within ``run_batch``, where SGLang starts the forward pass of ``batch``."""
         self._batch = _keep(batch)
+        if batch.forward_mode.is_decode():
+            self._began_with, self._batch.input_ids = batch.input_ids, None  # to be had from the future map
         using = here.using
 
         def start() -> Any:
@@ -75,24 +89,42 @@ class Launched:
 
         def again() -> Any:
             with here.through(using):
-                self._again()
+                return self._again()
 
-        return here.session.begin(start, using, again=again, wait=self._wait)
+        return here.session.begin(start, using, again=again, wait=self._wait, ahead=1)
 
     def _wait(self) -> None:
         if self._over is not None:
             self._over.synchronize()
 
-    def _again(self) -> None:
+    def _again(self) -> Any:
+        later = _newest if _newest is not None and _newest.before is self else None
+        with self._scheduler.forward_stream_ctx:
+            for launched in (later, self):
+                if launched is not None:
+                    launched._put_back()
         batch = copy.copy(self._batch)
         fresh = self._run_batch(batch)
         if fresh.delay_sample_func is not None:  # where a grammar has a say, SGLang samples apart
             self._scheduler.launch_batch_sample_if_needed(fresh, batch)
+        if self._over is not None:
+            fresh.copy_done.synchronize()
+        if later is not None and later._began_with is not None:
+            later._began_with = self._tokens()[later._batch.req_pool_indices]
+        if self.result is None:  # it has only just been launched
+            return fresh
         for name, value in vars(fresh).items():
             if name not in _OF_THE_SCHEDULER:
                 setattr(self.result, name, value)
-        if self._over is not None:
-            fresh.copy_done.synchronize()
+        return self.result
+
+    def _put_back(self) -> None:
+        if self._began_with is not None:
+            self._tokens()[self._batch.req_pool_indices] = self._began_with
+
+    def _tokens(self) -> torch.Tensor:
+        tokens: torch.Tensor = self._scheduler.future_map.output_tokens_buf
+        return tokens
 
 
 _newest: Launched | None = None
@@ -103,7 +135,9 @@ _is_launching = False
 def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> Iterator[Launched]:
     """While SGLang runs a batch."""
     global _newest, _is_launching
-    _newest, _is_launching = Launched(scheduler, run_batch), True
+    if _newest is not None:
+        _newest.before = None  # its results are handed out already
+    _newest, _is_launching = Launched(scheduler, run_batch, before=_newest), True
     try:
         yield _newest
     finally:
@@ -115,8 +149,13 @@ def launching() -> Launched | None:
     return _newest if _is_launching else None
 
 
-def is_newest(result: Any) -> bool:
-    return _newest is not None and _newest.result is result
+def launched_after(result: Any) -> int:
+    """How many steps were launched after the one with that result."""
+    after = 0
+    step = _newest
+    while step is not None and step.result is not result:
+        step, after = step.before, after + 1
+    return after
 
 
 def _keep(batch: Any) -> Any:

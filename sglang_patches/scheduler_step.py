@@ -5,8 +5,8 @@ ends when the tokens of its batch are sampled: if a rank was lost meanwhile, all
 That is safe because a forward pass writes only to the cache slots of its batch, and what it writes there does not depend on
 how often it runs.
 
-Without overlap scheduling the host waits for the step here, and learns from the status words whether it can be trusted. That
-costs nothing: SGLang waits for the sampled tokens in the very next line. With it, :mod:`.overlap` says what is different.
+The host waits for the step and learns from the status words whether it can be trusted. That costs nothing: SGLang waits for
+the sampled tokens in the very next line. With overlap scheduling that is later, and :mod:`.overlap` says what is different.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
         with _stepping():
             return original(scheduler, kept, *arguments, **named)
 
-    # What it samples from the last step goes into this one, and is read before anything of this one is launched.
-    until_removed(here.rank, here.session.settle)
-    overlap.count_tokens(scheduler, batch)
+    if overlap.needs_what_is_known(batch):
+        until_removed(here.rank, here.session.settle)
+        overlap.count_tokens(scheduler, batch)
     with overlap.launch(scheduler, again) as launched:
         result = original(scheduler, batch, *arguments, **named)
         launched.result = result
@@ -112,10 +112,10 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
 
 
 def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any, *arguments: Any, **named: Any) -> T:
-    """The results of a step are handed out; if no other has begun meanwhile, nobody has looked at it yet."""
+    """The results of a step are handed out, and nobody has looked at it yet."""
     here = instance.current()
-    if overlap.is_newest(result):
-        until_removed(here.rank, here.session.settle)
+    if here.has_joined and overlap.overlaps(scheduler):
+        until_removed(here.rank, lambda: here.session.settle(overlap.launched_after(result)))
     return original(scheduler, batch, result, *arguments, **named)
 
 
