@@ -6,6 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
+# Most modules of these packages are never imported; those that are get compiled then.
+PIP := $(PY) -m pip install -q --no-compile
 # The CPU build of torch: plain "torch" would fetch gigabytes of CUDA libraries that no test here can use.
 TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
@@ -22,9 +24,9 @@ $(VENV)/.ready: pyproject.toml Makefile
 	command -v g++ >/dev/null || { apt-get update -q && apt-get install -qy g++; }
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q $(TORCH) cmake ninja
+	$(PIP) $(TORCH) cmake ninja
 	# "make build" builds what is used from the tree, CUDA included; this build only has to satisfy pip.
-	$(PY) -m pip install -q --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
+	$(PIP) --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
 	touch $@
 
 setup-sglang: $(VENV)/.sglang  ## SGLang for a CPU, in the same environment
@@ -32,8 +34,8 @@ setup-sglang: $(VENV)/.sglang  ## SGLang for a CPU, in the same environment
 # Without its own requirements, which are CUDA libraries for the most part. Another version, with the torch that it asks for,
 # in an environment of its own: make demo VENV=.venv-17 TORCH=torch==2.11.0 SGLANG=sglang==0.5.17
 $(VENV)/.sglang: $(VENV)/.ready $(wildcard sglang_patches/cpu/requirements*.txt)
-	$(PY) -m pip install -q -r sglang_patches/cpu/requirements-$(subst sglang==,,$(SGLANG)).txt
-	$(PY) -m pip install -q --no-deps $(SGLANG)
+	$(PIP) -r sglang_patches/cpu/requirements-$(subst sglang==,,$(SGLANG)).txt
+	$(PIP) --no-deps $(SGLANG)
 	touch $@
 
 # Debian names. Where they cannot be had, the tests that need them are skipped and say so.
@@ -49,8 +51,8 @@ build: setup  ## the native library, built into eep/lib (incremental)
 
 # Most tests wait for processes, so two files at a time; a server takes all that there is.
 test: system-packages setup-sglang build sanitize  ## every test that this machine can run
-	$(PY) -m pytest -n 2 --dist loadfile --ignore tests/sglang
-	$(PY) -m pytest -m "not long" tests/sglang
+	$(PY) -m pytest -n 2 --dist loadfile --durations 12 --ignore tests/sglang
+	$(PY) -m pytest --durations 12 -m "not long" tests/sglang
 
 test-long: system-packages setup-sglang build  ## servers that grow, and that lose experts: minutes more
 	$(PY) -m pytest -m long tests/sglang

@@ -16,7 +16,7 @@ from eep.drill.story import Story
 pytestmark = pytest.mark.timeout(900)  # two servers are started, on a machine that may be busy
 
 RANKS = 4
-PROMPTS = [f"{'A rank was lost. ' * (number % 5)}Say {number}" for number in range(12)]
+PROMPTS = [f"{'A rank was lost. ' * (number % 5)}Say {number}" for number in range(8)]
 
 
 @dataclass(frozen=True)
