@@ -6,8 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-# Most modules of these packages are never imported; those that are get compiled then.
-PIP := $(PY) -m pip install -q --no-compile
+PIP := $(PY) -m pip install -q
 # The CPU build of torch: plain "torch" would fetch gigabytes of CUDA libraries that no test here can use.
 TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
