@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def compare(
 def _measure(clients: Clients, processes: Sequence[int], elastic: bool, seconds: float) -> Phase:
     began, used = time.monotonic(), _cpu_seconds(processes)
     answers = clients.run(seconds)
-    used = _cpu_seconds(processes) - used
+    used = _cpu_seconds_since(used)
     if problems := clients.problems(answers):
         raise RuntimeError(f"elastic={elastic}: {problems[0]}")
     since, until = began + _BEGINS_AFTER, began + seconds
@@ -101,13 +102,19 @@ def _measure(clients: Clients, processes: Sequence[int], elastic: bool, seconds:
     return Phase(elastic, count / (until - since), 1000 * used / len(moments))
 
 
-def _cpu_seconds(processes: Sequence[int]) -> float:
-    ticks = 0
+def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
+    """Of those that live: a spare may have ended."""
+    seconds = {}
     for pid in processes:
-        # What follows the name, which may hold anything; user and system time are the 12th and 13th of that.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(OSError):
+            # What follows the name, which may hold anything; user and system time are the 12th and 13th of that.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def _cpu_seconds_since(before: Mapping[int, float]) -> float:
+    return sum(now - before[pid] for pid, now in _cpu_seconds(before).items())
 
 
 def ratios(phases: Sequence[Phase], figure: str) -> list[float]:

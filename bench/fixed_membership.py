@@ -23,6 +23,19 @@ from typing import Any
 _VARIABLE = "EEP_BENCH_SWITCH"
 _ELASTIC, _FIXED = b"\0", b"\1"
 
+OF_A_RANK: dict[str, Callable[..., Any]] = {
+    "collect": lambda session, gather: gather(),
+    "run": lambda session, batch, buffer=0: batch(),
+    "begin": lambda session, batch, buffer=0, *, again=None, wait=None, ahead=0: batch(),
+    "settle": lambda session, leave=0: None,
+}
+"""What the methods of :class:`eep.recovery.Session` do while the switch is thrown."""
+OF_THE_FRONT_END: dict[str, Callable[..., Any]] = {
+    "send": lambda front_end, message: front_end._dispatch(message),
+    "output": lambda front_end, output, late: None,
+    "abort_answer": lambda front_end, message: True,
+}
+
 
 class Switch:
     """In the bench: a byte that all processes of the server see."""
@@ -67,10 +80,7 @@ def register() -> None:
 
         setattr(owner, name, either)
 
-    replace(Session, "collect", lambda session, gather: gather())
-    replace(Session, "run", lambda session, batch, buffer=0: batch())
-    replace(Session, "begin", lambda session, batch, buffer=0, **_: batch())
-    replace(Session, "settle", lambda session: None)
-    replace(FrontEnd, "send", lambda front_end, message: front_end._dispatch(message))
-    replace(FrontEnd, "output", lambda front_end, output, late: None)
-    replace(FrontEnd, "abort_answer", lambda front_end, message: True)
+    for name, fixed in OF_A_RANK.items():
+        replace(Session, name, fixed)
+    for name, fixed in OF_THE_FRONT_END.items():
+        replace(FrontEnd, name, fixed)

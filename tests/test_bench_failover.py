@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
 from failover_kills import WINDOW, costs, victims
 from failover_report import percentiles, steady, throughput
-from failover_steady import Phase
+from failover_steady import Phase, _cpu_seconds, _cpu_seconds_since
+from fixed_membership import OF_A_RANK, OF_THE_FRONT_END
 
 from eep.drill.load import Answer, Load
 from eep.drill.story import Fault
+from eep.recovery import Session
 from eep.view import View
+from sglang_patches.front_end import FrontEnd
 
 
 def made_up() -> tuple[Any, Fault]:
@@ -72,3 +77,20 @@ def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
     assert told["tokens_per_second"]["elastic_over_fixed"] == pytest.approx(0.9)
     assert told["cpu_ms_per_token"]["elastic_over_fixed"] == pytest.approx(1.1)
     assert (told["tokens_per_second"]["elastic"], told["tokens_per_second"]["fixed"]) == (67.5, 75)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fixed"),
+    [(Session, *each) for each in OF_A_RANK.items()] + [(FrontEnd, *each) for each in OF_THE_FRONT_END.items()],
+)
+def test_what_takes_the_place_of_elasticity_is_called_alike(owner: type, name: str, fixed: Any) -> None:
+    def called(function: Any) -> list[tuple[str, Any]]:
+        return [(each.name, each.kind) for each in list(inspect.signature(function).parameters.values())[1:]]
+
+    assert called(fixed) == called(getattr(owner, name))
+
+
+def test_processor_time_of_processes_that_have_gone_is_left_out() -> None:
+    before = {**_cpu_seconds([os.getpid()]), 2**22 + 1: 7.0}
+    assert set(_cpu_seconds(before)) == {os.getpid()}
+    assert 0 <= _cpu_seconds_since(before) < 60
