@@ -67,7 +67,8 @@ def main() -> int:
             say(f"starting SGLang with {name}")
             log = Path(place, name.replace(" ", "-"))
             flags = (*flags, "--dtype", options.dtype)
-            with Server(model, flags, log, needed if "--ep-backend" in flags else {}, device=device) as server:
+            environment = {**(needed if "--ep-backend" in flags else {}), "EEP_CUDA_FLOAT32": "0"}
+            with Server(model, flags, log, environment, device=device) as server:
                 found["servers"][name] = measure(server, model, load, Path(place), device)
     write(options, found)
     return 0

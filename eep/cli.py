@@ -7,7 +7,7 @@
     eep fault arm RANK --point P --action A ...  the same when it passes a named point; disarm takes that back
     eep fault drill --dir DIR [--seconds S]      kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
-    eep make-model PATH [--size S]               write a random MoE model, to try a server with
+    eep make-model PATH [--size S] [--fp8]       write a random MoE model, to try a server with
 
 ``DIR`` is the supervisor's private directory.
 """
@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tiny: 15 MB, for a CPU; small: hidden 1024, 140 MB, for drills on a GPU; large: 8 layers, hidden 2048, 32 "
         "experts, 2.6 GB, for measuring on one (default: tiny)",
     )
+    model.add_argument("--fp8", action="store_true", help="experts in fp8, a scale for each 128 x 128 weights")
     model.set_defaults(run=_make_model)
     return parser
 
@@ -126,7 +127,7 @@ def _make_model(options: argparse.Namespace) -> int:
         raise ValueError("making a model needs the transformers package: pip install transformers") from None
     from eep.tiny_model import make_model
 
-    print(f"wrote {make_model(options.path, options.seed, options.size)}")
+    print(f"wrote {make_model(options.path, options.seed, options.size, fp8=options.fp8)}")
     return 0
 
 

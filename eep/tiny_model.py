@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eep import block_fp8
+
 VOCABULARY = 512
 _BYTES = 256
 _END = "<|end|>"
@@ -44,11 +46,14 @@ SIZES = {
 }
 
 
-def make_model(path: str | os.PathLike[str], seed: int = 0, size: str = "tiny") -> Path:
-    """Write the checkpoint into the directory ``path``, which may exist if it is empty."""
+def make_model(path: str | os.PathLike[str], seed: int = 0, size: str = "tiny", *, fp8: bool = False) -> Path:
+    """Write the checkpoint into the directory ``path``, which may exist if it is empty. ``fp8``: its experts in that."""
     if size not in SIZES:
         raise ValueError(f"there is no size {size!r} of model: choose from {', '.join(SIZES)}")
-    return write_model(path, SIZES[size], seed)
+    folder = write_model(path, SIZES[size], seed)
+    if fp8:
+        block_fp8.rewrite_checkpoint(folder)
+    return folder
 
 
 def write_model(path: str | os.PathLike[str], size: Size, seed: int = 0) -> Path:

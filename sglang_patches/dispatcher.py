@@ -2,8 +2,8 @@
 
 SGLang's models branch on the name of an all-to-all backend. ``arguments.py`` names ``mooncake``, whose branches do what is
 right for any backend that exchanges tokens inside the MoE layer; here the class behind that name becomes ours, and the
-layer stays the plain ``FusedMoE``, which takes tokens in the STANDARD format: rows, the local slots that each row is for (-1
-for "not here"), and their weights.
+layer stays the plain ``FusedMoE``. It takes tokens in SGLang's STANDARD format (rows, the local slots that each row is for,
+-1 for "not here", and their weights) or in that of DeepEP's low latency; which, :mod:`.token_forms` decides.
 
 With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. The gate is given a score of minus infinity for
 them, so that it picks others and shares out the weights among those as the model does; where it picks one all the same, that
@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from eep.received import RankTokens
+from eep.received import ExpertTokens, RankTokens
 from sglang_patches import hooks, instance, options
+from sglang_patches.token_forms import MoeShape
 
 
 def register() -> None:
@@ -30,7 +31,7 @@ def register() -> None:
 
 
 def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
-    shape = instance.MoeShape(
+    shape = MoeShape(
         experts=moe_runner_config.num_experts - options.required().redundant_experts,
         slots_per_rank=moe_runner_config.num_local_experts,
         hidden=moe_runner_config.hidden_size,
@@ -65,14 +66,11 @@ def _mask_scores(
 def make_dispatcher(here: instance.Instance, layer: int) -> Any:
     """A dispatcher for one MoE layer. The class is made here because its base is SGLang's."""
     from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
-    from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
-    from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     class EepDispatcher(BaseDispatcher):  # type: ignore[misc]
         def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> Any:
             self._exchange = Exchange(here, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
-            x, ids, weights = self._exchange.received()
-            return StandardDispatchOutput(x, None, StandardTopKOutput(weights, ids, topk_output.router_logits))
+            return self._exchange.received(topk_output.router_logits)
 
         def combine(self, combine_input: Any) -> torch.Tensor:
             return self._exchange.combine(combine_input.hidden_states)
@@ -81,7 +79,7 @@ def make_dispatcher(here: instance.Instance, layer: int) -> Any:
 
 
 class Exchange:
-    """One dispatch and its combine."""
+    """One dispatch and its combine. What SGLang gets of our memory are aliases, which it may dispose of."""
 
     def __init__(
         self, here: instance.Instance, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
@@ -96,23 +94,60 @@ class Exchange:
             weights = torch.where(chosen >= 0, weights, 0.0)
         self._buffer = here.buffer
         self._dtype = x.dtype
-        tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), weights.contiguous())
-        assert isinstance(tokens, RankTokens)
-        self._tokens = tokens
-        # On a GPU the shape may not depend on the data, and kernels skip rows that are for nobody here.
-        self._rows = tokens.rows() if x.device.type == "cpu" else None
+        self._tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), weights.contiguous())
+        self._rows: torch.Tensor | None = None
 
-    def received(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows, the local slots that each is for, and their weights."""
-        tokens = self._tokens
-        if self._rows is None:
-            return tokens.x, tokens.topk_idx, tokens.topk_weights
-        return tokens.x[self._rows], tokens.topk_idx[self._rows], tokens.topk_weights[self._rows]
+    def received(self, router_logits: torch.Tensor) -> Any:
+        """What the experts of this rank are to work on, in a form that the runner of their kernels knows."""
+        if isinstance(self._tokens, ExpertTokens):
+            return self._by_expert(self._tokens)
+        return self._by_rank(self._tokens, router_logits)
 
     def combine(self, y: torch.Tensor) -> torch.Tensor:
         """The sums of what all ranks made of the tokens that this one sent."""
-        if self._rows is None:
-            return self._buffer.combine(y.to(self._buffer.combine_dtype), self._tokens).to(self._dtype)
-        outbox = self._buffer.combine_input()
-        outbox[self._rows] = y.to(outbox.dtype)
-        return self._buffer.combine(outbox, self._tokens).to(self._dtype)
+        if self._rows is not None:
+            outbox = self._buffer.combine_input()
+            outbox[self._rows] = y.to(outbox.dtype)
+            y = outbox
+        return self._buffer.combine(y.to(self._buffer.combine_dtype), self._tokens).to(self._dtype)
+
+    def _by_rank(self, tokens: RankTokens, router_logits: torch.Tensor) -> Any:
+        """Rows, the local slots that each is for, and their weights."""
+        from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+        from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+        ids, weights = tokens.topk_idx, tokens.topk_weights
+        if tokens.scales is not None:
+            # The kernel takes the quantised rows, and leaves its results where combine wants them.
+            return StandardDispatchOutput(
+                _alias(self._buffer.combine_input()),
+                None,
+                StandardTopKOutput(weights, ids, router_logits),
+                hidden_states_pre_quant=(tokens.x, tokens.scales),
+            )
+        x = _alias(tokens.x)
+        if x.device.type == "cpu":
+            # On a GPU the shape may not depend on the data, and kernels skip rows that are for nobody here.
+            self._rows = tokens.rows()
+            x, ids, weights = x[self._rows], ids[self._rows], weights[self._rows]
+        return StandardDispatchOutput(x, None, StandardTopKOutput(weights, ids, router_logits))
+
+    def _by_expert(self, tokens: ExpertTokens) -> Any:
+        """The rows of each local slot, and how many of them count. They are weighted when they are back."""
+        from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPLLDispatchOutput
+
+        sent, slots = tokens.sent, tokens.x.shape[0]
+        # A hint for the choice of a kernel: how many rows a slot gets if all ranks send as many as this one.
+        usual = -(-sent.topk_idx.numel() // slots)
+        return DeepEPLLDispatchOutput(
+            _alias(tokens.x),
+            None if tokens.scales is None else _alias(tokens.scales),
+            sent.topk_idx,
+            sent.topk_weights,
+            tokens.expert_counts,
+            max(1, usual),
+        )
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()

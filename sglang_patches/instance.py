@@ -33,9 +33,10 @@ from eep.experts.repair_plan import Tier
 from eep.observe.metrics import RankMetrics
 from eep.recovery import Session
 from eep.view import View
-from sglang_patches import backup, options, process_groups
+from sglang_patches import backup, options, process_groups, token_forms
 from sglang_patches.cuda import graphs
 from sglang_patches.expert_location import ExpertLocation, initial_placement
+from sglang_patches.token_forms import MoeShape
 
 if TYPE_CHECKING:
     from sglang_patches.weights import ExpertWeights
@@ -45,17 +46,6 @@ logger = logging.getLogger(__name__)
 
 ANY_STEP, DECODE_STEP = 0, 1
 """Numbers of buffers. Kernels of a graph have fixed shapes, so they go through a buffer that is no larger than they need."""
-
-
-@dataclass(frozen=True)
-class MoeShape:
-    """What all MoE layers of a model have in common."""
-
-    experts: int
-    slots_per_rank: int
-    hidden: int
-    topk: int
-    dtype: torch.dtype
 
 
 @dataclass
@@ -142,7 +132,9 @@ class Instance:
                     "why); --eep-backup live has them as they are in memory"
                 )
             backup.describe_checkpoint(self.directory, checkpoint, self.layer_ids, weights.memory.layout)
-        for number, max_tokens in enumerate(self.max_tokens):
+        forms = token_forms.of_buffers(token_forms.Experts.of(layers[0], shape), len(self.max_tokens))
+        logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
+        for number, (max_tokens, form) in enumerate(zip(self.max_tokens, forms, strict=True)):
             buffer = Buffer(
                 self.rank,
                 rendezvous=member_rendezvous() / f"tokens-{number}",
@@ -151,7 +143,8 @@ class Instance:
                 hidden=shape.hidden,
                 topk=shape.topk,
                 local_experts=shape.slots_per_rank,
-                wire="f32" if shape.dtype == torch.float32 else "bf16",
+                layout=form.layout,
+                wire=form.wire,
                 device=self.device,
                 incarnation=int(os.environ[INCARNATION]),
                 timeout_ms=self.options.timeout_ms,

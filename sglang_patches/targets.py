@@ -116,6 +116,16 @@ TARGETS = (
     Target("utils.common.broadcast_pyobj", "alone, it is told nothing", ("data",)),
     Target("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
     Target(
+        "layers.moe.token_dispatcher.standard.StandardDispatchOutput.hidden_states_pre_quant",
+        "tokens in fp8 for Triton",
+        on_gpu=True,
+    ),
+    Target(
+        "layers.moe.token_dispatcher.deepep.DeepEPLLDispatchOutput.masked_m",
+        "tokens by expert for DeepGEMM",
+        on_gpu=True,
+    ),
+    Target(
         "layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader",
         "which slot an expert is loaded into",
         ("expert_id",),

@@ -78,6 +78,12 @@ def adopt(layers: list[Any], here: instance.Instance) -> ExpertWeights:
     """Move the expert parameters of ``layers`` into one region."""
     slots = here.first_placement.slots_per_rank
     names = [name for name, each in layers[0].named_parameters(recurse=False) if each.dim() and each.shape[0] == slots]
+    for name in names:
+        if not getattr(layers[0], name).is_contiguous():
+            raise SystemExit(
+                f"--ep-backend eep: {name} was put into an order of its own when it was loaded, in which single experts cannot "
+                "be replaced; choose other kernels with --moe-runner-backend"
+            )
     specs = tuple(
         TensorSpec(name, tuple(getattr(layers[0], name).shape[1:]), getattr(layers[0], name).dtype) for name in names
     )

@@ -11,6 +11,9 @@ TIMEOUT_MS = 10_000.0
 """How long a rank waits within a step. Kernels are compiled when they are first used, which takes seconds and is no fault; a
 process that dies is seen at once in any case."""
 
+KERNELS = ("triton", "deep_gemm")
+"""For experts; see :mod:`sglang_patches.token_forms`."""
+
 
 def imply(arguments: argparse.Namespace) -> None:
     """Sets flags of SGLang, as far as this version has them, and variables that its processes inherit."""
@@ -23,8 +26,14 @@ def imply(arguments: argparse.Namespace) -> None:
     for name, value in implied.items():
         if hasattr(arguments, name):
             setattr(arguments, name, value)
-    if getattr(arguments, "moe_runner_backend", None) == "auto":
-        arguments.moe_runner_backend = "triton"
+    kernels = getattr(arguments, "moe_runner_backend", None) or "auto"
+    if kernels not in ("auto", *KERNELS):
+        raise SystemExit(
+            f"--moe-runner-backend {kernels} cannot be used with --ep-backend eep: choose from {', '.join(KERNELS)}, whose "
+            "kernels take tokens in a form that eep gives"
+        )
+    if kernels == "auto":
+        arguments.moe_runner_backend = KERNELS[0]
     # Ranks that share a GPU see less of its memory the later they start.
     os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "0")
     if arguments.dtype == "float32":

@@ -15,6 +15,7 @@ import pytest
 
 from eep.errors import EepError
 from sglang_patches import arguments, slots
+from sglang_patches.cuda import flags
 
 GOOD: dict[str, Any] = {
     "device": "cpu",
@@ -67,6 +68,18 @@ def test_the_defaults() -> None:
 )
 def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> None:
     assert arguments.parse(given(**changes)).seeded is seeded
+
+
+def test_kernels_for_experts_on_a_gpu() -> None:
+    known = given(device="cuda", dtype="bfloat16", moe_runner_backend="auto", disable_prefill_cuda_graph=False)
+    flags.imply(known)
+    assert (known.moe_runner_backend, known.disable_prefill_cuda_graph) == ("triton", True)
+    known.moe_runner_backend = "deep_gemm"
+    flags.imply(known)
+    assert known.moe_runner_backend == "deep_gemm"
+    known.moe_runner_backend = "flashinfer_cutlass"
+    with pytest.raises(SystemExit, match="choose from triton, deep_gemm"):
+        flags.imply(known)
 
 
 @pytest.mark.parametrize(

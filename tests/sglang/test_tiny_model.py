@@ -51,3 +51,30 @@ def test_a_size_is_what_the_checkpoint_has(tmp_path: Path) -> None:
     assert (reader.experts, reader.layout(32).layers) == (32, 2)
     with pytest.raises(ValueError, match="tiny, small, large"):
         make_model(tmp_path / "huge", size="huge")
+
+
+def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> None:
+    import json
+
+    import torch
+    from safetensors.torch import load_file
+
+    from eep.block_fp8 import BLOCK, quantise
+    from eep.experts.checkpoint import CheckpointReader
+
+    assert main(["make-model", str(tmp_path / "fp8"), "--fp8"]) == 0
+    plain, fp8 = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "fp8"))
+    experts = {name for name in plain if ".experts." in name}
+    assert set(fp8) == set(plain) | {f"{name}_scale_inv" for name in experts}
+    for name, tensor in plain.items():
+        if name in experts:
+            scales = fp8[f"{name}_scale_inv"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+            torch.testing.assert_close(fp8[name].float() * scales, tensor.float(), rtol=0.07, atol=2e-3)
+        else:
+            assert torch.equal(fp8[name], tensor)
+    told = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
+    assert told["weight_block_size"] == [128, 128]
+    assert "model.layers.0.self_attn.q_proj" in told["modules_to_not_convert"]
+    assert len(CheckpointReader(tmp_path / "fp8").layout(4).tensors) == 4
+    with pytest.raises(ValueError, match="100 x 128"):
+        quantise(torch.zeros(100, 128))

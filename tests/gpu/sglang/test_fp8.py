@@ -1,0 +1,75 @@
+"""A model whose experts are in fp8, served in bfloat16: its tokens cross ranks in fp8, and four ranks find a text as likely as
+one rank does. Tokens are not compared: in bfloat16 they depend on the batch, with one rank too."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from eep.drill.devices import CUDA
+from eep.drill.load import Load
+from eep.drill.server import FOUR_RANKS, ONE_RANK, Server
+from eep.drill.story import Story
+from eep.tiny_model import make_model
+from tests.gpu.sglang.conftest import serving
+
+pytestmark = pytest.mark.timeout(900)
+BFLOAT16 = ("--dtype", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    choose = random.Random(5)
+    return [[choose.randrange(3, 250) for _ in range(64)] for _ in range(8)]
+
+
+@pytest.fixture(scope="module")
+def fp8_model(sglang: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "fp8", size=CUDA.model, fp8=True)
+
+
+def likelihoods(server: Server, text: list[int]) -> list[float]:
+    """Of each token of the text after the first."""
+    body = {
+        **{"input_ids": text, "sampling_params": {"temperature": 0, "max_new_tokens": 1}},
+        **{"return_logprob": True, "logprob_start_len": 0},
+    }
+    request = urllib.request.Request(
+        f"{server.url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return [float(each[0]) for each in json.load(answer)["meta_info"]["input_token_logprobs"][1:]]
+
+
+def test_four_ranks_find_a_text_as_likely_as_one_does_and_one_is_lost(
+    fp8_model: Path, texts: list[list[int]], mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.mktemp("one") / "log"
+    with Server(fp8_model, (*ONE_RANK, *BFLOAT16), log, device=CUDA) as server:
+        alone = [each for text in texts for each in likelihoods(server, text)]
+    with serving(fp8_model, tmp_path_factory.mktemp("four"), mps, *FOUR_RANKS, *BFLOAT16) as server:
+        assert "tokens cross ranks as fp8 by rank" in server.log
+        together = [each for text in texts for each in likelihoods(server, text)]
+        assert server.directory is not None
+        story = Story(server.directory, Load(server.url, texts, [[0] * 48] * len(texts), clients=16))
+        with story.load:
+            time.sleep(2.0)
+            assert story.wait_until_noticed(story.kill(2))
+            assert story.wait_until_all_run(4), server.log[-3000:]
+            time.sleep(1.0)
+        story.close()
+        afterwards = [each for text in texts for each in likelihoods(server, text)]
+    assert story.load.answers
+    assert [answer.problem for answer in story.load.failed] == []
+    assert {len(answer.tokens) for answer in story.load.answers} == {48}
+    spread = statistics.stdev(alone)
+    for name, found in (("before", together), ("after", afterwards)):
+        apart = statistics.median(abs(mine - theirs) for mine, theirs in zip(alone, found, strict=True))
+        print(f"{name} the loss: {apart:.4f} nats apart, of likelihoods that spread by {spread:.2f}")
+        assert apart < 0.1 * spread
