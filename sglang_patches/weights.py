@@ -81,8 +81,8 @@ def adopt(layers: list[Any], here: instance.Instance) -> ExpertWeights:
     for name in names:
         if not getattr(layers[0], name).is_contiguous():
             raise SystemExit(
-                f"--ep-backend eep: {name} was put into an order of its own when it was loaded, in which single experts cannot "
-                "be replaced; choose other kernels with --moe-runner-backend"
+                f"--ep-backend eep: {name} was put into an order of its own when it was loaded, in which a single expert "
+                "cannot be replaced; choose other kernels with --moe-runner-backend"
             )
     specs = tuple(
         TensorSpec(name, tuple(getattr(layers[0], name).shape[1:]), getattr(layers[0], name).dtype) for name in names

@@ -1,5 +1,5 @@
-"""A model whose experts are in fp8, served in bfloat16: its tokens cross ranks in fp8, and four ranks find a text as likely as
-one rank does. Tokens are not compared: in bfloat16 they depend on the batch, with one rank too."""
+"""A model whose experts are in fp8, served in bfloat16: its tokens cross ranks in fp8, and four ranks find a text as likely
+as one rank does. Tokens are not compared: in bfloat16 they depend on the batch, with one rank too."""
 
 from __future__ import annotations
 
