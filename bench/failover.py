@@ -13,6 +13,7 @@ kills. The exit code is 0 only if no request failed, no token was wrong and noth
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import json
 import os
@@ -25,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from failover_kills import costs, kill_all, victims
+from failover_kills import costs, kill_all, victims, wrong_answers
 from failover_report import draw_one, page, plot, summary
 from failover_steady import Clients, compare
 from fixed_membership import Switch
@@ -48,6 +49,7 @@ ARGUMENTS = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "
 
 def main() -> int:
     options = parse()
+    gc.disable()  # or the clients stand still at times, while it looks through the answers that there are
     with tempfile.TemporaryDirectory(prefix="eep-bench-") as place:
         return run(options, Path(place))
 
@@ -96,7 +98,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * PROMPTS)]
         warm_up(server.url)
         say(f"asking {PROMPTS} prompts for their fault-free answers")
-        prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS)
+        prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS, continued=options.device == "cuda")
         load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients, ranks=RANKS)
         clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients)
         say(f"{options.clients} clients, with and without elasticity in turns")
@@ -123,10 +125,12 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "load_average": [load_before, round(os.getloadavg()[0], 2)],
     }
     head["requests"] = {"answered": len(load.answers), "failed": len(load.failed), "wrong": len(load.wrong)}
+    head["wrong"] = [asdict(each) for each in wrong_answers(story, faults)]
     told = summary(kills, phases)
     write(options, {**head, **told, "kills": [asdict(kill) for kill in kills]}, page(head, told))
     draw(options, story, kills, phases)
-    for problem in [*(answer.problem for answer in load.failed), *(f"left over: {each}" for each in left)]:
+    problems = [*(answer.problem for answer in load.failed), *map(str, head["wrong"])]
+    for problem in [*problems, *(f"left over: {each}" for each in left)]:
         say(problem)
     return int(bool(load.failed or load.wrong or left))
 

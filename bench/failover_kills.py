@@ -41,6 +41,8 @@ class Kill:
     """And of all others."""
     pause_at_rejoin: float
     """The same for the change of view that lets the rank back in."""
+    rejoining: float
+    """How long that change takes, from its commit until all run: the others do nothing else meanwhile."""
     usual_gap: float
     """The longest wait that lies between the beginning of the window before the kill and the kill."""
     tokens_before: int
@@ -112,10 +114,43 @@ def _cost(story: Story, fault: Fault, tokens: Sequence[float]) -> Kill:
         pause_moved=story.load.largest_gap(fault.at, running, lambda answer: _is_moved(answer, fault)),
         pause_others=story.load.largest_gap(fault.at, running, lambda answer: not _is_moved(answer, fault)),
         pause_at_rejoin=story.load.largest_gap(agreed, rejoined),
+        rejoining=rejoined - agreed,
         usual_gap=_longest_within(story.load, fault.at - WINDOW, fault.at),
         tokens_before=count(fault.at - WINDOW, fault.at),
         tokens_during=count(fault.at, rejoined),
         tokens_after=count(rejoined, rejoined + WINDOW),
+    )
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An answer with a wrong token."""
+
+    prompt: int
+    place: int
+    """Of the first such token."""
+    rank: int | None
+    """That was to serve it."""
+    at: float
+    """When that token came, since the beginning of the story."""
+    moved_after: int | None
+    """How many tokens the client had when the rank that served it was killed; None if that did not happen."""
+
+
+def wrong_answers(story: Story, faults: Sequence[Fault]) -> list[Wrong]:
+    return [_wrong(story, answer, faults) for answer in story.load.wrong]
+
+
+def _wrong(story: Story, answer: Answer, faults: Sequence[Fault]) -> Wrong:
+    pairs = zip(answer.tokens, story.load.wanted[answer.prompt], strict=True)
+    place = next(number for number, (token, wanted) in enumerate(pairs) if token != wanted)
+    kills = [fault.at for fault in faults if _is_moved(answer, fault) and fault.at < answer.times[-1]]
+    return Wrong(
+        prompt=answer.prompt,
+        place=place,
+        rank=answer.rank,
+        at=answer.times[place] - story.started,
+        moved_after=bisect_left(answer.times, kills[0]) if kills else None,
     )
 
 

@@ -26,6 +26,7 @@ PAUSES = {
     "pause_moved": "at the kill, of requests that the lost rank had",
     "pause_others": "at the kill, of the others",
     "pause_at_rejoin": "at the rejoin",
+    "rejoining": "survivors at the rejoin, from the commit of the view until all run in it",
     "usual_gap": f"in the {WINDOW:g} s before a kill",
 }
 _AROUND = 3.0

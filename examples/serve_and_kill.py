@@ -70,6 +70,7 @@ def run(options: argparse.Namespace, device: Device, environment: dict[str, str]
             is_back = story.wait_until_noticed(fault) and story.wait_until_all_run(RANKS)
             time.sleep(options.seconds)
         story.close()
+        options.out.mkdir(parents=True, exist_ok=True)
         pictures = story.draw(options.out / "timeline", f"rank {options.rank} of {RANKS} is killed under load")
         say("")
         for line in story.summary():

@@ -18,6 +18,7 @@ AREAS = (
     "dispatcher",
     "weights",
     "scheduler_step",
+    "warm_up",
     "launcher",
     "controller",
     "front_end",

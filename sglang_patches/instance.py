@@ -7,6 +7,7 @@ that SGLang prepares is done too.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -110,6 +111,9 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
+            # What there is by now stays. To look through all of it for garbage takes half a second, and every rank waits.
+            gc.collect()
+            gc.freeze()
             self._session = Session(process_groups.world(), self._buffers, self._repair, self.run_empty)
         return self._session
 

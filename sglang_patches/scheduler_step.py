@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from eep.errors import RankRemoved
-from sglang_patches import hooks, instance, overlap
+from sglang_patches import hooks, instance, overlap, warm_up
 
 T = TypeVar("T")
 
@@ -40,7 +40,10 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
     """Ranks that are not in the view have sent nothing; SGLang takes their rows for those of idle ranks."""
     here = instance.current()
     gather = partial(original, info, "cpu", _host_group() if here.device != "cpu" else group, **named)
-    until_removed(here.rank, lambda: here.session.collect(gather))
+    if warm_up.is_under_way():
+        gather()
+    else:
+        until_removed(here.rank, lambda: here.session.collect(gather))
     here.use_for(all_decode=info.can_run_decode_cuda_graph)
 
 

@@ -84,6 +84,14 @@ TARGETS = (
         ("global_flat", "local_row", "group"),
         since="0.5.23",
     ),
+    Target(
+        "managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests", "requests of its own"
+    ),
+    Target(
+        "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
+        "and nothing of them",
+        ("reqs",),
+    ),
     Target("managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)),
     Target("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
     Target("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
-from failover_kills import WINDOW, costs, victims
+from failover_kills import WINDOW, Wrong, costs, victims, wrong_answers
 from failover_report import percentiles, steady, throughput
 from failover_steady import Phase, _cpu_seconds, _cpu_seconds_since
 from fixed_membership import OF_A_RANK, OF_THE_FRONT_END
@@ -51,12 +51,24 @@ def test_what_a_kill_cost() -> None:
     assert kill.first_token == pytest.approx(0.499)
     assert kill.usual_gap == pytest.approx(0.1)
     assert kill.pause_at_rejoin == pytest.approx(0.1)
+    assert kill.rejoining == pytest.approx(0.07)
     assert (kill.tokens_before, kill.tokens_during, kill.tokens_after) == (59, 37, 30)
     assert throughput([kill]) == {
         "before": pytest.approx(59 / WINDOW, abs=0.1),
         "during": pytest.approx(37 / 4.019, abs=0.1),
         "after": pytest.approx(30 / WINDOW),
     }
+
+
+def test_where_an_answer_is_wrong() -> None:
+    story, fault = made_up()
+    story.load.wanted = [[1] * 200]
+    story.load.answers[1].tokens = [1] * 99 + [2]
+    story.load.wanted[0] = [1] * 100
+    story.load.answers[0].tokens = [1, 1, 5] + [1] * 97
+    moved = Wrong(prompt=0, place=99, rank=1, at=pytest.approx(10.7), moved_after=99)
+    stayed = Wrong(prompt=0, place=2, rank=0, at=pytest.approx(0.3), moved_after=None)
+    assert wrong_answers(story, [fault]) == [stayed, moved]
 
 
 def test_percentiles_are_values_that_were_measured() -> None:

@@ -3,6 +3,10 @@
 The result of a product depends, in its last bits, on what else is in the batch: libraries choose another order of adding
 up for another size. Where two tokens are almost equally likely that decides between them, with one rank as with many, and it
 says nothing about faults. So answers that are to be compared token by token are answers without such a place.
+
+Where two *experts* are almost equally likely for a token it is the same, and that shows in no likelihood of tokens. But it
+shows when an answer is continued from each of its places, as the request of a lost rank is: then what was decoded token by
+token is prefilled at once. Asked of a server that has lost nobody, every continuation should be the rest of the answer.
 """
 
 from __future__ import annotations
@@ -10,6 +14,9 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from eep.drill.load import ask
 
 LEAST = 1e-3
 """How far the likeliest token must be ahead, in nats: a thousand times what float32 differs by from batch to batch."""
@@ -29,18 +36,40 @@ def margin(url: str, prompt: Sequence[int], tokens: int, timeout: float = 120.0)
     return min(float(first[0]) - float(second[0]) for first, second in places)
 
 
+def goes_on_alike(url: str, prompt: Sequence[int], tokens: int, at_once: int = 8) -> bool:
+    """Whether every continuation of the greedy answer, ``at_once`` of them asked at the same time, is the rest of it."""
+    answer = ask(url, prompt, tokens)
+
+    def is_alike(place: int) -> bool:
+        rest = ask(url, [*prompt, *answer.tokens[:place]], tokens - place)
+        return not rest.problem and rest.tokens == answer.tokens[place:]
+
+    with ThreadPoolExecutor(at_once) as clients:
+        return not answer.problem and all(clients.map(is_alike, range(tokens)))
+
+
 def clear_prompts(
-    url: str, candidates: Iterable[Sequence[int]], count: int, tokens: int, least: float = LEAST
+    url: str,
+    candidates: Iterable[Sequence[int]],
+    count: int,
+    tokens: int,
+    least: float = LEAST,
+    *,
+    continued: bool = False,
 ) -> list[list[int]]:
-    """The first ``count`` candidates of whose answers the model is sure at every place. ValueError if there are too few."""
+    """The first ``count`` candidates of whose answers the model is sure at every place. ValueError if there are too few.
+
+    ``continued``: their continuations are asked for too.
+    """
     found: list[list[int]] = []
     tried = 0
     for prompt in candidates:
         tried += 1
-        if margin(url, prompt, tokens) >= least:
+        if margin(url, prompt, tokens) >= least and (not continued or goes_on_alike(url, prompt, tokens)):
             found.append(list(prompt))
             if len(found) == count:
                 return found
     raise ValueError(
-        f"of {tried} prompts only {len(found)} have answers in which every token is {least:g} nats ahead; {count} are needed"
+        f"of {tried} prompts only {len(found)} have answers in which every token is {least:g} nats ahead"
+        f"{' and that go on alike from every place' if continued else ''}; {count} are needed"
     )

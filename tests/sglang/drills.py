@@ -23,11 +23,20 @@ class Drilled:
     wanted: list[list[int]]
 
     @classmethod
-    def of(cls, server: Server, ranks: int = 4, prompts: int = 10, tokens: int = 24, seed: int = 3) -> Drilled:
-        """``prompts`` of them, of whose answers of so many ``tokens`` the model is sure."""
+    def of(
+        cls,
+        server: Server,
+        ranks: int = 4,
+        prompts: int = 10,
+        tokens: int = 24,
+        seed: int = 3,
+        *,
+        continued: bool = False,
+    ) -> Drilled:
+        """``prompts`` of them, of whose answers of so many ``tokens`` the model is sure; see :mod:`eep.drill.margins`."""
         choose = random.Random(seed)
         candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * prompts)]
-        clear = clear_prompts(server.url, candidates, prompts, tokens)
+        clear = clear_prompts(server.url, candidates, prompts, tokens, continued=continued)
         wanted = Load.with_reference(server.url, clear, tokens=tokens).wanted
         return cls(server, ranks, clear, [list(each) for each in wanted])
 

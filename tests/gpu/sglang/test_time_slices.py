@@ -16,7 +16,7 @@ TWO_RANKS = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--ep-
 
 def test_a_kill_without_mps(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path, {}, *TWO_RANKS, "--eep-redundant-experts", "16") as server:
-        drilled = Drilled.of(server, ranks=2, prompts=4, tokens=16)
+        drilled = Drilled.of(server, ranks=2, prompts=4, tokens=16, continued=True)
         story = drilled.story(clients=4)
         with story.load:
             time.sleep(3.0)
