@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from eep.received import ExpertTokens, RankTokens
-from sglang_patches import hooks, instance, options
+from sglang_patches import cpu, hooks, instance, options
 from sglang_patches.token_forms import MoeShape
 
 
@@ -26,6 +26,8 @@ def register() -> None:
     hooks.hook("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", _create, "replace")
     hooks.hook("layers.moe.ep_moe.layer.get_moe_impl_class", _impl_class, "replace")
     hooks.hook("layers.moe.utils.MoeA2ABackend.is_deepep", _is_deepep)
+    if not cpu.is_asked_for():
+        hooks.hook("layers.moe.moe_runner.base.FusedOpPool.get_fused_func", _kernels_in_one)
     if options.required().on_lost_coverage == "mask":
         hooks.hook("layers.moe.topk.select_experts", _mask_scores, "before")
 
@@ -51,6 +53,12 @@ def _impl_class(*_: Any, **__: Any) -> Any:
 def _is_deepep(original: Callable[[Any], bool], backend: Any) -> bool:
     # Version 0.5.17 of Qwen3-MoE asks for this one backend by name.
     return original(backend) or backend.is_mooncake()
+
+
+def _kernels_in_one(original: Callable[..., Any], pool: Any, dispatch_name: str, runner_name: str) -> Any:
+    """By the name of a backend, SGLang would take a way apart, which makes nothing of tokens that are quantised already. What
+    our ranks exchange is to its Triton kernels what it is where nothing is exchanged."""
+    return original(pool, "none" if runner_name == "triton" else dispatch_name, runner_name)
 
 
 def _mask_scores(

@@ -124,6 +124,12 @@ TARGETS = (
     Target("utils.common.broadcast_pyobj", "alone, it is told nothing", ("data",)),
     Target("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
     Target(
+        "layers.moe.moe_runner.base.FusedOpPool.get_fused_func",
+        "Triton's experts, all in one",
+        ("dispatch_name", "runner_name"),
+        on_gpu=True,
+    ),
+    Target(
         "layers.moe.token_dispatcher.standard.StandardDispatchOutput.hidden_states_pre_quant",
         "tokens in fp8 for Triton",
         on_gpu=True,

@@ -254,6 +254,23 @@ def run_python(code: str, *argv: str, **environment: str) -> subprocess.Complete
     )
 
 
+def test_triton_takes_tokens_that_are_quantised_already() -> None:
+    """By the name of our backend SGLang finds none of its kernels that do; with the hook it finds them, and only those."""
+    code = """
+from sglang_patches import cpu, dispatcher, hooks
+cpu.fill_gaps()
+from sglang.srt.layers.moe.moe_runner import triton
+from sglang.srt.layers.moe.moe_runner.base import FusedOpPool
+assert FusedOpPool.get_fused_func("mooncake", "triton") is None
+hooks.hook("layers.moe.moe_runner.base.FusedOpPool.get_fused_func", dispatcher._kernels_in_one)
+hooks.apply()
+assert FusedOpPool.get_fused_func("mooncake", "triton") is triton.fused_experts_none_to_triton
+assert FusedOpPool.get_fused_func("mooncake", "deep_gemm") is None
+"""
+    done = run_python(code, EEP_CPU_GAPS="1", SGLANG_USE_CPU_ENGINE="1")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 _COMPARE = """
 import json, os, pkgutil, sys, types
 from sglang.srt.plugins import load_plugins
