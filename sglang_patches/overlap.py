@@ -110,7 +110,8 @@ class Launched:
         if self._over is not None:
             fresh.copy_done.synchronize()
         if later is not None and later._began_with is not None:
-            later._began_with = self._tokens()[later._batch.req_pool_indices]
+            with self._scheduler.forward_stream_ctx:  # where it is put back: on another, that might come first
+                later._began_with = self._tokens()[later._batch.req_pool_indices]
         if self.result is None:  # it has only just been launched
             return fresh
         for name, value in vars(fresh).items():
