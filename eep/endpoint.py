@@ -23,7 +23,7 @@ from eep.memory.shm import SharedMemory
 from eep.peer_table import PeerTable
 from eep.peers import Peers
 from eep.rendezvous import Rendezvous
-from eep.status import Status, read_status
+from eep.status import Status, is_ok, read_status
 from eep.view import View
 
 
@@ -167,6 +167,12 @@ class Endpoint:
         """Whether all steps since the last view can be trusted, and if not, why."""
         self._check_open()
         return read_status(self._peers.page, self.view.epoch)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether all steps since the last view can be trusted: :meth:`status` in one word."""
+        self._check_open()
+        return is_ok(self._peers.page, self.view.epoch)
 
     def barrier(self, timeout: float = 30.0) -> None:
         """Waits for every active rank. Raises :class:`eep.StepFailed` if one does not come."""

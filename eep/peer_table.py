@@ -97,4 +97,4 @@ def slot_of(rank: int, incarnation: int, max_ranks: int) -> int:
 
 def ranks_of(mask: int) -> tuple[int, ...]:
     """The ranks whose bits are set, ascending."""
-    return tuple(rank for rank in range(MAX_RANKS) if mask >> rank & 1)
+    return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)

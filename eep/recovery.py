@@ -184,7 +184,7 @@ class Session:
         """When this returns, all steps that have begun are over and good, but for the newest ``leave`` of them."""
         while len(self._steps) > leave:
             self._steps[0].wait()
-            if all(endpoint.status().ok for endpoint in self._endpoints):
+            if all(endpoint.is_ok for endpoint in self._endpoints):
                 self._hand_out(self._steps[0].result)
             else:
                 self._redo()
@@ -211,7 +211,7 @@ class Session:
         except StepFailed:
             self._give_up()
             return None
-        if all(endpoint.status().ok for endpoint in self._endpoints):
+        if all(endpoint.is_ok for endpoint in self._endpoints):
             return (result,)
         self._give_up()
         return None

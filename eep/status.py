@@ -11,6 +11,8 @@ from eep.errors import EpochRevoked, StepFailed
 from eep.peer_table import ControlPage, ranks_of
 
 _REVOKED, _SUSPECT, _CORRUPT, _MISROUTED, _TORN, _BAD_TABLE, _MISMATCH = (1 << bit for bit in range(7))
+_WITHOUT_RANKS = _REVOKED | _MISROUTED | _TORN | _BAD_TABLE | _MISMATCH
+"""What says by itself that something is wrong; the others go with the ranks that they are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,14 @@ class Status:
         """Raises :class:`EpochRevoked` or :class:`StepFailed` unless the step can be trusted."""
         if not self.ok:
             raise (EpochRevoked if self.revoked else StepFailed)(f"{self}; this step must be run again")
+
+
+def is_ok(page: ControlPage, epoch: int) -> bool:
+    """Whether the status in a control page is ok: the same as ``read_status(page, epoch).ok``, and quick, for it is asked of
+    every endpoint in every step."""
+    return not (
+        page.status & _WITHOUT_RANKS or page.suspects or page.dropped or page.corrupt or page.revoked_epoch >= epoch > 0
+    )
 
 
 def _name(ranks: tuple[int, ...]) -> str:

@@ -145,7 +145,7 @@ class Lane:
         if not self.active() >> rank & 1:
             raise (
                 self._failure(name)
-                if not self._endpoint.status().ok
+                if not self._endpoint.is_ok
                 else StepFailed(f"{name}: rank {rank} is not in the view (epoch {self._endpoint.view.epoch})")
             )
 
@@ -167,7 +167,7 @@ class DeviceLane(Lane):
         self._gate.enter()
         try:
             self._check_open(name)
-            if not self._endpoint.status().ok:
+            if not self._endpoint.is_ok:
                 raise self._failure(name)
             args.lane = self._number.value
             code = self._library.eep_collective(self._context, ctypes.byref(args), self._endpoint._stream())

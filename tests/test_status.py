@@ -1,0 +1,29 @@
+"""The quick answer to whether a step can be trusted is the answer."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eep.peer_table import MAX_RANKS, ControlPage, ranks_of
+from eep.status import is_ok, read_status
+
+words = st.one_of(st.just(0), st.integers(0, 2**MAX_RANKS - 1))
+
+
+@given(
+    status=st.integers(0, 255),
+    suspects=words,
+    dropped=words,
+    corrupt=words,
+    revoked=st.integers(0, 4),
+    epoch=st.integers(0, 4),
+)
+def test_in_one_word(status: int, suspects: int, dropped: int, corrupt: int, revoked: int, epoch: int) -> None:
+    page = ControlPage(status=status, suspects=suspects, dropped=dropped, corrupt=corrupt, revoked_epoch=revoked)
+    assert is_ok(page, epoch) == read_status(page, epoch).ok
+
+
+@given(ranks=st.sets(st.integers(0, MAX_RANKS - 1)))
+def test_ranks_of_a_mask(ranks: set[int]) -> None:
+    assert ranks_of(sum(1 << rank for rank in ranks)) == tuple(sorted(ranks))
