@@ -184,7 +184,6 @@ def main() -> int:
         print("there is no CUDA device here; bench/collectives.py measures on the CPU")
         return 1
     head: dict[str, Any] = provenance()
-    head["command"] = head["command"].partition(" --results")[0]
     head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
     print(f"{head['machine']['gpu']}, commit {head['commit']}\n\n{HEADER}", flush=True)
     results: list[Result] = []

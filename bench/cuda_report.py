@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
         print("there is no CUDA device here; leave --device out to measure on the CPU")
         return 1
     head = provenance()
-    head["command"] = head["command"].partition(" --results")[0]  # where the files went is nobody's business
     head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
     results = []
     for kind in ("processes", "streams"):

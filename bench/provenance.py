@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
+_PLACES = ("--out", "--results")
 
 
 def provenance() -> dict[str, Any]:
@@ -29,10 +30,20 @@ def provenance() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command as one would type it in the root of the checkout."""
+    """The command as one would type it in the root of the checkout; where the files went is nobody's business."""
     script = pathlib.Path(sys.argv[0]).resolve()
     name = script.relative_to(_ROOT) if script.is_relative_to(_ROOT) else script.name
-    return shlex.join(["python", str(name), *sys.argv[1:]])
+    return shlex.join(["python", str(name), *_without(sys.argv[1:], _PLACES)])
+
+
+def _without(arguments: list[str], options: tuple[str, ...]) -> list[str]:
+    kept, given = [], iter(arguments)
+    for each in given:
+        if each in options:
+            next(given, None)
+        elif not each.startswith(tuple(f"{option}=" for option in options)):
+            kept.append(each)
+    return kept
 
 
 def commit() -> str:
@@ -54,7 +65,9 @@ def machine() -> dict[str, Any]:
     """What the machine can do and what runs on it."""
     import torch
 
+    gpu = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return {
+        **({"gpu": gpu.splitlines()[0]} if gpu else {}),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "architecture": platform.machine(),

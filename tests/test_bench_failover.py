@@ -17,6 +17,7 @@ from failover_kills import WINDOW, Wrong, costs, victims, wrong_answers
 from failover_report import percentiles, steady, throughput
 from failover_steady import Phase, _cpu_seconds, _cpu_seconds_since
 from fixed_membership import OF_A_RANK, OF_THE_FRONT_END
+from provenance import command_line
 
 from eep.drill.load import Answer, Load
 from eep.drill.story import Fault
@@ -106,3 +107,9 @@ def test_processor_time_of_processes_that_have_gone_is_left_out() -> None:
     before = {**_cpu_seconds([os.getpid()]), 2**22 + 1: 7.0}
     assert set(_cpu_seconds(before)) == {os.getpid()}
     assert 0 <= _cpu_seconds_since(before) < 60
+
+
+def test_a_command_does_not_say_where_its_files_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = str(Path(__file__).parent.parent / "bench" / "failover.py")
+    monkeypatch.setattr(sys, "argv", [script, "--kills", "3", "--out", "/somewhere", "--results=/else", "--pairs", "2"])
+    assert command_line() == "python bench/failover.py --kills 3 --pairs 2"
