@@ -85,7 +85,8 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"# Failover of the real SGLang server, {setting['device']}",
         "",
         f"`{head['command']}`, commit {head['commit']}, {head['date']}.",
-        f"{machine['gpu'] + ', ' if 'gpu' in machine else ''}{machine['cpu']}, {machine['cores']} cores, load average {setting['load_average'][0]} before and "
+        f"{machine['gpu'] + ', ' if 'gpu' in machine else ''}{machine['cpu']}, {machine['cores']} cores, "
+        f"load average {setting['load_average'][0]} before and "
         f"{setting['load_average'][1]} at the end; Python {machine['python']}, torch {machine['torch']}, "
         f"SGLang {setting['sglang']}.",
         f"{setting['ranks']} ranks, {setting['clients']} clients that stream {setting['tokens']} tokens per request, "
