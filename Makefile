@@ -12,18 +12,23 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(VENV)/.ready  ## virtual environment with everything the other targets need
 
-$(VENV)/.ready: pyproject.toml Makefile
+# Apart from the rest, so that what is native can be built while packages are fetched.
+$(VENV)/.tools: Makefile
 	command -v g++ >/dev/null || { apt-get update -q && apt-get install -qy g++; }
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH) cmake ninja
+	$(PIP) cmake ninja
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.tools pyproject.toml
+	$(PIP) $(TORCH)
 	# "make build" builds what is used from the tree, CUDA included; this build only has to satisfy pip.
 	$(PIP) --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
 	touch $@
@@ -43,7 +48,9 @@ system-packages:  ## etcd, spin, iproute2, openssl and libibverbs1, which some t
 	    { apt-get update -q && apt-get install -qy --no-install-recommends etcd-server spin iproute2 openssl libibverbs1; } || \
 	    echo "could not install etcd-server, spin, iproute2, openssl and libibverbs1: tests that need them will be skipped"
 
-build: setup  ## the native library, built into eep/lib (incremental)
+build: setup native  ## the native library, built into eep/lib (incremental)
+
+native: $(VENV)/.tools
 	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	$(VENV)/bin/cmake --build build/dev
@@ -53,7 +60,7 @@ test: system-packages setup-sglang build sanitize  ## every test that this machi
 	$(PY) -m pytest -n 2 --dist loadfile --durations 12 --ignore tests/sglang
 	$(PY) -m pytest --durations 12 -m "not long" tests/sglang
 
-test-long: system-packages setup-sglang build  ## servers that grow, and that lose experts: minutes more
+test-long: system-packages setup-sglang build  ## servers that grow, that lose experts, and that are killed for longer: minutes more
 	$(PY) -m pytest -m long tests/sglang
 
 build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
@@ -68,7 +75,7 @@ test-gpu-sglang: build-gpu  ## the SGLang server with several ranks on one GPU; 
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) -m pytest tests/gpu/sglang
 
-sanitize: setup  ## the C++ core under AddressSanitizer and ThreadSanitizer
+sanitize: $(VENV)/.tools  ## the C++ core under AddressSanitizer and ThreadSanitizer
 	for kind in address thread; do \
 	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind > /dev/null; \

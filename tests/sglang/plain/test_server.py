@@ -1,13 +1,17 @@
-"""The real server with four ranks says what one rank of stock SGLang says, by every endpoint."""
+"""The real server with four ranks says what the model says by itself, and what one rank of stock SGLang says, by every
+endpoint."""
 
 from __future__ import annotations
 
+import importlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from eep.drill.load import Load
 from eep.drill.server import ONE_RANK, Server
@@ -52,11 +56,30 @@ def four_ranks(plain: Server) -> Answers:
     return Answers(tokens, texts)
 
 
-def test_answers_differ_from_each_other(reference: Answers) -> None:
+@pytest.fixture(scope="module")
+def by_itself(model: Path) -> list[list[int]]:
+    """The greedy answers of the model as transformers computes them, without any server."""
+    transformers: Any = importlib.import_module("transformers")
+    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    answers = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt)["input_ids"]
+        whole = network.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)
+        answers.append(whole[0, len(ids) :].tolist())
+    return answers
+
+
+def test_answers_differ_from_each_other(by_itself: list[list[int]]) -> None:
     """If they did not, equal answers would say nothing."""
-    assert len({tuple(each) for each in reference.tokens}) == len(PROMPTS)
+    assert len({tuple(each) for each in by_itself}) == len(PROMPTS)
 
 
+def test_four_ranks_answer_as_the_model_does(by_itself: list[list[int]], four_ranks: Answers) -> None:
+    assert four_ranks.tokens == by_itself
+
+
+@pytest.mark.long
 def test_four_ranks_answer_as_one_does(reference: Answers, four_ranks: Answers) -> None:
     assert four_ranks.tokens == reference.tokens
     assert four_ranks.texts == reference.texts

@@ -13,7 +13,7 @@ from tests.sglang.drills import Drilled, descriptors, scrape
 pytestmark = pytest.mark.timeout(900)
 
 RANKS = 4
-KILLS, PACE, LONGEST_DRILL = 30, 2.0, 300.0
+MANY, PACE, LONGEST_DRILL = 30, 2.0, 300.0
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +66,28 @@ def test_a_rank_that_stands_still_for_a_moment_costs_only_time(drilled: Drilled)
     drilled.check(story)
 
 
-def test_thirty_random_kills_at_times_of_all_ranks(drilled: Drilled) -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(MANY, marks=pytest.mark.long)])
+def test_random_kills_at_times_of_all_ranks(drilled: Drilled, count: int) -> None:
     """At a pace of thirty in a minute, where the ranks come back fast enough to be killed so often. Requests wait for a rank
     when there is none."""
     before, opened = scrape(drilled.server), descriptors(drilled.server)
     story = drilled.story()
     with story.load:
-        kills = list(islice(story.target.drill(LONGEST_DRILL, PACE, seed=20261115, most=RANKS), KILLS))
-    print(f"{KILLS} kills in {kills[-1][0] - kills[0][0]:.0f} s")
-    assert len(kills) == KILLS
+        kills = list(islice(story.target.drill(LONGEST_DRILL, PACE, seed=20261115, most=RANKS), count))
+    print(f"{count} kills in {kills[-1][0] - kills[0][0]:.0f} s")
+    assert len(kills) == count
     assert {rank for _, rank in kills} == set(range(RANKS))
     drilled.check(story)
-    more = {pid: count - opened[pid] for pid, count in descriptors(drilled.server).items() if pid in opened}
+    more = {pid: now - opened[pid] for pid, now in descriptors(drilled.server).items() if pid in opened}
     assert len(more) >= 3, "the front end, the controller and what forks ranks outlive them"
-    assert max(more.values()) < KILLS / 2, f"descriptors that processes have opened and not closed: {more}"
-    assert any(not view.active for _, view, _ in story.views), "at some moment nobody was left"
+    assert max(more.values()) < MANY / 2, f"descriptors that processes have opened and not closed: {more}"
+    if count == MANY:
+        assert any(not view.active for _, view, _ in story.views), "at some moment nobody was left"
     told = scrape(drilled.server)
     assert told["eep_active_ranks"] == RANKS
     assert told["eep_epoch"] == story.views[-1][1].epoch
     # A process that is killed twice dies once.
-    assert 1 <= told["eep_rank_deaths_total"] - before["eep_rank_deaths_total"] <= KILLS
+    assert 1 <= told["eep_rank_deaths_total"] - before["eep_rank_deaths_total"] <= count
     for figure in ("eep_rank_joins_total", "eep_rank_relaunches_total", "eep_requests_moved_total"):
         assert told[figure] > before[figure], figure
     for figure in ("eep_steps_repeated_total", "eep_last_pause_seconds", 'eep_repair_bytes_total{tier="peer"}'):
