@@ -1,4 +1,4 @@
-"""The requests with which a rank warms up. That they are served, tests/sglang/plain shows."""
+"""The requests with which a rank warms up. That ranks serve them, tests/sglang/test_scale.py shows."""
 
 from __future__ import annotations
 

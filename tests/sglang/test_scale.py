@@ -17,6 +17,7 @@ from eep import cli
 from eep.drill.load import Load
 from eep.drill.server import Server
 from eep.drill.story import Story
+from sglang_patches import warm_up
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -63,10 +64,19 @@ def grown(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
     place = tmp_path_factory.mktemp("scale")
     choose = random.Random(5)
     prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(10)]
-    server = Server(model, GROWING, place / "log", directory=place / "d")
+    # As on a GPU, every rank of this server warms up before it joins.
+    server = Server(model, GROWING, place / "log", {warm_up.ASKED_FOR: "1"}, directory=place / "d")
     with server:
         yield Grown(server, place / "d", Load.with_reference(server.url, prompts))
     assert server.leftovers() == []
+
+
+def test_ranks_have_warmed_up(grown: Grown) -> None:
+    """With prompts that nobody has asked for, one of them longer than a chunk; nothing of them has left the rank."""
+    lines = [line for line in grown.server.log.splitlines() if "Prefill batch" in line]
+    for rank in (0, 1):
+        assert any(f"DP{rank} " in line and "#new-seq: 8, #new-token: 64" in line for line in lines)
+    assert "eep-warm-up" not in grown.server.log
 
 
 def test_it_grows_while_it_serves(grown: Grown) -> None:
