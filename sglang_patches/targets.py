@@ -84,12 +84,10 @@ TARGETS = (
         ("global_flat", "local_row", "group"),
         since="0.5.23",
     ),
-    Target(
-        "managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests", "requests of its own"
-    ),
+    Target("managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests", "a rank warms up"),
     Target(
         "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
-        "and nothing of them",
+        "nothing of that is sent",
         ("reqs",),
     ),
     Target("managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)),

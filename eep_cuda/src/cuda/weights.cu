@@ -1,6 +1,5 @@
-// Copies of expert weights: many in few launches. A block for each chunk of 64 KiB, as short-lived as can be, was the
-// fastest of some twenty forms on an H200 (0.99 of a memcpy); blocks that stay and take one chunk after the other
-// reached 0.93.
+// Copies of expert weights: many in few launches. A block for each chunk, which ends with it, comes closest to the speed of a
+// memcpy; blocks that stay and take one chunk after the other were slower (docs/data-plane.md).
 #include "cuda/device.cuh"
 
 namespace eep {
