@@ -10,6 +10,7 @@ Nothing that comes of them is sent to anybody. What clients have asked meanwhile
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ ASKED_FOR = "EEP_WARM_UP"
 """The environment variable that has it done on a CPU too, where there is nothing to compile: for tests."""
 _COMPONENTS = "managers.scheduler_components."
 _NEW_TOKENS = 3
+_WITHIN = 600.0
+"""Seconds that it may take: kernels may have to be compiled, but a rank that is not done by then will never be."""
 _IDLE_ROUNDS = 2
 """How often SGLang's loop goes round with nothing to do before it is over: by then the last step that overlapped is, too."""
 
@@ -46,6 +49,8 @@ class WarmUp:
     rounds: list[tuple[int, ...]]
     make: Callable[[int, int], Any]
     """A request by its number and the length of its prompt."""
+    until: float
+    """When it must be over, by ``time.monotonic``."""
     _under_way: set[str] = field(default_factory=set)
     _count: int = 0
     _idle: int = 0
@@ -55,7 +60,10 @@ class WarmUp:
         return not self.rounds and not self._under_way and self._idle >= _IDLE_ROUNDS
 
     def receive(self) -> list[Any]:
-        """What SGLang's loop is to begin with now."""
+        """What SGLang's loop is to begin with now. RuntimeError if it takes too long: then this process ends as one that has
+        failed, and another takes its place."""
+        if time.monotonic() > self.until:
+            raise RuntimeError(f"warming up took too long; still without an answer: {sorted(self._under_way)}")
         if self._under_way:
             return []
         if not self.rounds:
@@ -87,7 +95,7 @@ def _receive(original: Callable[..., Any], receiver: Any, *arguments: Any, **nam
     global _warm_up
     here = instance.current()
     if _warm_up is None:
-        _warm_up = WarmUp(_rounds(), _request)
+        _warm_up = WarmUp(_rounds(), _request, time.monotonic() + _WITHIN)
     if is_under_way():
         requests = _warm_up.receive()
         if is_under_way():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
@@ -10,7 +12,7 @@ from sglang_patches.warm_up import WarmUp, prompts
 
 
 def test_a_round_begins_when_the_last_is_over() -> None:
-    warm_up = WarmUp([(1,), (2, 3)], lambda number, length: (number, length))
+    warm_up = WarmUp([(1,), (2, 3)], lambda number, length: (number, length), until=time.monotonic() + 60)
     assert warm_up.receive() == [(0, 1)]
     assert warm_up.receive() == []
     warm_up.finished(["eep-warm-up-0"])
@@ -21,6 +23,14 @@ def test_a_round_begins_when_the_last_is_over() -> None:
     assert not warm_up.is_over, "a step may be under way still"
     assert (warm_up.receive(), warm_up.is_over) == ([], False)
     assert (warm_up.receive(), warm_up.is_over) == ([], True)
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    warm_up = WarmUp([(1,)], lambda number, length: (number, length), until=time.monotonic() + 60)
+    warm_up.receive()
+    warm_up.until = time.monotonic() - 1
+    with pytest.raises(RuntimeError, match="eep-warm-up-0"):
+        warm_up.receive()
 
 
 @pytest.mark.parametrize("chunk", [1, 16, 128, 8192])
