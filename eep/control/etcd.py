@@ -11,8 +11,8 @@ import asyncio
 import math
 import ssl
 from base64 import b64decode, b64encode
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import msgspec
@@ -77,14 +77,15 @@ class EtcdStore:
             version = int(answer["header"]["revision"])
             yield Listing({self._name(kv): _entry(kv) for kv in answer.get("kvs", [])}, version)
             request = {"create_request": {**span, "start_revision": str(version + 1)}}
-            async with aclosing(self._post("watch", request)) as answers:
-                while (heard := await self._hear(answers)) is not None:
+            endpoint = self._endpoints[0]
+            async with aclosing(self._post(endpoint, "watch", request)) as answers:
+                while (heard := await self._hear(endpoint, answers)) is not None:
                     for event in heard.get("events", []):
                         kv = event["kv"]
                         value = None if event.get("type") == "DELETE" else b64decode(kv.get("value", ""))
                         yield Change(self._name(kv), value, int(kv["mod_revision"]))
 
-    async def _hear(self, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
+    async def _hear(self, endpoint: str, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
         """The next word of a watch; None when there was none for so long that we should look for ourselves."""
         try:
             async with asyncio.timeout(self._listen_for):
@@ -94,7 +95,7 @@ class EtcdStore:
         except StopAsyncIteration:
             result = {"canceled": True}
         if result.get("canceled"):
-            self._next_endpoint()
+            self._leave(endpoint)
             raise StoreError("etcd ended a watch; list again and go on from there")
         return result
 
@@ -123,46 +124,43 @@ class EtcdStore:
     # How etcd is talked to.
 
     async def _call(self, path: str, body: Any) -> dict[str, Any]:
-        async with self._in_time(path), aclosing(self._post(path, body)) as answers:
-            async for answer in answers:
-                return answer
-        raise StoreError(f"etcd gave no answer to {path}")
+        endpoint = self._endpoints[0]
+        try:
+            async with asyncio.timeout(self._answer_within), aclosing(self._post(endpoint, path, body)) as answers:
+                async for answer in answers:
+                    return answer
+        except TimeoutError as error:
+            self._leave(endpoint)
+            raise StoreError(f"etcd at {endpoint} did not answer {path} within {self._answer_within} s") from error
+        raise StoreError(f"etcd at {endpoint} gave no answer to {path}")
 
-    async def _post(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
+    async def _post(self, endpoint: str, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
         if self._credentials is not None and self._token is None and path != "auth/authenticate":
             self._token = str((await self._call("auth/authenticate", self._credentials))["token"])
         headers = {"Authorization": self._token} if self._token else {}
-        url = f"{self._endpoints[0]}/v3/{path}"
         try:
-            async with post(url, body, headers=headers, tls=self._tls) as (status, lines):
+            async with post(f"{endpoint}/v3/{path}", body, headers=headers, tls=self._tls) as (status, lines):
                 async for line in lines:
                     answer = msgspec.json.decode(line)
                     if not isinstance(answer, dict) or status != 200 or "error" in answer:
-                        self._fail(path, line.decode(errors="replace"))
+                        self._fail(endpoint, path, line.decode(errors="replace"))
                     yield answer
         except (HttpError, msgspec.MsgspecError) as error:
-            self._next_endpoint()
+            self._leave(endpoint)
             raise StoreError(str(error)) from error
 
-    @asynccontextmanager
-    async def _in_time(self, path: str) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._answer_within):
-                yield
-        except TimeoutError as error:
-            self._next_endpoint()
-            raise StoreError(f"etcd did not answer {path} within {self._answer_within} s") from error
-
-    def _fail(self, path: str, text: str) -> NoReturn:
+    def _fail(self, endpoint: str, path: str, text: str) -> NoReturn:
         if "lease not found" in text:
             raise LeaseEndedError("the lease has ended; register again to get a new one")
         if "auth token" in text:
             self._token = None  # it ran out; the next call fetches another
-        self._next_endpoint()
-        raise StoreError(f"etcd refused {path}: {text[:300]}")
+        self._leave(endpoint)
+        raise StoreError(f"etcd at {endpoint} refused {path}: {text[:300]}")
 
-    def _next_endpoint(self) -> None:
-        self._endpoints.append(self._endpoints.pop(0))
+    def _leave(self, endpoint: str) -> None:
+        """The next call goes elsewhere. Calls that fail together leave the endpoint they asked once, not once each."""
+        if self._endpoints[0] == endpoint:
+            self._endpoints.append(self._endpoints.pop(0))
 
     def _key(self, key: str) -> str:
         return _b64((self._prefix + key).encode())

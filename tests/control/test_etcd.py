@@ -142,6 +142,18 @@ def test_a_node_that_is_not_there_is_an_error_that_says_so() -> None:
         asyncio.run(EtcdStore(("http://127.0.0.1:9",), "x").get("k"))
 
 
+def test_calls_that_fail_together_leave_the_node_they_asked_and_no_other(etcd: EtcdCluster) -> None:
+    """As many calls as there are nodes: were each to move on by one, they would be back where they started."""
+
+    async def body() -> None:
+        store = EtcdStore(("http://127.0.0.1:9", *etcd.endpoints[:2]), "together")
+        failed = await asyncio.gather(*(store.get("k") for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(error, StoreError) for error in failed), failed
+        assert await store.get("k") is None
+
+    asyncio.run(body())
+
+
 def admin(endpoint: str, path: str, body: object) -> None:
     data = json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/v3/{path}", data), timeout=30) as answer:
