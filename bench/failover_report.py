@@ -29,6 +29,12 @@ PAUSES = {
     "rejoining": "survivors at the rejoin, from the commit of the view until all run in it",
     "usual_gap": f"in the {WINDOW:g} s before a kill",
 }
+STEADY = {
+    "tokens_per_second": ("tokens per second", 0),
+    "ms_between_tokens": ("milliseconds between the tokens of a client, median of a phase", 2),
+    "cpu_ms_per_token": ("milliseconds of processor per token, all processes of the server", 2),
+}
+"""Of each figure of a phase: what it is called, and with how many digits it is told."""
 _AROUND = 3.0
 
 
@@ -55,12 +61,12 @@ def throughput(kills: Sequence[Kill]) -> dict[str, float]:
 def steady(phases: Sequence[Phase]) -> dict[str, Any]:
     """Each figure with elasticity, without, and the ratio of the two in each pair of phases."""
     told: dict[str, Any] = {}
-    for figure in ("tokens_per_second", "cpu_ms_per_token"):
+    for figure in STEADY:
         found = ratios(phases, figure)
         quartiles = statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
         told[figure] = {
-            "elastic": round(median_of(phases, figure, elastic=True), 2),
-            "fixed": round(median_of(phases, figure, elastic=False), 2),
+            "elastic": round(median_of(phases, figure, elastic=True), 3),
+            "fixed": round(median_of(phases, figure, elastic=False), 3),
             "elastic_over_fixed": round(statistics.median(found), 4),
             "quartiles": [round(quartiles[0], 4), round(quartiles[2], 4)],
         }
@@ -117,10 +123,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
             f"| {text} | {level[figure]['elastic']:.{digits}f} | {level[figure]['fixed']:.{digits}f} | "
             f"{level[figure]['elastic_over_fixed']:.3f}, {level[figure]['quartiles'][0]:.3f} to "
             f"{level[figure]['quartiles'][1]:.3f} |"
-            for figure, text, digits in (
-                ("tokens_per_second", "tokens per second", 0),
-                ("cpu_ms_per_token", "milliseconds of processor per token, all processes of the server", 2),
-            )
+            for figure, (text, digits) in STEADY.items()
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from fixed_membership import Switch
@@ -23,11 +24,17 @@ _BEGINS_AFTER = 0.5
 class Phase:
     elastic: bool
     tokens_per_second: float
+    ms_between_tokens: float
+    """The median wait of a client for its next token. Unlike throughput it hardly depends on how the beginnings of requests
+    happen to fall, which makes phases of a few seconds differ by several per cent."""
     cpu_ms_per_token: float
     """Processor time of all processes of the server. Says more than throughput where others use the processor too."""
 
     def __str__(self) -> str:
-        return f"{self.tokens_per_second:.0f} tokens/s ({self.cpu_ms_per_token:.2f} ms of processor each)"
+        return (
+            f"{self.tokens_per_second:.0f} tokens/s ({self.ms_between_tokens:.2f} ms apart, "
+            f"{self.cpu_ms_per_token:.2f} ms of processor each)"
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,13 @@ def _measure(clients: Clients, processes: Sequence[int], elastic: bool, seconds:
     since, until = began + _BEGINS_AFTER, began + seconds
     moments = [moment for answer in answers for moment in answer.times]
     count = sum(since <= moment < until for moment in moments)
-    return Phase(elastic, count / (until - since), 1000 * used / len(moments))
+    waits = [later - earlier for answer in answers for earlier, later in pairwise(answer.times)]
+    return Phase(
+        elastic=elastic,
+        tokens_per_second=count / (until - since),
+        ms_between_tokens=1000 * statistics.median(waits),
+        cpu_ms_per_token=1000 * used / len(moments),
+    )
 
 
 def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:

@@ -21,7 +21,6 @@ Knows nothing of SGLang: a batch is a callable.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,7 +31,6 @@ from typing import Any, TypeVar
 
 from eep import fault_orders, faults
 from eep.buffer import Buffer
-from eep.collective_abi import CollectiveArgs, Element, Kind
 from eep.control.buffer_plane import may_commit
 from eep.control.member import Member
 from eep.control.planes import Plane, Planes
@@ -40,6 +38,7 @@ from eep.control.private import CONTROL_DIRECTORY
 from eep.control.processes import INCARNATION, RANK
 from eep.endpoint import Endpoint
 from eep.errors import EepError, RankRemoved, StepFailed
+from eep.intents import Intents, Word, buffers_in_order, somebody_has_more
 from eep.process_group.world import World
 from eep.validity import ContractBroken, check_peers
 from eep.view import View
@@ -54,16 +53,6 @@ have come. 0 says that this rank alone could not do its part: it tells the other
 RunEmpty = Callable[[int], object]
 """A step without tokens, through the buffer of that number."""
 
-_EXCHANGE = "eep/session"
-_BOUNDARY = 0
-
-
-class _Word(ctypes.Structure):
-    """What a rank says when it enters an epoch: how many steps it is to run again, and for the oldest its intent, which is
-    nothing, or to run it through a certain buffer."""
-
-    _fields_ = (("digest", ctypes.c_uint64), ("intent", ctypes.c_uint64), ("steps", ctypes.c_uint64))
-
 
 @dataclass
 class _Step:
@@ -75,14 +64,6 @@ class _Step:
     wait: Callable[[], object]
     """Until what was started is over."""
     result: Any = None
-
-    @property
-    def intent(self) -> int:
-        return 1 + self.buffer
-
-
-def _buffer_of(intent: int) -> int:
-    return intent - 1
 
 
 class Session:
@@ -99,9 +80,9 @@ class Session:
     ) -> None:
         """``buffers``: those of a step, each of which uses one of them, the same on every rank. ``timeout``: how many
         seconds a peer may take to enter an epoch that all have agreed on."""
-        self._world, self._buffers, self._timeout = world, tuple(buffers), timeout
+        self._buffers = tuple(buffers)
         self._repair, self._run_empty = repair, run_empty
-        self._lane = world.open_lane(_EXCHANGE, range(world.endpoint.max_ranks))
+        self._intents = Intents(world, timeout)
         self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
         self._digest: int | None = None
         self._epoch = -1
@@ -242,14 +223,14 @@ class Session:
     def _go_on(self) -> None:
         """Into the newest view, and whatever is to be run again there, by this rank or by others, until all of it is good."""
         while True:
-            intents = self._enter()
+            buffers = self._enter()
             mine = self._steps[0] if self._steps else None
-            for intent in intents:
-                if is_mine := mine is not None and intent == mine.intent:
+            for buffer in buffers:
+                if is_mine := mine is not None and buffer == mine.buffer:
                     faults.at("step.again")
                     trusted = self._trusts(mine.again)
                 else:
-                    trusted = self._trusts(partial(self._run_empty, _buffer_of(intent)))
+                    trusted = self._trusts(partial(self._run_empty, buffer))
                 if trusted is None:
                     self.repeated += is_mine
                     break
@@ -260,8 +241,7 @@ class Session:
                     return
 
     def _enter(self) -> list[int]:
-        """Into the newest view, together with everybody. Returns what they intend to run again, in the order in which all
-        do so."""
+        """Into the newest view, together with everybody. Returns the buffers through which steps are run again, in order."""
         while True:
             view = self.member.boundary(self._settle)
             if view is None:
@@ -283,8 +263,8 @@ class Session:
                 continue
             self._check(view, words[0])
             self._epoch = view.epoch
-            self._has_more = any(word.steps > 1 for word in words[0].values())
-            return sorted({int(word.intent) for word in words[0].values()} - {_BOUNDARY})
+            self._has_more = somebody_has_more(words[0])
+            return buffers_in_order(words[0])
 
     def _settle(self, view: View) -> None:
         if self._epoch < 0:
@@ -293,21 +273,13 @@ class Session:
         self._digest = self._repair(view)
         faults.at("routing.published")
 
-    def _exchange(self) -> dict[int, _Word]:
+    def _exchange(self) -> dict[int, Word]:
         if self._digest is None:
             raise EepError("nothing runs while experts are missing")
-        size = len(self._lane.ranks)
-        intent = self._steps[0].intent if self._steps else _BOUNDARY
-        mine, theirs = _Word(self._digest, intent, len(self._steps)), (_Word * size)()
-        blocks = (ctypes.c_void_p * size)(*(ctypes.addressof(word) for word in theirs))
-        args = CollectiveArgs(
-            kind=Kind.ALL_GATHER, element=Element.BYTES, bytes=ctypes.sizeof(_Word), out_blocks=blocks
-        )
-        args.in_ = ctypes.addressof(mine)
-        answered = self._lane.call("entering an epoch", args, self._timeout)
-        return {rank: theirs[rank] for rank in range(size) if answered >> rank & 1}
+        oldest = self._steps[0].buffer if self._steps else None
+        return self._intents.exchange(Word(self._digest, len(self._steps), oldest))
 
-    def _check(self, view: View, words: dict[int, _Word]) -> None:
+    def _check(self, view: View, words: dict[int, Word]) -> None:
         for endpoint in self._endpoints:
             check_peers(view, endpoint.table)
         others = {rank: word.digest for rank, word in words.items() if word.digest != self._digest}

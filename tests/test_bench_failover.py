@@ -86,8 +86,9 @@ def test_every_rank_is_killed_as_often_and_the_seed_decides() -> None:
 
 
 def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
-    told = steady([Phase(True, 90, 11), Phase(False, 100, 10), Phase(False, 50, 20), Phase(True, 45, 22)])
+    told = steady([Phase(True, 90, 6, 11), Phase(False, 100, 5, 10), Phase(False, 50, 5, 20), Phase(True, 45, 6, 22)])
     assert told["tokens_per_second"]["elastic_over_fixed"] == pytest.approx(0.9)
+    assert told["ms_between_tokens"]["elastic_over_fixed"] == pytest.approx(1.2)
     assert told["cpu_ms_per_token"]["elastic_over_fixed"] == pytest.approx(1.1)
     assert (told["tokens_per_second"]["elastic"], told["tokens_per_second"]["fixed"]) == (67.5, 75)
 

@@ -241,7 +241,9 @@ int main() {
   test_revoke();
   test_a_barrier_is_met_though_others_are_in_the_next_view();
   test_a_barrier_of_a_view_that_the_others_left();
+  eep_test::test_numbers();
   eep_test::test_collectives();
+  eep_test::test_collectives_as_views_change();
   eep_test::test_messages();
   std::puts("core_test: all well");
 }

@@ -29,7 +29,9 @@ void on_ranks(uint32_t count, Body body) {
 }
 
 void test_collectives();
+void test_collectives_as_views_change();
 void test_messages();
+void test_numbers();
 
 }  // namespace eep_test
 
