@@ -27,6 +27,7 @@ from sglang_patches import (
     backup,
     controller_process,
     cpu,
+    garbage,
     hooks,
     launcher,
     options,
@@ -230,6 +231,7 @@ def _event_loop(controller: Any) -> None:
 
     ranks: Ranks = getattr(controller, _ATTRIBUTE)
     outlive_failed_ranks()
+    garbage.leave_out_what_is_here()
     outbox = Outbox(module.sock_send)
     module.sock_send = outbox
     poller = zmq.Poller()

@@ -22,7 +22,7 @@ from eep.fault_orders import allow_in
 from eep.observe.metrics import Sheet
 from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
-from sglang_patches import hooks, ledger_adapter, options
+from sglang_patches import garbage, hooks, ledger_adapter, options
 from sglang_patches.options import DIRECTORY
 from sglang_patches.seeds import Seeds
 
@@ -259,6 +259,7 @@ def _start_watching(_: None, manager: Any) -> None:
         call(front_end.on_gone, rank, incarnation)
 
     front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
+    garbage.leave_out_what_is_there(manager)
 
 
 def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:

@@ -7,7 +7,6 @@ that SGLang prepares is done too.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from eep.experts.repair_plan import Tier
 from eep.observe.metrics import RankMetrics
 from eep.recovery import Session
 from eep.view import View
-from sglang_patches import backup, options, process_groups, token_forms
+from sglang_patches import backup, garbage, options, process_groups, token_forms
 from sglang_patches.cuda import graphs
 from sglang_patches.expert_location import ExpertLocation, initial_placement
 from sglang_patches.token_forms import MoeShape
@@ -111,9 +110,7 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
-            # What there is by now stays. To look through all of it for garbage takes half a second, and every rank waits.
-            gc.collect()
-            gc.freeze()
+            garbage.leave_out_what_is_here(collect=True)
             self._session = Session(process_groups.world(), self._buffers, self._repair, self.run_empty)
         return self._session
 

@@ -72,6 +72,7 @@ TARGETS = (
     Target(_CONTROLLER + "event_loop", "route to ranks that live"),
     Target(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),
     Target(_MANAGER + "auto_create_handle_loop", "the front end hears of views"),
+    Target(_MANAGER + "freeze_gc", "the garbage collector leaves out what is there when the server is up"),
     Target(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
     Target(_MANAGER + "_handle_batch_output", "what was delivered"),
     Target(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
