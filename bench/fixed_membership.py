@@ -3,7 +3,8 @@
 This file is an SGLang plugin of its own, which :class:`Switch` puts beside a server; it does nothing in any other. While the
 switch is thrown the membership is taken for fixed, as if no rank could ever be lost:
 
-- a rank runs its step as it is: nobody looks whether its results can be trusted, and no view is entered between steps;
+- a rank runs its step as it is: nothing is kept to run it again, nobody looks whether its results can be trusted, and no view
+  is entered between steps;
 - the front end sends a request to the rank that its client names, and keeps nothing of it.
 
 Everything else stays as it is: dispatch and combine, the process groups, the supervisor's threads. With overlap scheduling
@@ -30,6 +31,10 @@ OF_A_RANK: dict[str, Callable[..., Any]] = {
     "settle": lambda session, leave=0: None,
 }
 """What the methods of :class:`eep.recovery.Session` do while the switch is thrown."""
+OF_A_STEP_AHEAD: dict[str, Callable[..., Any]] = {
+    "begin": lambda launched, here, forward, batch: forward(),
+}
+"""And those of :class:`sglang_patches.overlap.Launched`: nothing is kept to run the step again."""
 OF_THE_FRONT_END: dict[str, Callable[..., Any]] = {
     "send": lambda front_end, message: front_end._dispatch(message),
     "output": lambda front_end, output, late: None,
@@ -68,6 +73,7 @@ def register() -> None:
         return
     from eep.recovery import Session
     from sglang_patches.front_end import FrontEnd
+    from sglang_patches.overlap import Launched
 
     with open(path, "rb") as file:
         switch = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
@@ -80,7 +86,6 @@ def register() -> None:
 
         setattr(owner, name, either)
 
-    for name, fixed in OF_A_RANK.items():
-        replace(Session, name, fixed)
-    for name, fixed in OF_THE_FRONT_END.items():
-        replace(FrontEnd, name, fixed)
+    for owner, methods in ((Session, OF_A_RANK), (Launched, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
+        for name, fixed in methods.items():
+            replace(owner, name, fixed)

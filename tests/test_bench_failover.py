@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 from failover_kills import WINDOW, Wrong, costs, victims, wrong_answers
 from failover_report import percentiles, steady, throughput
 from failover_steady import Phase, _cpu_seconds, _cpu_seconds_since
-from fixed_membership import OF_A_RANK, OF_THE_FRONT_END
+from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END
 from provenance import command_line
 
 from eep.drill.load import Answer, Load
@@ -24,6 +24,7 @@ from eep.drill.story import Fault
 from eep.recovery import Session
 from eep.view import View
 from sglang_patches.front_end import FrontEnd
+from sglang_patches.overlap import Launched
 
 
 def made_up() -> tuple[Any, Fault]:
@@ -95,7 +96,9 @@ def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "fixed"),
-    [(Session, *each) for each in OF_A_RANK.items()] + [(FrontEnd, *each) for each in OF_THE_FRONT_END.items()],
+    [(Session, *each) for each in OF_A_RANK.items()]
+    + [(Launched, *each) for each in OF_A_STEP_AHEAD.items()]
+    + [(FrontEnd, *each) for each in OF_THE_FRONT_END.items()],
 )
 def test_what_takes_the_place_of_elasticity_is_called_alike(owner: type, name: str, fixed: Any) -> None:
     def called(function: Any) -> list[tuple[str, Any]]:
