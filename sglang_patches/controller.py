@@ -19,6 +19,7 @@ from typing import Any, cast
 from eep.control.background import BackgroundSupervisor
 from eep.control.fork_launcher import ForkLauncher
 from eep.control.processes import Launcher, SubprocessLauncher, command_of
+from eep.control.refill import Refill
 from eep.control.spares import SpareLauncher
 from eep.control.supervisor import Supervisor
 from eep.membership import Effect, Notify, Policy, Transition
@@ -135,10 +136,16 @@ def _launcher() -> Launcher:
     spares = options.required().spares
     if spares:
         warm = "" if cpu.is_asked_for() else gpu_preload.ENTRY
-        return SpareLauncher(rank_entry.ENTRY, spares=spares, preload=PRELOAD, warm=warm)
+        refill = Refill(spares, free_cores=_free_cores())
+        return SpareLauncher(rank_entry.ENTRY, spares=spares, preload=PRELOAD, warm=warm, refill=refill)
     if cpu.is_asked_for():
         return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
     return SubprocessLauncher(command_of(cast(FunctionType, rank_entry.main)))
+
+
+def _free_cores() -> int:
+    """Those that the ranks leave. On a CPU they leave none, and on a GPU each has one for its loop and one for the rest."""
+    return 0 if cpu.is_asked_for() else len(os.sched_getaffinity(0)) - 2 * options.required().max_ranks
 
 
 class Outbox:

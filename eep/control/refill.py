@@ -1,8 +1,9 @@
 """When another spare process is prepared. Pure: the time is what it is told.
 
 Preparing one takes a core for as long as importing an engine does, and a rank that is being started needs that core
-more. So nothing is prepared until every rank that was started runs again, or has had its time; spares are prepared one
-after the other; and what keeps dying is tried less and less often.
+more. So nothing is prepared until every rank that was started runs again, or has had its time, and spares are prepared
+one after the other. With cores to spare neither is needed, since whoever is lost next should find one: only the first
+ranks are waited for. What keeps dying is tried less and less often.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ SHORTEST, LONGEST = 1.0, 60.0
 
 
 class Refill:
-    """Keeps ``wanted`` spares. All times are seconds of one clock that never goes back."""
+    """Keeps ``wanted`` spares. All times are seconds of one clock that never goes back.
 
-    def __init__(self, wanted: int, *, settles_within: float = SETTLES_WITHIN) -> None:
+    ``free_cores``: how many there are that no rank needs.
+    """
+
+    def __init__(self, wanted: int, *, free_cores: int = 0, settles_within: float = SETTLES_WITHIN) -> None:
         if wanted < 0:
             raise ValueError(f"there cannot be {wanted} spares; 0 turns them off")
         self.wanted = wanted
-        self._settles_within = settles_within
+        self._free_cores, self._settles_within = max(0, free_cores), settles_within
         self._starting: dict[int, tuple[int, float]] = {}
         self._failures = 0
         self._not_before = 0.0
 
     def launched(self, now: float, rank: int, incarnation: int) -> None:
         """A rank is being started."""
-        self._starting[rank] = (incarnation, now + self._settles_within)
+        if incarnation == 0 or not self._free_cores:
+            self._starting[rank] = (incarnation, now + self._settles_within)
 
     def runs(self, incarnations: Mapping[int, int]) -> None:
         """These ranks, as these incarnations, run."""
@@ -48,7 +53,7 @@ class Refill:
 
     def wait(self, now: float, ready: int, preparing: int) -> float | None:
         """Seconds until one more is to be started, 0 if that is now; None: not before something happens."""
-        if preparing or ready >= self.wanted:
+        if preparing >= max(1, self._free_cores) or ready + preparing >= self.wanted:
             return None
         deadlines = [deadline for _, deadline in self._starting.values()]
         return max(0.0, max([self._not_before, *deadlines]) - now)

@@ -143,7 +143,7 @@ class SpareLauncher:
         )
 
     def _look(self) -> None:
-        """Prepare another one if it is time, or come back when it is."""
+        """Prepare as many as it is time for, and come back when it is time for more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -160,6 +160,8 @@ class SpareLauncher:
             self._pool.append(self._new())
         except OSError as error:
             self._failed(f"cannot be started: {error}", 0.0)
+        else:
+            self._look()
 
     def _happened(self, effect: Effect) -> None:
         if isinstance(effect, Notify) and effect.phase is Phase.RUN:

@@ -29,6 +29,23 @@ def test_nothing_is_prepared_while_a_rank_starts() -> None:
     assert refill.wait(12.0, 0, 0) == 0
 
 
+def test_with_cores_to_spare_several_are_prepared_at_once() -> None:
+    refill = Refill(3, free_cores=2)
+    assert refill.wait(0.0, ready=0, preparing=1) == 0
+    assert refill.wait(0.0, ready=0, preparing=2) is None, "there are two cores"
+    assert refill.wait(0.0, ready=1, preparing=1) == 0
+    assert refill.wait(0.0, ready=2, preparing=1) is None, "three are wanted"
+
+
+def test_with_cores_to_spare_only_the_first_ranks_are_waited_for() -> None:
+    refill = Refill(1, free_cores=1)
+    refill.launched(0.0, 0, 0)
+    assert refill.wait(0.0, 0, 0) == SETTLES_WITHIN
+    refill.runs({0: 0})
+    refill.launched(5.0, 0, 1)
+    assert refill.wait(5.0, 0, 0) == 0
+
+
 def test_a_rank_that_never_runs_is_not_waited_for_without_end() -> None:
     refill = Refill(1)
     refill.launched(0.0, 0, 0)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from eep.control.processes import name_of
+from eep.control.refill import Refill
 from eep.control.spare_entry import MAX_ORDER
 from eep.control.spares import SpareLauncher
 from eep.control.supervisor import Supervisor
@@ -44,10 +45,12 @@ async def spared(
     spares: int = 1,
     preload: tuple[str, ...] = ("tests.control.ranks",),
     warm: str = "",
+    free_cores: int = 0,
     count: int = 2,
     **policy: object,
 ) -> AsyncIterator[tuple[Supervisor, SpareLauncher]]:
-    launcher = SpareLauncher(name_of(program), arguments, spares=spares, preload=preload, warm=warm)  # type: ignore[arg-type]
+    refill = Refill(spares, free_cores=free_cores)
+    launcher = SpareLauncher(name_of(program), arguments, spares=spares, preload=preload, warm=warm, refill=refill)
     supervisor = Supervisor(
         launcher,
         range(count),
@@ -155,6 +158,19 @@ def test_a_spare_that_has_just_died_is_passed_over() -> None:
             os.kill(child.pid, signal.SIGKILL)
             assert await child.exit_code() == -signal.SIGKILL
             os.close(child.pidfd)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("free_cores", "at_once"), [(0, 1), (2, 2)])
+def test_how_many_are_prepared_at_once_depends_on_the_cores(free_cores: int, at_once: int) -> None:
+    async def body() -> None:
+        preload = ("tests.control.gated_import",)
+        async with spared(spares=2, preload=preload, free_cores=free_cores) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            await until(supervisor, lambda: launcher.status()["preparing"] == at_once)
+            (supervisor.directory.path / "open").touch()
+            await until(supervisor, lambda: len(ready(launcher)) == 2)
 
     asyncio.run(body())
 

@@ -16,6 +16,7 @@ from tests.sglang.drills import Drilled
 
 SLOTS_FOR_ALL = ("--eep-redundant-experts", "48")
 """Every rank holds every expert, so that the last one can serve."""
+SPARES_OF_ROOMY = 3
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,5 +59,5 @@ def bounded(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def roomy(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
     place = tmp_path_factory.mktemp("roomy")
-    with serving(model, place, mps, *FOUR_RANKS, *SLOTS_FOR_ALL, "--eep-spares", "3") as server:
+    with serving(model, place, mps, *FOUR_RANKS, *SLOTS_FOR_ALL, "--eep-spares", str(SPARES_OF_ROOMY)) as server:
         yield Drilled.of(server, prompts=16, tokens=64, continued=True)
