@@ -15,9 +15,12 @@ import json
 import urllib.request
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 from eep.drill.load import ask
 
+AT_ONCE = 16
+"""How many requests a server is asked at the same time."""
 LEAST = 1e-3
 """How far the likeliest token must be ahead, in nats: a thousand times what float32 differs by from batch to batch."""
 
@@ -36,15 +39,15 @@ def margin(url: str, prompt: Sequence[int], tokens: int, timeout: float = 120.0)
     return min(float(first[0]) - float(second[0]) for first, second in places)
 
 
-def goes_on_alike(url: str, prompt: Sequence[int], tokens: int, at_once: int = 8) -> bool:
-    """Whether every continuation of the greedy answer, ``at_once`` of them asked at the same time, is the rest of it."""
+def goes_on_alike(url: str, prompt: Sequence[int], tokens: int) -> bool:
+    """Whether every continuation of the greedy answer is the rest of it."""
     answer = ask(url, prompt, tokens)
 
     def is_alike(place: int) -> bool:
         rest = ask(url, [*prompt, *answer.tokens[:place]], tokens - place)
         return not rest.problem and rest.tokens == answer.tokens[place:]
 
-    with ThreadPoolExecutor(at_once) as clients:
+    with ThreadPoolExecutor(AT_ONCE) as clients:
         return not answer.problem and all(clients.map(is_alike, range(tokens)))
 
 
@@ -62,13 +65,15 @@ def clear_prompts(
     ``continued``: their continuations are asked for too.
     """
     found: list[list[int]] = []
-    tried = 0
-    for prompt in candidates:
-        tried += 1
-        if margin(url, prompt, tokens) >= least and (not continued or goes_on_alike(url, prompt, tokens)):
-            found.append(list(prompt))
-            if len(found) == count:
-                return found
+    tried, left = 0, iter(candidates)
+    with ThreadPoolExecutor(AT_ONCE) as clients:
+        while some := list(islice(left, count)):
+            for prompt, ahead in zip(some, clients.map(lambda each: margin(url, each, tokens), some), strict=True):
+                tried += 1
+                if ahead >= least and (not continued or goes_on_alike(url, prompt, tokens)):
+                    found.append(list(prompt))
+                    if len(found) == count:
+                        return found
     raise ValueError(
         f"of {tried} prompts only {len(found)} have answers in which every token is {least:g} nats ahead"
         f"{' and that go on alike from every place' if continued else ''}; {count} are needed"

@@ -53,11 +53,11 @@ def serving(model: Path, place: Path, environment: dict[str, str], *flags: str) 
 def bounded(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
     """The slots that there are by default: tokens cross ranks, and a loss makes others bring in experts."""
     with serving(model, tmp_path_factory.mktemp("bounded"), mps, *FOUR_RANKS, "--eep-spares", "1") as server:
-        yield Drilled.of(server, prompts=16, tokens=64, continued=True)
+        yield Drilled.of(server, prompts=8, tokens=64, continued=True)
 
 
 @pytest.fixture(scope="module")
 def roomy(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
     place = tmp_path_factory.mktemp("roomy")
     with serving(model, place, mps, *FOUR_RANKS, *SLOTS_FOR_ALL, "--eep-spares", str(SPARES_OF_ROOMY)) as server:
-        yield Drilled.of(server, prompts=16, tokens=64, continued=True)
+        yield Drilled.of(server, prompts=8, tokens=64, continued=True)
