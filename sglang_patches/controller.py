@@ -137,7 +137,7 @@ def _launcher() -> Launcher:
     if spares:
         warm = "" if cpu.is_asked_for() else gpu_preload.ENTRY
         refill = Refill(spares, free_cores=_free_cores())
-        return SpareLauncher(rank_entry.ENTRY, spares=spares, preload=PRELOAD, warm=warm, refill=refill)
+        return SpareLauncher(rank_entry.ENTRY, refill=refill, preload=PRELOAD, warm=warm)
     if cpu.is_asked_for():
         return ForkLauncher(rank_entry.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
     return SubprocessLauncher(command_of(cast(FunctionType, rank_entry.main)))

@@ -45,7 +45,7 @@ class SpareLauncher:
     again, or the first that was started if none was. A spare may still become any rank; what is lost then is the time
     to open another device.
 
-    ``spares`` may be 0: then every start is a cold one.
+    ``refill`` says how many there are to be and when they are prepared. With none of them every start is a cold one.
     """
 
     def __init__(
@@ -53,15 +53,14 @@ class SpareLauncher:
         entry: str,
         arguments: Mapping[str, Any] | None = None,
         *,
-        spares: int,
+        refill: Refill,
         preload: Sequence[str] = (),
         warm: str = "",
-        refill: Refill | None = None,
     ) -> None:
         self._entry, self._arguments = entry, dict(arguments or {})
         json.dumps(self._arguments)  # refuse here what could not be sent later
         self._warm, self._preload = warm, list(preload)
-        self._refill = refill or Refill(spares)
+        self._refill = refill
         self._environment: dict[str, str] = {}
         self._seen: set[int] = set()
         self._prepare_for: int | None = None

@@ -50,7 +50,7 @@ async def spared(
     **policy: object,
 ) -> AsyncIterator[tuple[Supervisor, SpareLauncher]]:
     refill = Refill(spares, free_cores=free_cores)
-    launcher = SpareLauncher(name_of(program), arguments, spares=spares, preload=preload, warm=warm, refill=refill)
+    launcher = SpareLauncher(name_of(program), arguments, refill=refill, preload=preload, warm=warm)
     supervisor = Supervisor(
         launcher,
         range(count),
@@ -238,12 +238,10 @@ def test_a_spare_is_warmed_for_the_rank_that_died_last() -> None:
 
 def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(TypeError):
-        SpareLauncher("a:b", {"not": object()}, spares=1)
-    with pytest.raises(ValueError, match="-1 spares"):
-        SpareLauncher("a:b", spares=-1)
+        SpareLauncher("a:b", {"not": object()}, refill=Refill(1))
 
     async def body() -> None:
-        launcher = SpareLauncher("a:b", {"much": "x" * MAX_ORDER}, spares=0)
+        launcher = SpareLauncher("a:b", {"much": "x" * MAX_ORDER}, refill=Refill(0))
         with pytest.raises(OSError, match="is the most"):
             await launcher.start(0, 0, {})
         await launcher.close()
@@ -259,7 +257,7 @@ from eep.control.refill import Refill
 from eep.control.spares import SpareLauncher
 async def main():
     at_once = Refill(1, settles_within=0.0)
-    launcher = SpareLauncher("tests.control.ranks:sleeps", spares=1, preload=sys.argv[1:], refill=at_once)
+    launcher = SpareLauncher("tests.control.ranks:sleeps", refill=at_once, preload=sys.argv[1:])
     rank = await launcher.start(0, 0, {})
     while not launcher._pool or bool(sys.argv[1:]) == launcher._pool[0].is_ready:
         await asyncio.sleep(0.01)
