@@ -2,8 +2,8 @@
 
 Now and then it looks through all that a process has. In one that has imported SGLang that takes half a second, in which
 clients get nothing and, in the controller, a loss is not noticed. What a process has when it is up stays until it ends, so
-from then on it is left out. SGLang does so after its warm-up since 0.5.21, if there is one; here it is done in every version,
-and in what only this plugin has: the controller with the supervisor, and ranks that come later.
+from then on it is left out. SGLang 0.5.21 does so after its warm-up, if there is one, and 0.5.17 does not; here it is done in
+every version, and in what only this plugin has: the controller with the supervisor, and ranks that come later.
 """
 
 from __future__ import annotations

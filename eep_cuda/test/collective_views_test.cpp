@@ -23,6 +23,15 @@ void test_views_are_entered_at_any_moment() {
   });
 }
 
+// A lane of two ranks that has been through so many rounds.
+void open_and_reduce(Ranks& ranks, uint32_t rounds) {
+  on_ranks(2, [&](uint32_t rank) {
+    ranks.open(rank, kGroup, {0, 1});
+    uint32_t answered = 0;
+    for (uint32_t i = 0; i < rounds; ++i) REQUIRE(reduce_one(ranks, rank, answered) == EEP_OK && answered == 3);
+  });
+}
+
 // What the members have is gathered at rank 1; the others wait for nobody.
 eep_collective_args gather_at_1(Ranks& ranks, uint32_t rank, const int32_t& in, std::vector<void*>& out) {
   eep_collective_args args = call_of(ranks.ranks[rank].lane, EEP_GATHER);
@@ -43,12 +52,7 @@ void test_the_slow_one_finds_the_old_epoch_whole() {
   for (Where where : {kBeforeCall, kBeforeLook, kBeforeCopy})
     for (uint32_t rounds_before : {0, 1, 2, 3}) {
       Ranks ranks(2);
-      for (uint32_t rank = 0; rank < 2; ++rank) ranks.open(rank, kGroup, {0, 1});
-      on_ranks(2, [&](uint32_t rank) {
-        uint32_t answered = 0;
-        for (uint32_t i = 0; i < rounds_before; ++i)
-          REQUIRE(reduce_one(ranks, rank, answered) == EEP_OK && answered == 3);
-      });
+      open_and_reduce(ranks, rounds_before);
       // Of rank 0, which comes first, only the call in the old epoch is passed over.
       if (where == kBeforeLook)
         REQUIRE(eep_fault_arm(point_named("collective.after_flags"), EEP_FAULT_SLEEP, 1, 50'000) == EEP_OK);
@@ -86,12 +90,7 @@ void test_who_has_left_an_epoch_is_not_waited_for() {
   for (Why why : {kNeverCalled, kGaveUs})
     for (uint32_t rounds_before : {0, 2, 3}) {
       Ranks ranks(2);
-      for (uint32_t rank = 0; rank < 2; ++rank) ranks.open(rank, kGroup, {0, 1});
-      on_ranks(2, [&](uint32_t rank) {
-        uint32_t answered = 0;
-        for (uint32_t i = 0; i < rounds_before; ++i)
-          REQUIRE(reduce_one(ranks, rank, answered) == EEP_OK && answered == 3);
-      });
+      open_and_reduce(ranks, rounds_before);
       uint32_t answered = 0;
       if (why == kGaveUs) {  // it finishes the round, but without rank 1, to which it says nothing
         eep_control_suspect(&ranks.ranks[0].control, 2);
