@@ -43,8 +43,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PROMPTS, TOKENS = 8, 48
 RANKS = 4
 WARM_LENGTHS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96)
-# Room for every expert on every rank, and patience with ranks that share their cores: only deaths are measured here.
-ARGUMENTS = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000")
+# Patience with ranks that share their cores: only deaths are measured here.
+ARGUMENTS = (*FOUR_RANKS, "--eep-timeout-ms", "20000")
 
 
 def main() -> int:
@@ -59,6 +59,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
     parser.add_argument("--kills", type=int, default=20, help="how many (default: 20)")
     parser.add_argument("--spares", type=int, default=0, help="warm processes that ranks are made from (default: 0)")
+    parser.add_argument(
+        "--redundant-experts",
+        type=int,
+        default=16,
+        help="slots beyond the 16 experts of the model: with 16 each expert is on two of four ranks, and tokens cross; with "
+        "48 all are on every rank (default: 16)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="decides the order of the ranks (default: 1)")
     parser.add_argument("--clients", type=int, default=8, help="how many stream at once (default: 8)")
     parser.add_argument(
@@ -67,7 +74,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--phase-seconds", type=float, default=5.0, help="how long such a phase is (default: 5)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     options = parser.parse_args()
-    for name, least in (("kills", 1), ("spares", 0), ("clients", 1), ("pairs", 1), ("phase_seconds", 2)):
+    least_of = {"kills": 1, "spares": 0, "redundant_experts": 0, "clients": 1, "pairs": 1, "phase_seconds": 2}
+    for name, least in least_of.items():
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     return options
@@ -84,7 +92,8 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     head = provenance()  # before anything runs: the commit is the one that is measured
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
     switch = Switch(place / "switch")
-    arguments = (*ARGUMENTS, "--eep-spares", str(options.spares))
+    slots = ("--eep-redundant-experts", str(options.redundant_experts))
+    arguments = (*ARGUMENTS, *slots, "--eep-spares", str(options.spares))
     server = Server(
         make_model(place / "model", size=device.model),
         arguments,
@@ -121,6 +130,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "tokens": TOKENS,
         "kills": options.kills,
         "spares": options.spares,
+        "redundant_experts": options.redundant_experts,
         "seed": options.seed,
         "load_average": [load_before, round(os.getloadavg()[0], 2)],
     }

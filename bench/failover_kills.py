@@ -17,6 +17,9 @@ from eep.observe.timeline import Moment
 WINDOW = 3.0
 """Seconds of load before a kill and after a rejoin, over which throughput is taken."""
 
+_SHOWN = 4
+"""How many tokens of a wrong answer are told."""
+
 
 @dataclass(frozen=True)
 class Kill:
@@ -133,6 +136,9 @@ class Wrong:
     """That was to serve it."""
     at: float
     """When that token came, since the beginning of the story."""
+    got: list[int]
+    wanted: list[int]
+    """Its tokens from there on, and what they should be: a few."""
     moved_after: int | None
     """How many tokens the client had when the rank that served it was killed; None if that did not happen."""
 
@@ -150,6 +156,8 @@ def _wrong(story: Story, answer: Answer, faults: Sequence[Fault]) -> Wrong:
         place=place,
         rank=answer.rank,
         at=answer.times[place] - story.started,
+        got=answer.tokens[place : place + _SHOWN],
+        wanted=list(story.load.wanted[answer.prompt][place : place + _SHOWN]),
         moved_after=bisect_left(answer.times, kills[0]) if kills else None,
     )
 

@@ -97,6 +97,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"SGLang {setting['sglang']}.",
         f"{setting['ranks']} ranks, {setting['clients']} clients that stream {setting['tokens']} tokens per request, "
         f"{setting['kills']} kills (seed {setting['seed']}), every rank in turn, {setting['spares'] or 'no'} warm spares.",
+        f"{setting['redundant_experts']} expert slots beyond the number of experts.",
         "",
         f"{head['requests']['answered']} requests under kills, {head['requests']['failed']} failed, "
         f"{head['requests']['wrong']} with a wrong token.",

@@ -45,6 +45,7 @@ class Buffer(Endpoint):
         channels: int = 1,
         timeout_ms: float = 1000,
         sms: int | None = None,
+        shares_gpu: bool = False,
     ) -> None:
         """Claims ``rank`` and allocates for ``max_ranks`` ranks of ``max_tokens`` tokens each.
 
@@ -52,7 +53,9 @@ class Buffer(Endpoint):
         ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (sent as
         exponents). ``incarnation`` is given by a control plane; without one, the next unused number is taken. ``sms`` is
         how many multiprocessors a kernel takes of a GPU, by default all divided by ``max_ranks``, 32 at most: the kernels
-        of ranks that share one wait for each other, so together they must fit on it.
+        of ranks that share one wait for each other, so together they must fit on it. ``shares_gpu``: other ranks run on this
+        GPU, and have work for it between dispatch and combine. Then hardly any multiprocessor is taken while a kernel waits:
+        matrix products that start in clusters might find no room else, and everybody would wait until the deadline.
         """
         choose("layout", layout, LAYOUTS)
         choose("wire", wire, TYPES)
@@ -78,6 +81,8 @@ class Buffer(Endpoint):
         )
         if sms is not None:
             self._call(self._library.eep_tune(self._context, sms, 0))
+        if shares_gpu:
+            self._call(self._library.eep_share_gpu(self._context))
         self._tensors = [
             ChannelTensors(self.shape, self.layout_of_region, self._region, channel, self.device)
             for channel in range(channels)

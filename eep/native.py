@@ -15,7 +15,7 @@ from eep.collective_abi import CollectiveArgs, Group, Message
 from eep.errors import EepError, EpochRevoked
 from eep.peer_table import ControlPage, PeerTable, Snapshot
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_TOPK = 16
 MAX_TOKENS = 65535
 SCALE_GROUP = 128
@@ -162,6 +162,7 @@ _PROTOTYPES = {
     "eep_create": (c_int, (POINTER(Shape), c_uint32, c_void_p, c_void_p, POINTER(c_void_p))),
     "eep_destroy": (None, (c_void_p,)),
     "eep_tune": (c_int, (c_void_p, c_uint32, c_uint32)),
+    "eep_share_gpu": (c_int, (c_void_p,)),
     "eep_stamps": (c_int, (c_void_p, POINTER(BlockStamps), c_uint32)),
     "eep_table": (POINTER(PeerTable), (c_void_p,)),
     "eep_publish_table": (c_int, (c_void_p,)),

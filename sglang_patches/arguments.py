@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from sglang_patches import cpu, hooks, launcher, model_shape, refusals, slots
+from sglang_patches.cuda import devices
 from sglang_patches.cuda import flags as gpu_flags
 from sglang_patches.options import Options
 
@@ -154,6 +155,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),
         spares=spares,
+        shares_gpu=device_of(arguments) != "cpu" and devices.are_shared(arguments, max_ranks),
     )
 
 

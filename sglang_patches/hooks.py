@@ -26,7 +26,7 @@ AREAS = (
     "seeds",
 )
 """The modules that have a ``register()`` of their own, in the order in which they are installed."""
-GPU_AREAS = ("cuda.devices", "cuda.float32", "cuda.graphs")
+GPU_AREAS = ("cuda.alignment", "cuda.devices", "cuda.float32", "cuda.graphs")
 """Those that are installed where there is a GPU. On a CPU it is ``cpu.native_path``."""
 _wanted: set[str] = set()
 _installed = False

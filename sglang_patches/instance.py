@@ -149,6 +149,7 @@ class Instance:
                 device=self.device,
                 incarnation=int(os.environ[INCARNATION]),
                 timeout_ms=self.options.timeout_ms,
+                shares_gpu=self.options.shares_gpu,
             )
             buffer.start_alone()
             self._buffers.append(buffer)

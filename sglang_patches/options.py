@@ -36,6 +36,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seeded: bool = False
     """Sampling goes by a request's seed and the position of the token, and by nothing else."""
     spares: int = 0
+    shares_gpu: bool = False
+    """There are fewer GPUs than ranks."""
 
     def publish(self) -> None:
         """Let this process and those it starts from now on know."""

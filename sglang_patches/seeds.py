@@ -73,7 +73,9 @@ def _after_sampling_info(info: Any, _cls: type, batch: Any, *__: Any, **___: Any
         import torch
 
         seeds = [_seed_of(request.sampling_params) for request in batch.reqs]
-        info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=batch.device)
+        # As SGLang does it with its own: on a GPU nobody is to wait until the step before is over.
+        on_host = torch.tensor(seeds, dtype=torch.int64, pin_memory=torch.device(batch.device).type == "cuda")
+        info.sampling_seed = on_host.to(batch.device, non_blocking=True)
     return info
 
 

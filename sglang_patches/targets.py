@@ -167,6 +167,12 @@ TARGETS = (
     Target("layers.layernorm.RMSNorm.forward_cuda", _FLOAT32, ("x",), on_gpu=True),
     Target("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", _FLOAT32, ("positions", "query"), on_gpu=True),
     Target("models.utils.can_use_fused_inplace_qknorm", _FLOAT32, on_gpu=True),
+    Target(
+        _EXPERTS + "moe_align_block_size",
+        "its kernel has a race",
+        ("topk_ids", "block_size", "num_experts"),
+        on_gpu=True,
+    ),
     Target(_EXPERTS + "invoke_fused_moe_kernel", _FLOAT32, on_gpu=True),
     Target(_EXPERTS + "silu_and_mul", _FLOAT32, on_gpu=True),
     Target(_EXPERTS + "moe_sum_reduce", _FLOAT32, on_gpu=True),

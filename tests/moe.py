@@ -27,6 +27,7 @@ class Config:
     layout: str = "rank"
     wire: str = "bf16"
     device: str = "cpu"
+    shares_gpu: bool = False
 
     def buffer(self, rank: int, rendezvous: eep.Rendezvous | str, **more: object) -> eep.Buffer:
         return eep.Buffer(
@@ -40,6 +41,7 @@ class Config:
             layout=self.layout,
             wire=self.wire,
             device=self.device,
+            shares_gpu=self.shares_gpu,
             **more,  # type: ignore[arg-type]
         )
 

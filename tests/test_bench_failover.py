@@ -68,8 +68,10 @@ def test_where_an_answer_is_wrong() -> None:
     story.load.answers[1].tokens = [1] * 99 + [2]
     story.load.wanted[0] = [1] * 100
     story.load.answers[0].tokens = [1, 1, 5] + [1] * 97
-    moved = Wrong(prompt=0, place=99, rank=1, at=pytest.approx(10.7), moved_after=99)
-    stayed = Wrong(prompt=0, place=2, rank=0, at=pytest.approx(0.3), moved_after=None)
+    moved = Wrong(prompt=0, place=99, rank=1, at=pytest.approx(10.7), got=[2], wanted=[1], moved_after=99)
+    stayed = Wrong(
+        prompt=0, place=2, rank=0, at=pytest.approx(0.3), got=[5, 1, 1, 1], wanted=[1, 1, 1, 1], moved_after=None
+    )
     assert wrong_answers(story, [fault]) == [stayed, moved]
 
 

@@ -126,6 +126,14 @@ def test_fp8_rows_are_those_of_the_definition(rendezvous: eep.Rendezvous, wire: 
         assert torch.equal(tokens.scales[:64], scales)
 
 
+def test_on_a_cpu_it_does_not_matter_who_shares_a_gpu(rendezvous: eep.Rendezvous) -> None:
+    config = moe.Config(ranks=1, max_ranks=1, shares_gpu=True)
+    with config.buffer(0, rendezvous) as buffer:
+        buffer.connect_ranks([])
+        moe.step(buffer, config, 0, (0,))
+        assert buffer.status().ok
+
+
 def test_rows_beyond_the_valid_ones_are_marked(rendezvous: eep.Rendezvous) -> None:
     config = moe.Config(ranks=1, max_ranks=3, topk=2)
     with config.buffer(0, rendezvous) as buffer:

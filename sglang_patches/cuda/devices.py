@@ -5,6 +5,7 @@ Ranks that share a GPU should run under MPS; without it they take turns, and eve
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,13 @@ from sglang_patches import hooks
 
 def register() -> None:
     hooks.hook("managers.data_parallel_controller.maybe_reindex_device_id", _share)
+
+
+def are_shared(arguments: argparse.Namespace, ranks: int) -> bool:
+    """Whether any two of so many ranks run on the same GPU. Counting GPUs opens none."""
+    first, step = getattr(arguments, "base_gpu_id", 0), getattr(arguments, "gpu_id_step", 1)
+    gpus = max(torch.cuda.device_count(), 1)
+    return len({(first + step * rank) % gpus for rank in range(ranks)}) < ranks
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import pytest
 
 from eep.errors import EepError
 from sglang_patches import arguments, slots
-from sglang_patches.cuda import flags
+from sglang_patches.cuda import devices, flags
 
 GOOD: dict[str, Any] = {
     "device": "cpu",
@@ -68,6 +68,25 @@ def test_the_defaults() -> None:
 )
 def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> None:
     assert arguments.parse(given(**changes)).seeded is seeded
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "changes", "shared"),
+    [
+        (1, 4, {}, True),
+        (8, 8, {}, False),
+        (8, 9, {}, True),
+        (8, 4, {"base_gpu_id": 4}, False),
+        (8, 4, {"base_gpu_id": 6}, False),  # the last two are on the first two
+        (8, 8, {"gpu_id_step": 2}, True),
+        (0, 1, {}, False),
+    ],
+)
+def test_whether_ranks_share_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, changes: dict[str, int], shared: bool
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert devices.are_shared(argparse.Namespace(**changes), ranks) is shared
 
 
 def test_kernels_for_experts_on_a_gpu() -> None:

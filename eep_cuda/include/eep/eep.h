@@ -47,6 +47,10 @@ EEP_API const eep_snapshot* eep_snapshot_of(eep_context* context, uint32_t chann
 // CUDA: how many thread blocks a kernel takes (0: as before), each of which fills a multiprocessor; and what benchmarks
 // ask for, eep_bench bits. A CPU has neither and answers EEP_OK.
 EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench);
+// CUDA: other ranks run on this GPU too, and have work to do while this one waits for them. From now on only a few
+// thread blocks wait, in kernels of their own; otherwise all blocks of a kernel do, which saves two launches a layer.
+// To be said before a graph is captured. A CPU answers EEP_OK.
+EEP_API int eep_share_gpu(eep_context* context);
 
 typedef enum {
   EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory

@@ -191,6 +191,24 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+// Where the GPU is shared, this waits before the kernel that adds up, which then finds everything there. Its one block
+// leaves room on its multiprocessor for others.
+template <bool kSendsFlags>
+__global__ void __launch_bounds__(EEP_MAX_RANKS)
+    wait_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args) {
+  __shared__ Members members;
+  read_snapshot(home, args.channel, members);
+  if (threadIdx.x >= 32) return;
+  if constexpr (kSendsFlags) send_flags(home, args.channel, members);
+  await_outboxes(home, args.channel, members, args.tokens);
+}
+
+template <bool kSendsFlags>
+int launch_wait(eep_context* context, const eep_combine_recv_args& args, void* stream) {
+  wait_kernel<kSendsFlags><<<1, EEP_MAX_RANKS, 0, static_cast<cudaStream_t>(stream)>>>(context->home, args);
+  return check_cuda(cudaGetLastError(), "waiting for a combine");
+}
+
 template <uint32_t kPhases>
 int launch(eep_context* context, const eep_combine_recv_args& args, void* stream) {
   const uint32_t blocks = kPhases & kReceive ? context->blocks : 1;
@@ -220,7 +238,8 @@ int begin_receive(eep_context* context, const eep_combine_recv_args& args) {
 }  // namespace
 
 cudaError_t load_combine() {
-  return load_kernels(combine_kernel<kSend>, combine_kernel<kReceive>, combine_kernel<kSend | kReceive>);
+  return load_kernels(combine_kernel<kSend>, combine_kernel<kReceive>, combine_kernel<kSend | kReceive>,
+                      wait_kernel<false>, wait_kernel<true>);
 }
 
 }  // namespace eep
@@ -235,6 +254,8 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
 
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void* stream) {
   if (const int error = eep::begin_receive(context, *args)) return error;
+  if (context->shares_gpu)
+    if (const int error = eep::launch_wait<false>(context, *args, stream)) return error;
   return eep::launch<eep::kReceive>(context, *args, stream);
 }
 
@@ -243,5 +264,7 @@ int eep_combine(eep_context* context, const eep_combine_send_args* send, const e
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::publish(context, *send, stream)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  return eep::launch<eep::kSend | eep::kReceive>(context, *receive, stream);
+  if (!context->shares_gpu) return eep::launch<eep::kSend | eep::kReceive>(context, *receive, stream);
+  if (const int error = eep::launch_wait<true>(context, *receive, stream)) return error;
+  return eep::launch<eep::kReceive>(context, *receive, stream);
 }

@@ -126,6 +126,11 @@ int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench) {
   return EEP_OK;
 }
 
+int eep_share_gpu(eep_context* context) {
+  context->shares_gpu = true;
+  return EEP_OK;
+}
+
 int eep_stamps(eep_context* context, eep_block_stamps* stamps, uint32_t blocks) {
   if (blocks > EEP_STAMPED_BLOCKS)
     return eep::fail(EEP_ERROR_ARGUMENT, "at most %u blocks are stamped, got %u", EEP_STAMPED_BLOCKS, blocks);

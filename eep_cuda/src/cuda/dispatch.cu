@@ -417,13 +417,15 @@ FixedMembers fixed_members(const eep_context& context) {
 template <uint32_t kPhases, bool kEncodes>
 void launch_kernel(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
                    cudaStream_t stream) {
+  const bool only_waits = kPhases == kReceive && context->shares_gpu;
+  const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
   if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP) {
     const auto kernel = dispatch_kernel<kPhases, FixedMembers, kEncodes, false>;
-    kernel<<<context->blocks, kThreads, 0, stream>>>(context->home, send, receive, fixed_members(*context));
+    kernel<<<blocks, kThreads, 0, stream>>>(context->home, send, receive, fixed_members(*context));
   } else {
     const auto kernel = context->bench & EEP_BENCH_STAMPS ? dispatch_kernel<kPhases, InMemory, kEncodes, true>
                                                           : dispatch_kernel<kPhases, InMemory, kEncodes, false>;
-    kernel<<<context->blocks, kThreads, 0, stream>>>(context->home, send, receive, InMemory{});
+    kernel<<<blocks, kThreads, 0, stream>>>(context->home, send, receive, InMemory{});
   }
 }
 
@@ -484,5 +486,7 @@ int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const
                  void* stream) {
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  return eep::launch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
+  if (!context->shares_gpu) return eep::launch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
+  if (const int error = eep::launch<eep::kSend>(context, *send, {}, stream)) return error;
+  return eep::launch<eep::kReceive>(context, {}, *receive, stream);
 }

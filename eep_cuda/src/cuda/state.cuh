@@ -25,6 +25,10 @@ struct ChannelState {
   uint32_t senders_done;  // blocks of the dispatch that have put all their rows
 };
 
+// Of a kernel that waits on a GPU which others need meanwhile. A waiting block fills a multiprocessor, and libraries
+// start their matrix products in clusters of eight, for each of which so many must be free close to each other.
+constexpr uint32_t kWaitingBlocks = 2;
+
 constexpr uint32_t kMaxParts = 64;              // of a lane
 constexpr uint32_t kMostLaneBytes = 64u << 20;  // so that 32 bits number the vectors of a round
 constexpr uint32_t kUnknownLane = ~0u;
@@ -115,6 +119,7 @@ struct eep_context {
   bool is_registered = false;        // the control page, with the GPU
   uint32_t blocks = 0;               // per kernel: what may spin at once must fit on the GPU at once
   uint32_t bench = 0;                // eep_bench
+  bool shares_gpu = false;           // with ranks that have work for it while we wait
   int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row
   eep::Lane* lanes = nullptr;        // the host's copy, in pinned memory
   cudaStream_t side = nullptr;  // for what must reach the kernels while some of them run, or while a graph is captured

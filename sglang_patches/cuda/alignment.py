@@ -1,0 +1,45 @@
+"""Which expert each block of Triton's kernel works for, without a race.
+
+SGLang sorts the picks of all rows by expert and divides them into blocks of one expert each. Its kernel for many picks
+(``moe_align_block_size_kernel``) has threads look up the expert of a block in shared memory that others may not have
+written yet: a barrier is missing (SGLang's pull request 37663). It goes well unless a warp is held up, as happens on a GPU
+on which other processes start; then a few experts work on the tokens of others, and nothing tells. The order of the picks
+that it leaves is right in any case, and every block begins with one of them, so that is where the expert is taken from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_patches import hooks
+
+_FEW_PICKS, _FEW_EXPERTS = 1024, 64
+"""Below that SGLang takes another kernel, which has all its barriers."""
+
+
+def register() -> None:
+    hooks.hook("layers.moe.moe_runner.triton_utils.fused_moe.moe_align_block_size", _after_sorting, "after")
+
+
+def _after_sorting(
+    result: tuple[torch.Tensor, ...], topk_ids: torch.Tensor, block_size: int, num_experts: int, *_: Any, **__: Any
+) -> tuple[torch.Tensor, ...]:
+    if topk_ids.numel() < _FEW_PICKS and num_experts < _FEW_EXPERTS:
+        return result
+    order, experts, *rest = result
+    return (order, experts_of_blocks(order, experts, topk_ids, block_size), *rest)
+
+
+def experts_of_blocks(
+    order: torch.Tensor, experts: torch.Tensor, topk_ids: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    """The expert of each block, -1 for picks of nobody here. Blocks that are not in use keep what ``experts`` has.
+
+    ``order`` numbers the picks, flattened; a number beyond the last one is padding at the end of a block.
+    """
+    first = order[::block_size]
+    is_used = first < topk_ids.numel()
+    picked = topk_ids.flatten().index_select(0, torch.where(is_used, first, 0))
+    return torch.where(is_used, picked.to(experts.dtype), experts)
