@@ -68,7 +68,8 @@ def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[str]:
 def recover_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
     """Lets in ranks that wait in :func:`join`, old ones or new ones. Every member calls it between the same two steps.
 
-    Raises :class:`eep.PeerUnreachable`, and changes nothing anywhere, if one of them cannot be reached by everybody.
+    Raises :class:`eep.PeerUnreachable`, and changes nothing anywhere, if one of them cannot be reached by everybody within
+    half of ``timeout``; the other half is for the members to wait for each other.
     """
     group = _eep(pg)
     return group.agreement.recover([group.world_rank(rank) for rank in ranks], timeout)

@@ -74,14 +74,16 @@ class Agreement:
     def recover(self, ranks: Iterable[int], timeout: float) -> View:
         """Lets in ``ranks``, which wait in :meth:`join`. Every survivor calls it between the same two steps.
 
-        Nothing changes unless all survivors can reach all of them.
+        Nothing changes unless all survivors can reach all of them. Half of the time is for reaching them; the rest is for the
+        vote, in which who waited in vain must still find the others.
         """
-        end = time.monotonic() + timeout
+        start = time.monotonic()
+        end = start + timeout
         with self._world.changing:
             wanted = set(ranks) - set(self._world.view.active)
             problem, prepared = "", {}
             try:
-                prepared = self._prepare_waiting(wanted, end)
+                prepared = self._prepare_waiting(wanted, start + timeout / 2)
             except PeerUnreachable as error:
                 problem = str(error)
             try:
