@@ -1,12 +1,13 @@
 """The membership side of a buffer: which peers are mapped, and what the peer table says of them.
 
-A view is applied whole or not at all: newcomers are mapped first, which may fail and then changes nothing; the table is
-patched in place; only then are the mappings of those who left let go. Callers apply views between steps; only
-:meth:`Peers.revoke` may be called at any time, from any thread.
+A view is applied whole or not at all: newcomers are mapped first, or were long before (:meth:`Peers.prepare`), which may fail
+and then changes nothing; the table is patched in place; only then are the mappings of those who left let go. Callers apply
+views between steps; only :meth:`Peers.revoke` may be called at any time, from any thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -55,6 +56,8 @@ class Peers:
         self.page = ControlPage.from_address(control.address)
         self.view = View.empty(shape.max_ranks)
         self._offers: dict[int, Offer] = {}
+        self._prepared: dict[int, Offer] = {}
+        """Mapped ahead of the view that lets them in, or us."""
         # Guards the mappings against a revoke from another thread while they come and go.
         self._mappings = threading.Lock()
         self._listener = Listener(claim, shape, region, control, lambda: self.view)
@@ -95,25 +98,39 @@ class Peers:
         self._check_epoch(view)
         return self._publish(view, {})
 
-    def prepare(self, ranks: Iterable[int], timeout: float) -> dict[int, Offer]:
-        """Maps the newest incarnation of each of ``ranks`` for an :meth:`apply` to come; changes nothing else."""
+    def prepare(self, ranks: Iterable[int], timeout: float) -> Mapping[int, Offer]:
+        """Maps the newest incarnation of each of ``ranks``, ahead of the :meth:`apply` for which they are kept."""
         deadline = time.monotonic() + timeout
-        prepared: dict[int, Offer] = {}
+        wanted = sorted(set(ranks) - {self._claim.rank})
+        for rank in wanted:
+            self._check_rank(rank)
+        for rank in wanted:
+            if rank not in self._prepared or self._prepared[rank].incarnation != self._rendezvous.latest(rank):
+                self._keep(self._fetch_when_there(rank, None, deadline))
+        return {rank: self._prepared[rank] for rank in wanted}
+
+    def prepare_those_there(self) -> None:
+        """As :meth:`prepare`, of every rank that answers now."""
+        for rank in self._rendezvous.claimed_ranks():
+            with contextlib.suppress(PeerUnreachable):
+                self.prepare([rank], 0.0)
+
+    def forget_prepared(self) -> None:
+        """There will be no view with them."""
+        for offer in self._prepared.values():
+            offer.close()
+        self._prepared.clear()
+
+    def state_of(self, rank: int) -> OwnerState:
+        """What the newest incarnation of ``rank`` says of itself. Raises :class:`PeerUnreachable` if it does not answer."""
+        offer = self._fetch_when_there(rank, None, 0.0)
         try:
-            for rank in sorted(set(ranks) - {self._claim.rank}):
-                self._check_rank(rank)
-                prepared[rank] = self._fetch_when_there(rank, None, deadline)
-        except BaseException:
-            for offer in prepared.values():
-                offer.close()
-            raise
-        return prepared
+            return offer.state
+        finally:
+            offer.close()
 
-    def apply(self, view: View, timeout: float, prepared: Mapping[int, Offer] | None = None) -> View:
-        """Makes ``view`` the one that the kernels see. Raises :class:`RankRemoved` if this rank is not in it.
-
-        Takes over ``prepared`` when it succeeds; when it raises, they stay the caller's.
-        """
+    def apply(self, view: View, timeout: float) -> View:
+        """Makes ``view`` the one that the kernels see. Raises :class:`RankRemoved` if this rank is not in it."""
         if view.max_ranks != self._shape.max_ranks:
             raise ValueError(f"a view of {view.max_ranks} ranks does not fit a capacity of {self._shape.max_ranks}")
         self._check_epoch(view)
@@ -126,27 +143,20 @@ class Peers:
             )
         deadline = time.monotonic() + timeout
         mapped: dict[int, Offer] = {}
-        try:
-            for rank in view.active:
-                known, wanted = self._offers.get(rank), view.incarnations[rank]
-                if rank == me or (known is not None and known.incarnation == wanted):
-                    continue
-                offered = (prepared or {}).get(rank)
-                if offered is not None and offered.incarnation == wanted:
-                    mapped[rank] = offered
-                else:
-                    mapped[rank] = self._fetch_when_there(rank, wanted, deadline)
-        except BaseException:
-            for rank, offer in mapped.items():
-                if offer is not (prepared or {}).get(rank):
-                    offer.close()
-            raise
+        for rank in view.active:
+            known, wanted = self._offers.get(rank), view.incarnations[rank]
+            if rank == me or (known is not None and known.incarnation == wanted):
+                continue
+            prepared = self._prepared.get(rank)
+            if prepared is None or prepared.incarnation != wanted:
+                prepared = self._keep(self._fetch_when_there(rank, wanted, deadline))
+            mapped[rank] = prepared
         faults.at("view.mapped")
+        for rank in mapped:
+            del self._prepared[rank]
         published = self._publish(view, mapped)
         faults.at("view.patched")
-        for rank, offer in (prepared or {}).items():
-            if offer is not mapped.get(rank):
-                offer.close()
+        self.forget_prepared()
         return published
 
     def adopt(self, timeout: float) -> View:
@@ -193,6 +203,7 @@ class Peers:
         for offer in self._offers.values():
             offer.close()
         self._offers.clear()
+        self.forget_prepared()
 
     @property
     def processes(self) -> dict[tuple[int, int], int]:
@@ -214,6 +225,12 @@ class Peers:
     def refused_requests(self) -> int:
         """How many requests for this rank's memory were dropped because they did not verify."""
         return self._listener.refused
+
+    def _keep(self, offer: Offer) -> Offer:
+        if (last := self._prepared.pop(offer.rank, None)) is not None:
+            last.close()
+        self._prepared[offer.rank] = offer
+        return offer
 
     def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer:
         return fetch_when_there(self._rendezvous, rank, incarnation, self._shape, self._region, deadline)

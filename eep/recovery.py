@@ -102,6 +102,8 @@ class Session:
                 *(Plane(endpoint, _is_applied) for endpoint in world.endpoints[1:]),
             )
         )
+        for endpoint in self._endpoints:
+            endpoint.prepare()
         self.member.ready()
         faults.at("join.ready")
 

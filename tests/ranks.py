@@ -47,8 +47,11 @@ class RankProgram:
     def disconnect(self, ranks: list[int], epoch: int | None = None) -> eep.View:
         return self.buffer.disconnect_ranks(ranks, epoch=epoch)
 
-    def apply(self, view: eep.View) -> eep.View:
-        return self.buffer.apply_view(view, timeout=PATIENCE_S)
+    def prepare(self) -> None:
+        self.buffer.prepare()
+
+    def apply(self, view: eep.View, timeout: float = PATIENCE_S) -> eep.View:
+        return self.buffer.apply_view(view, timeout=timeout)
 
     def join(self) -> eep.View:
         return self.buffer.join(timeout=PATIENCE_S)

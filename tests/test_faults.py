@@ -304,3 +304,55 @@ def test_several_join_at_once(group: Ranks) -> None:
     group[0].call("connect", [1, 2, 3])
     assert len({group[rank].answer() for rank in (1, 2, 3)}) == 1
     group.check_steps(ALL, seed=70, count=2)
+
+
+def test_a_joiner_that_has_mapped_the_others_needs_nothing_more_of_them(group: Ranks) -> None:
+    memories = group[0].call("memories")
+    group[VICTIM].kill()
+    view = group.all(SURVIVORS, "disconnect", [VICTIM])[0]
+    joiner = group.launch(VICTIM)
+    joiner.call("prepare")
+    view = view.joined_by({VICTIM: joiner.call("hello")[1]})
+    for rank in SURVIVORS:
+        group[rank].stop()
+        group[rank].wait_until_stopped()
+    assert joiner.call("apply", view, timeout=0.0) == view
+    for rank in SURVIVORS:
+        group[rank].resume()
+    group.all(SURVIVORS, "apply", view)
+    group.check_steps(ALL, seed=80)
+    assert set(group.all(ALL, "memories").values()) == {memories}
+
+
+def test_what_was_mapped_of_a_life_that_has_ended_since_is_not_used(group: Ranks) -> None:
+    memories = group[0].call("memories")
+    group[VICTIM].kill()
+    view = group.all(SURVIVORS, "disconnect", [VICTIM])[0]
+    joiner = group.launch(VICTIM)
+    joiner.call("prepare")
+    group[0].kill()
+    second = group.launch(0)
+    view = view.joined_by({0: second.call("hello")[1], VICTIM: joiner.call("hello")[1]})
+    group.all(ALL, "apply", view)
+    group.check_steps(ALL, seed=81)
+    assert set(group.all(ALL, "memories").values()) == {memories}
+
+
+def test_a_view_that_could_not_be_applied_leaves_nothing_mapped_once_another_is(group: Ranks) -> None:
+    memories = group[0].call("memories")
+    group[VICTIM].kill()
+    group[0].kill()
+    view = group.all([1, 3], "disconnect", [0, VICTIM])[1]
+    joiner = group.launch(VICTIM)
+    life = joiner.call("hello")[1]
+    for rank in (1, 3):
+        with pytest.raises(eep.PeerUnreachable):
+            group[rank].call("apply", view.joined_by({0: 7, VICTIM: life}), timeout=0.1)  # no such life of rank 0
+    view = view.joined_by({VICTIM: life})
+    group.all([1, VICTIM, 3], "apply", view)
+    group.check_steps([1, VICTIM, 3], seed=82)
+    joiner.kill()
+    group.all([1, 3], "disconnect", [VICTIM])
+    group.replace(0, [1, 3])
+    group.replace(VICTIM, [0, 1, 3])
+    assert set(group.all(ALL, "memories").values()) == {memories}

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 
 from eep.collective_abi import CollectiveArgs, Element, Kind, OwnerState, Reduction
 from eep.errors import PeerUnreachable, RankInUse
-from eep.memory.exchange import Offer
 from eep.process_group.world import World
 from eep.rendezvous import Rendezvous
 from eep.view import View
@@ -42,8 +41,8 @@ class Agreement:
                 if latest is not None and self._is_in(latest):
                     return self._world.apply(latest, end - time.monotonic())
                 self._refuse_if_running(latest)
-                prepared = self._prepare(range(self._world.size), max(0.0, end - time.monotonic()))
-                incarnations = {rank: offer.incarnation for rank, offer in prepared.items()}
+                offers = self._world.prepare(range(self._world.size), max(0.0, end - time.monotonic()))
+                incarnations = {rank: offer.incarnation for rank, offer in offers.items()}
                 incarnations[self._world.rank] = self._world.endpoint.incarnation
                 first = View(
                     latest.epoch + 1 if latest else 1,
@@ -52,8 +51,7 @@ class Agreement:
                 )
                 committed = self._log.commit(first)
                 if self._is_in(committed):
-                    return self._world.apply(committed, max(0.0, end - time.monotonic()), prepared)
-                _close(prepared)
+                    return self._world.apply(committed, max(0.0, end - time.monotonic()))
                 if time.monotonic() >= end:
                     raise PeerUnreachable(f"the ranks could not agree on a first view within {timeout:.0f} s")
                 time.sleep(_LOOKS_EVERY)
@@ -81,25 +79,23 @@ class Agreement:
         end = start + timeout
         with self._world.changing:
             wanted = set(ranks) - set(self._world.view.active)
-            problem, prepared = "", {}
+            problem = ""
+            joining: dict[int, int] = {}
             try:
-                prepared = self._prepare_waiting(wanted, start + timeout / 2)
+                joining = self._prepare_waiting(wanted, start + timeout / 2)
             except PeerUnreachable as error:
                 problem = str(error)
             try:
-                agreed = self._vote(not problem, max(0.1, end - time.monotonic()))
-                if not agreed:
+                if not self._vote(not problem, max(0.1, end - time.monotonic())):
                     raise PeerUnreachable(
                         f"{problem or 'another survivor could not reach a rank that was to join'}; nothing has changed"
                     )
-                view = self._world.view
-                if wanted:
-                    joining = {rank: offer.incarnation for rank, offer in prepared.items()}
-                    view = self._log.commit(view.joined_by(joining))
-                    return self._world.apply(view, max(0.1, end - time.monotonic()), prepared)
-                return view
+                if not wanted:
+                    return self._world.view
+                view = self._log.commit(self._world.view.joined_by(joining))
+                return self._world.apply(view, max(0.1, end - time.monotonic()))
             except BaseException:
-                _close(prepared)
+                self._world.forget_prepared()
                 raise
 
     def join(self, timeout: float) -> View:
@@ -128,11 +124,9 @@ class Agreement:
         if newest is None or newest <= view.incarnations[rank]:
             return "absent"
         try:
-            offers = self._prepare([rank], 0.0)
+            state = self._world.endpoint._peers.state_of(rank)
         except PeerUnreachable:
             return "starting"
-        state = offers[rank].state
-        _close(offers)
         return "waiting" if state is OwnerState.WAITING else "starting"
 
     def close(self) -> None:
@@ -169,17 +163,15 @@ class Agreement:
         self._votes.call("recover_ranks", args, timeout)
         return bool(ballot.value)
 
-    def _prepare(self, ranks: Iterable[int], timeout: float) -> dict[int, Offer]:
-        return self._world.endpoint._peers.prepare(ranks, timeout)
-
-    def _prepare_waiting(self, ranks: set[int], end: float) -> dict[int, Offer]:
+    def _prepare_waiting(self, ranks: set[int], end: float) -> dict[int, int]:
+        """Maps ``ranks`` once they wait to be let in. Returns their incarnations."""
         while True:
-            offers = self._prepare(ranks, max(0.0, end - time.monotonic()))
+            offers = self._world.prepare(ranks, max(0.0, end - time.monotonic()))
+            incarnations = {rank: offer.incarnation for rank, offer in offers.items()}
             unready = [rank for rank, offer in offers.items() if offer.state is not OwnerState.WAITING]
-            stale = [rank for rank, offer in offers.items() if offer.incarnation <= self._world.view.incarnations[rank]]
+            stale = [rank for rank in offers if incarnations[rank] <= self._world.view.incarnations[rank]]
             if not unready and not stale:
-                return offers
-            _close(offers)
+                return incarnations
             if time.monotonic() >= end:
                 raise PeerUnreachable(f"rank {(stale or unready)[0]} does not wait to be let in (eep.pg.join)")
             time.sleep(_LOOKS_EVERY)
@@ -199,9 +191,3 @@ class Agreement:
                 f"an instance runs in {self._rendezvous.path} without this rank (epoch {latest.epoch}, rank {running[0]} "
                 "lives); start with eep.pg.Options(defer_join=True) and join it, or choose another rendezvous"
             )
-
-
-def _close(offers: dict[int, Offer]) -> None:
-    for offer in offers.values():
-        offer.close()
-    offers.clear()

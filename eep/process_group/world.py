@@ -8,7 +8,8 @@ each other's processes and vote.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from eep.endpoint import Endpoint
 from eep.errors import EepError
@@ -99,16 +100,29 @@ class World:
             endpoint.start_alone()
         return self.view
 
-    def apply(self, view: View, timeout: float, prepared: dict[int, Offer] | None = None) -> View:
+    def prepare(self, ranks: Iterable[int], timeout: float) -> Mapping[int, Offer]:
+        """Maps the newest incarnations of ``ranks`` on every device, ahead of a view with them. Returns those of the host."""
+        deadline = time.monotonic() + timeout
+        offers = {
+            device: endpoint._peers.prepare(ranks, max(0.0, deadline - time.monotonic()))
+            for device, endpoint in self._endpoints.items()
+        }
+        return offers["cpu"]
+
+    def forget_prepared(self) -> None:
+        for endpoint in self.endpoints:
+            endpoint._peers.forget_prepared()
+
+    def apply(self, view: View, timeout: float) -> View:
         """Enters a view that was committed. What is under way in the last one ends first.
 
         May fail half-way, when a peer cannot be reached on one of its devices: then it is to be tried again, or overtaken by
         a newer view.
         """
         with self.changing, self.gate.alone(self._end_waits):
-            for device, endpoint in self._endpoints.items():
+            for endpoint in self.endpoints:
                 if endpoint.view != view:
-                    endpoint._peers.apply(view, timeout, prepared if device == "cpu" else None)
+                    endpoint._peers.apply(view, timeout)
             self._grow(max(self.size, 1 + max(view.active)))
         self._watch.follow(self.endpoint._peers.processes)
         return view

@@ -133,14 +133,14 @@ def test_a_watch_lists_and_then_tells_every_change_in_order(open_store: OpenStor
 
 def test_leased_keys_end_with_their_lease(open_store: OpenStore) -> None:
     async def body(store: Store) -> None:
-        lease = await store.grant(2.0)
+        lease = await store.grant(3.0)
         await store.compare_and_swap("a/leased", ABSENT, b"x", lease)
         await store.compare_and_swap("a/lasting", ABSENT, b"y")
-        watch = store.watch("a/")
-        await anext(watch)
-        gone = await anext(watch)  # nobody keeps it alive
-        assert isinstance(gone, Change)
-        assert (gone.key, gone.value) == ("a/leased", None)
+        async for news in store.watch("a/"):  # until it is gone: nobody keeps it alive
+            # A watch that lost its store, which on a busy machine it may, lists again.
+            if "a/leased" not in news.entries if isinstance(news, Listing) else news.value is None:
+                assert isinstance(news, Listing) or news.key == "a/leased"
+                break
         assert not await store.keep_alive(lease)
         with pytest.raises(LeaseEndedError, match="register again"):
             await store.compare_and_swap("a/leased", ABSENT, b"z", lease)
