@@ -21,12 +21,10 @@ Knows nothing of SGLang: a batch is a callable.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from eep import fault_orders, faults
@@ -34,8 +32,6 @@ from eep.buffer import Buffer
 from eep.control.buffer_plane import may_commit
 from eep.control.member import Member
 from eep.control.planes import Plane, Planes
-from eep.control.private import CONTROL_DIRECTORY
-from eep.control.processes import INCARNATION, RANK
 from eep.endpoint import Endpoint
 from eep.errors import EepError, RankRemoved, StepFailed
 from eep.intents import Intents, Word, buffers_in_order, somebody_has_more
@@ -92,7 +88,7 @@ class Session:
         """Whether somebody has more to run again in this epoch."""
         self.repeated = 0
         """How many steps were run again."""
-        _obey_orders()
+        fault_orders.obey()
         faults.at("join.loaded")
         self.member = Member.connect(
             Planes(
@@ -301,10 +297,3 @@ def _applying(buffer: Buffer) -> Callable[[View, float], object]:
 
 def _is_applied(view: View, within: float) -> None:
     pass
-
-
-def _obey_orders() -> None:
-    """Of an operator, if this server was told that it may be drilled. A process without a supervisor has no orders."""
-    if CONTROL_DIRECTORY in os.environ:
-        directory, rank, incarnation = (os.environ[name] for name in (CONTROL_DIRECTORY, RANK, INCARNATION))
-        fault_orders.obey_in(Path(directory), int(rank), int(incarnation))
