@@ -147,8 +147,13 @@ class RankProgram:
                 descriptors += "memfd:eep-" in os.readlink(f"/proc/self/fd/{fd}")
             except FileNotFoundError:
                 pass  # the one that listed the directory
-        with open("/proc/self/maps") as maps:
-            return descriptors, sum("memfd:eep-" in line for line in maps)
+        return descriptors, mapped_memories(os.getpid())
+
+
+def mapped_memories(pid: int) -> int:
+    """How many mappings of ranks' memory a process has."""
+    with open(f"/proc/{pid}/maps") as maps:
+        return sum("memfd:eep-" in line for line in maps)
 
 
 def _serve(connection: Connection, kind: type[RankProgram], arguments: tuple[Any, ...]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import eep
 from eep import faults
 from tests import moe
-from tests.ranks import DIED, Ranks
+from tests.ranks import DIED, RankProcess, Ranks
 
 ALL, VICTIM, SURVIVORS = (0, 1, 2, 3), 2, (0, 1, 3)
 CONFIG = moe.Config(ranks=4, max_ranks=4)
@@ -306,12 +306,18 @@ def test_several_join_at_once(group: Ranks) -> None:
     group.check_steps(ALL, seed=70, count=2)
 
 
-def test_a_joiner_that_has_mapped_the_others_needs_nothing_more_of_them(group: Ranks) -> None:
-    memories = group[0].call("memories")
+def joiner_that_has_mapped_the_others(group: Ranks) -> tuple[RankProcess, eep.View]:
+    """In the place of the victim, not let in yet; and the view of those who will."""
     group[VICTIM].kill()
     view = group.all(SURVIVORS, "disconnect", [VICTIM])[0]
     joiner = group.launch(VICTIM)
     joiner.call("prepare")
+    return joiner, view
+
+
+def test_a_joiner_that_has_mapped_the_others_needs_nothing_more_of_them(group: Ranks) -> None:
+    memories = group[0].call("memories")
+    joiner, view = joiner_that_has_mapped_the_others(group)
     view = view.joined_by({VICTIM: joiner.call("hello")[1]})
     for rank in SURVIVORS:
         group[rank].stop()
@@ -326,10 +332,7 @@ def test_a_joiner_that_has_mapped_the_others_needs_nothing_more_of_them(group: R
 
 def test_what_was_mapped_of_a_life_that_has_ended_since_is_not_used(group: Ranks) -> None:
     memories = group[0].call("memories")
-    group[VICTIM].kill()
-    view = group.all(SURVIVORS, "disconnect", [VICTIM])[0]
-    joiner = group.launch(VICTIM)
-    joiner.call("prepare")
+    joiner, view = joiner_that_has_mapped_the_others(group)
     group[0].kill()
     second = group.launch(0)
     view = view.joined_by({0: second.call("hello")[1], VICTIM: joiner.call("hello")[1]})

@@ -11,7 +11,7 @@ import torch
 import eep
 from eep import faults
 from tests.process_group.members import COLLECTIVES, Members, values
-from tests.ranks import DIED, PATIENCE_S
+from tests.ranks import DIED, PATIENCE_S, mapped_memories
 
 Start = Callable[..., Members]
 POINTS = [point for point in faults.points() if point.startswith("collective")]
@@ -31,6 +31,21 @@ def go_on_without(members: Members, dead: list[int], survivors: list[int], seed:
     for active in members.all(survivors, "active").values():
         assert active == tuple(survivors)
     check_sums(members, survivors, seed)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def check_nothing_has_changed(members: Members, view: eep.View) -> None:
+    for rank in (0, 1):
+        with pytest.raises(eep.PeerUnreachable, match="nothing has changed"):
+            members[rank].answer()
+    assert set(members.all([0, 1], "view").values()) == {view}
+    check_sums(members, [0, 1], 9)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -218,7 +233,7 @@ def test_a_joiner_that_dies_leaves_the_survivors_as_they_were(group: Start, mome
     for rank in (0, 1):
         if not (moment == "mapped" and rank == 0):
             members[rank].send("recover", [2], 2.0)
-    nothing_has_changed(members, view)
+    check_nothing_has_changed(members, view)
     members.rejoin(2, [0, 1])
     check_sums(members, [0, 1, 2], 10)
 
@@ -232,27 +247,7 @@ def test_survivors_that_ask_for_an_absent_rank_at_different_times_are_told_the_s
     members[0].send("recover", [2], 3.0)
     time.sleep(1.0)
     members[1].send("recover", [2], 3.0)
-    nothing_has_changed(members, view)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def mapped_memories(pid: int) -> int:
-    with open(f"/proc/{pid}/maps") as maps:
-        return sum("memfd:eep-" in line for line in maps)
-
-
-def nothing_has_changed(members: Members, view: eep.View) -> None:
-    for rank in (0, 1):
-        with pytest.raises(eep.PeerUnreachable, match="nothing has changed"):
-            members[rank].answer()
-    assert set(members.all([0, 1], "view").values()) == {view}
-    check_sums(members, [0, 1], 9)
+    check_nothing_has_changed(members, view)
 
 
 def test_ranks_can_be_added_up_to_the_capacity(group: Start) -> None:
