@@ -52,6 +52,7 @@ class Server:
         self._mark = uuid.uuid4().hex
         self._log = log
         self._shared_memory = set(os.listdir("/dev/shm"))
+        self._tidies = "--ep-backend" in arguments
         self._command = [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)),
             *device.flags,
@@ -89,13 +90,18 @@ class Server:
         return self._log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """Ask it to end, as a user would, and kill it if it does not."""
+        """Ask it to end, as a user would, and kill it if it does not. What SGLang leaves in shared memory without eep is
+        removed."""
+        shared = {name for pid in self.processes() for name in _shared_memory_of(pid)}
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_WITHIN)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the server did not end within {STOP_WITHIN} s\n{self.log[-4000:]}") from None
+        if not self._tidies:
+            for name in shared:
+                Path("/dev/shm", name).unlink(missing_ok=True)
 
     def kill(self) -> None:
         for pid in self.processes():
@@ -105,22 +111,18 @@ class Server:
 
     def processes(self) -> list[int]:
         """Every process of this server that lives."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if f"{_MARK}={self._mark}".encode() in (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-        return found
+        mark = f"{_MARK}={self._mark}".encode()
+        return [pid for pid in _pids() if mark in _read(pid, "environ")]
 
     def leftovers(self, within: float = 10.0) -> list[str]:
-        """What is still there of a server that has ended; children may take a moment to follow."""
+        """What is still there of a server that has ended; children may take a moment to follow. What another server
+        beside it has mapped is not counted."""
         end = time.monotonic() + within
         while True:
-            left = [f"process {pid}" for pid in self.processes()]
-            left += [
-                f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shared_memory if name[:3] in _OURS
-            ]
+            mine = self.processes()
+            others = {name for pid in _pids() if pid not in (os.getpid(), *mine) for name in _shared_memory_of(pid)}
+            made = set(os.listdir("/dev/shm")) - self._shared_memory - others
+            left = [f"process {pid}" for pid in mine] + [f"/dev/shm/{name}" for name in made if name[:3] in _OURS]
             if not left or time.monotonic() > end:
                 return left
             time.sleep(0.1)
@@ -205,3 +207,21 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _read(pid: int, what: str) -> bytes:
+    """Of a process that may be gone, or another user's: nothing then."""
+    try:
+        return Path("/proc", str(pid), what).read_bytes()
+    except OSError:
+        return b""
+
+
+def _shared_memory_of(pid: int) -> set[str]:
+    """The files in shared memory that a process has mapped."""
+    lines = _read(pid, "maps").decode(errors="replace").splitlines()
+    return {line.rpartition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}

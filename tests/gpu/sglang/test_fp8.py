@@ -53,6 +53,7 @@ def test_four_ranks_find_a_text_as_likely_as_one_does_and_one_is_lost(
     log = tmp_path_factory.mktemp("one") / "log"
     with Server(fp8_model, (*ONE_RANK, *BFLOAT16), log, device=CUDA) as server:
         alone = [each for text in texts for each in likelihoods(server, text)]
+    assert server.leftovers() == []
     with serving(fp8_model, tmp_path_factory.mktemp("four"), mps, *FOUR_RANKS, *BFLOAT16) as server:
         assert "tokens cross ranks as fp8 by rank" in server.log
         together = [each for text in texts for each in likelihoods(server, text)]
