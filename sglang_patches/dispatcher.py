@@ -92,12 +92,11 @@ class Exchange:
     def __init__(
         self, here: instance.Instance, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> None:
-        slots = here.location.choice[layer]
-        # -1 stays -1: rows that are only padding go nowhere.
-        experts = topk_ids.long().clamp(min=0)
-        chosen = torch.where(topk_ids >= 0, slots[experts], -1)
+        # As few kernels as can be: prefill is eager, and every launch of every layer counts.
+        chosen = here.location.choice[layer][topk_ids.long()]
         weights = topk_weights.float()
         if here.used is not None:
+            experts = topk_ids.long().clamp(min=0)
             here.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
             weights = torch.where(chosen >= 0, weights, 0.0)
         self._buffer = here.buffer

@@ -25,7 +25,8 @@ def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int
 
 
 class ExpertLocation:
-    """The placement in force, and ``choice[layer, expert]``: the slot to which this rank sends its tokens.
+    """The placement in force, and ``choice[layer, expert]``: the slot to which this rank sends its tokens. Its last column
+    is for expert -1, of rows that are only padding: they go nowhere.
 
     Both are tensors that stay where they are: a new placement is written into them between steps.
     """
@@ -39,14 +40,14 @@ class ExpertLocation:
             placement.max_ranks,
             device,
         )
-        self.choice = torch.full((placement.layers, placement.experts), EMPTY, dtype=torch.int64, device=device)
+        self.choice = torch.full((placement.layers, placement.experts + 1), EMPTY, dtype=torch.int64, device=device)
         self._addresses = addresses_of(self.tables)
         self.publish(placement)
 
     def publish(self, placement: Placement) -> None:
         """Send tokens by ``placement`` from the next step on."""
         self.tables.publish(placement)
-        self.choice.copy_(torch.from_numpy(choose_copies(placement, self.rank)))
+        self.choice[:, :-1].copy_(torch.from_numpy(choose_copies(placement, self.rank)))
         self.placement = placement
         check_routing(placement, self.tables, self._addresses)
 

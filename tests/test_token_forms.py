@@ -122,7 +122,7 @@ def exchange(place: Path, form: Form, run: Callable[[Any], torch.Tensor]) -> tup
     with buffer:
         buffer.start_alone()
         here: Any = SimpleNamespace(
-            location=SimpleNamespace(choice=torch.arange(SLOTS)[None]), buffer=buffer, used=None
+            location=SimpleNamespace(choice=torch.tensor([[*range(SLOTS), -1]])), buffer=buffer, used=None
         )
         for _ in range(2):
             step = Exchange(here, 0, x, ids, weights)

@@ -28,18 +28,14 @@ def _after_sorting(
 ) -> tuple[torch.Tensor, ...]:
     if topk_ids.numel() < _FEW_PICKS and num_experts < _FEW_EXPERTS:
         return result
-    order, experts, *rest = result
-    return (order, experts_of_blocks(order, experts, topk_ids, block_size), *rest)
+    order, _, *rest = result
+    return (order, experts_of_blocks(order, topk_ids, block_size), *rest)
 
 
-def experts_of_blocks(
-    order: torch.Tensor, experts: torch.Tensor, topk_ids: torch.Tensor, block_size: int
-) -> torch.Tensor:
-    """The expert of each block, -1 for picks of nobody here. Blocks that are not in use keep what ``experts`` has.
+def experts_of_blocks(order: torch.Tensor, topk_ids: torch.Tensor, block_size: int) -> torch.Tensor:
+    """The expert of each block, -1 for picks of nobody here. What it says of blocks that are not in use is never read.
 
     ``order`` numbers the picks, flattened; a number beyond the last one is padding at the end of a block.
     """
-    first = order[::block_size]
-    is_used = first < topk_ids.numel()
-    picked = topk_ids.flatten().index_select(0, torch.where(is_used, first, 0))
-    return torch.where(is_used, picked.to(experts.dtype), experts)
+    picks = topk_ids.flatten()
+    return picks.index_select(0, order[::block_size].clamp(0, picks.numel() - 1)).to(order.dtype)
