@@ -40,7 +40,8 @@ def test_a_block_is_the_expert_of_its_first_pick(data: st.DataObject) -> None:
     order, of_block, used = sorted_picks(topk_ids, block, experts)
     order[used:] = data.draw(st.integers(-(2**31), 2**31 - 1))  # nobody says what is there
     found = alignment.experts_of_blocks(order, topk_ids, block)
-    assert found.shape == of_block.shape and found.dtype == of_block.dtype
+    assert found.shape == of_block.shape
+    assert found.dtype == of_block.dtype
     assert torch.equal(found[: used // block], of_block[: used // block])
 
 
