@@ -28,8 +28,8 @@ def _after_sorting(
 ) -> tuple[torch.Tensor, ...]:
     if topk_ids.numel() < _FEW_PICKS and num_experts < _FEW_EXPERTS:
         return result
-    order, _, *rest = result
-    return (order, experts_of_blocks(order, topk_ids, block_size), *rest)
+    order = result[0]
+    return (order, experts_of_blocks(order, topk_ids, block_size), *result[2:])
 
 
 def experts_of_blocks(order: torch.Tensor, topk_ids: torch.Tensor, block_size: int) -> torch.Tensor:
