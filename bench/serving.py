@@ -29,7 +29,12 @@ from eep.drill.server import FOUR_RANKS, ONE_RANK, Server
 from eep.tiny_model import SIZES, make_model
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SERVERS = {"one rank": ONE_RANK, "four ranks": (*FOUR_RANKS, "--eep-timeout-ms", "20000")}
+PREFILLED = 512
+"""Tokens that a rank prefills in a step at most. SGLang divides what it is told by the number of ranks."""
+SERVERS = {
+    "one rank": (*ONE_RANK, "--chunked-prefill-size", str(PREFILLED)),
+    "four ranks": (*FOUR_RANKS, "--chunked-prefill-size", str(4 * PREFILLED), "--eep-timeout-ms", "20000"),
+}
 FIGURES = {
     "output_throughput": "output tokens per second",
     "mean_ttft_ms": "mean time to the first token, ms",
@@ -180,7 +185,7 @@ def page(found: dict[str, Any]) -> str:
         f"{machine.get('gpu') or machine['cpu']}; torch {machine['torch']}, SGLang {setting['sglang']}, a random model: "
         f"{setting['model']}; {setting['dtype']}.",
         f"{load['prompts']} requests, {load['concurrency']} at once, {load['input_tokens']} tokens in and "
-        f"{load['output_tokens']} out, by `sglang.bench_serving`.",
+        f"{load['output_tokens']} out, by `sglang.bench_serving`. A rank prefills at most {PREFILLED} tokens in a step.",
         "",
         f"| | {' | '.join(servers)} | four/one |",
         "|---|---:|---:|---:|",
@@ -205,6 +210,9 @@ def page(found: dict[str, Any]) -> str:
             f"| {name} | {kind} | {wall:.2f} | {wall - busy:.2f} | {exchange:.2f} | {busy - exchange:.2f} | "
             f"{told['kernels']:.0f} | {longest} |"
         )
+    for name, kind, told in rows:
+        often = ", ".join(f"{kernel} {count:.1f}" for kernel, count in told["often"])
+        lines += ["", f"Kernels started in a step, {name}, {kind}: {often}."]
     return "\n".join(lines) + "\n"
 
 

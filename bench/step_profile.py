@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _OURS = "eep::"
+OFTEN = 24
+"""Of how many kernels it is told how often they are started: nearly all of a step's."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Profile:
     """How many kernels a step starts."""
     largest: tuple[tuple[str, float], ...]
     """The kernels that took longest, by name."""
+    often: tuple[tuple[str, float], ...]
+    """Those that are started most often, by name, and how many times: prefill is as long as its launches."""
 
     @property
     def idle(self) -> float:
@@ -49,8 +53,10 @@ def profile(events: Iterable[Mapping[str, Any]], steps: int, largest: int = 8) -
     if not kernels:
         raise ValueError("no kernel is in this trace")
     times: dict[str, float] = defaultdict(float)
+    starts: Counter[str] = Counter()
     for _, duration, name in kernels:
         times[name] += duration
+        starts[name] += 1
     begin, end = kernels[0][0], max(start + duration for start, duration, _ in kernels)
     return Profile(
         steps=steps,
@@ -61,6 +67,7 @@ def profile(events: Iterable[Mapping[str, Any]], steps: int, largest: int = 8) -
         largest=tuple(
             (name, times[name] / steps) for name in sorted(times, key=times.__getitem__, reverse=True)[:largest]
         ),
+        often=tuple((name, count / steps) for name, count in starts.most_common(OFTEN)),
     )
 
 

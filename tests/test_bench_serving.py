@@ -33,6 +33,7 @@ def test_a_step_is_busy_idle_or_exchanging() -> None:
     assert (told.wall, told.busy, told.exchange, told.kernels) == (55, 27.5, 15, 2)
     assert told.idle == told.wall - told.busy
     assert told.largest[:2] == (("eep::dispatch_kernel", 15), ("gemm", 10))
+    assert told.often == (("gemm", 1), ("other", 0.5), ("eep::dispatch_kernel", 0.5))
 
 
 def test_a_trace_without_kernels_is_refused() -> None:
