@@ -58,6 +58,7 @@ class Workload:
 
 def main() -> int:
     options = parse()
+    check_bench()
     device, size = DEVICES[options.device], options.size
     load = Workload(options.prompts, options.concurrency, options.input, options.output)
     found: dict[str, Any] = {**provenance(), "servers": {}}
@@ -90,6 +91,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (default: 128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     return parser.parse_args()
+
+
+def check_bench() -> None:
+    """Before servers are started: what it imports is not needed to serve, and may be missing."""
+    command = [sys.executable, "-m", "sglang.bench_serving", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise SystemExit(f"sglang.bench_serving does not start here: {done.stderr.strip().rpartition(chr(10))[2]}")
 
 
 def measure(server: Server, model: Path, load: Workload, place: Path, device: Device) -> dict[str, Any]:
