@@ -30,7 +30,7 @@ class Profile:
     largest: tuple[tuple[str, float], ...]
     """The kernels that took longest, by name."""
     often: tuple[tuple[str, float], ...]
-    """Those that are started most often, by name, and how many times: prefill is as long as its launches."""
+    """Those that are started most often, by name, and how many times: each costs its host time, where no graph is."""
 
     @property
     def idle(self) -> float:

@@ -92,7 +92,7 @@ class Exchange:
     def __init__(
         self, here: instance.Instance, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> None:
-        # As few kernels as can be: prefill is eager, and every launch of every layer counts.
+        # As few kernels as can be, since prefill is eager: -1, for rows that are only padding, is the last column.
         chosen = here.location.choice[layer][topk_ids.long()]
         weights = topk_weights.float()
         if here.used is not None:

@@ -52,7 +52,7 @@ class Server:
         self._mark = uuid.uuid4().hex
         self._log = log
         self._shared_memory = set(os.listdir("/dev/shm"))
-        self._tidies = "--ep-backend" in arguments
+        self._has_eep = "--ep-backend" in arguments
         self._command = [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)),
             *device.flags,
@@ -99,7 +99,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the server did not end within {STOP_WITHIN} s\n{self.log[-4000:]}") from None
-        if not self._tidies:
+        if not self._has_eep:
             for name in shared:
                 Path("/dev/shm", name).unlink(missing_ok=True)
 

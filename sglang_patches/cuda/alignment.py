@@ -2,9 +2,9 @@
 
 SGLang sorts the picks of all rows by expert and divides them into blocks of one expert each. Its kernel for many picks
 (``moe_align_block_size_kernel``) has threads look up the expert of a block in shared memory that others may not have
-written yet: a barrier is missing (SGLang's pull request 37663). It goes well unless a warp is held up, as happens on a GPU
-on which other processes start; then a few experts work on the tokens of others, and nothing tells. The order of the picks
-that it leaves is right in any case, and every block begins with one of them, so that is where the expert is taken from.
+written yet: a barrier is missing (SGLang's pull request 37663). It goes well unless a warp is held up, as may happen on a GPU
+on which other processes start; then a few experts would work on the tokens of others, and nothing tells. The order of the
+picks that it leaves is right in any case, and every block begins with one of them, so that is where the expert is taken from.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _after_sorting(
 
 
 def experts_of_blocks(order: torch.Tensor, topk_ids: torch.Tensor, block_size: int) -> torch.Tensor:
-    """The expert of each block, -1 for picks of nobody here. What it says of blocks that are not in use is never read.
+    """The expert of each block, -1 for picks of nobody here. What it says of blocks that are not in use is of no account.
 
     ``order`` numbers the picks, flattened; a number beyond the last one is padding at the end of a block.
     """

@@ -137,9 +137,8 @@ def test_leased_keys_end_with_their_lease(open_store: OpenStore) -> None:
         await store.compare_and_swap("a/leased", ABSENT, b"x", lease)
         await store.compare_and_swap("a/lasting", ABSENT, b"y")
         async for news in store.watch("a/"):  # nobody keeps it alive
-            if isinstance(
-                news, Listing
-            ):  # the first, or a later one: a watch that hears nothing for a while lists again
+            # A watch lists at first, and again when it has heard nothing for a while.
+            if isinstance(news, Listing):
                 gone = {"a/leased", "a/lasting"} - news.entries.keys()
             else:
                 gone = {news.key} if news.value is None else set()
