@@ -23,7 +23,7 @@ from eep.memory.shm import SharedMemory
 from eep.peer_table import PeerTable
 from eep.peers import Peers
 from eep.rendezvous import Rendezvous
-from eep.status import Status, is_ok, read_status
+from eep.status import QuickLook, Status, read_status
 from eep.view import View
 
 
@@ -70,6 +70,7 @@ class Endpoint:
                 self._library, self._context, rendezvous, self._claim, shape, self._region, self._control
             )
             undo.callback(self._peers.close)
+            self._quick_look = QuickLook(self._peers.page)
             # Before anything is let go of: whoever waits for us need not wait for what will never come.
             undo.callback(self._say, OwnerState.LEFT)
             self.timeout_ms = timeout_ms
@@ -177,7 +178,7 @@ class Endpoint:
     def is_ok(self) -> bool:
         """Whether all steps since the last view can be trusted: :meth:`status` in one word."""
         self._check_open()
-        return is_ok(self._peers.page, self.view.epoch)
+        return self._quick_look.is_ok(self._peers.view.epoch)
 
     def barrier(self, timeout: float = 30.0) -> None:
         """Waits for every active rank. Raises :class:`eep.StepFailed` if one does not come."""

@@ -163,7 +163,7 @@ class Session:
         """When this returns, all steps that have begun are over and good, but for the newest ``leave`` of them."""
         while len(self._steps) > leave:
             self._steps[0].wait()
-            if all(endpoint.is_ok for endpoint in self._endpoints):
+            if self._all_is_well():
                 self._hand_out(self._steps[0].result)
             else:
                 self._redo()
@@ -190,10 +190,13 @@ class Session:
         except StepFailed:
             self._give_up()
             return None
-        if all(endpoint.is_ok for endpoint in self._endpoints):
+        if self._all_is_well():
             return (result,)
         self._give_up()
         return None
+
+    def _all_is_well(self) -> bool:
+        return all(endpoint.is_ok for endpoint in self._endpoints)
 
     def _give_up(self) -> None:
         """Tells the supervisor what this rank has seen; the next boundary waits for what it makes of it."""

@@ -19,8 +19,9 @@ by length.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 MOVED = "~"
 """Between an id and the number of moves in a wire id. Aborting by prefix, as engines do, finds every life."""
@@ -53,18 +54,17 @@ class Request:
     """Why it cannot be replayed at all; empty when it can."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What a reply says about its size."""
+class Counts(NamedTuple):
+    """What a reply says about its size. (A tuple, as :class:`Delivery`, because one is made for every token that passes.)"""
 
     prompt: int
     completion: int
     cached: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What of an output is new to the client, and the counts as if nothing had happened."""
+class Delivery(NamedTuple):
+    """What of an output is new to the client, and the counts as if nothing had happened: of a request that moved, the prompt
+    and the cache hit of its first life, and every token that it was given."""
 
     id: str
     tokens: tuple[int, ...]
@@ -140,7 +140,7 @@ class Entry:
 class Ledger:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._wires: dict[str, str] = {}
+        self._wires: dict[str, Entry] = {}
         self.moved = 0
         self.dropped = 0
         """Late outputs."""
@@ -166,7 +166,7 @@ class Ledger:
             raise ValueError(f"request {request.id!r} has the wire id of another; choose another id")
         entry = Entry(request, now, waiting_since=now)
         self._entries[request.id] = entry
-        self._wires[entry.wire] = request.id
+        self._wires[entry.wire] = entry
         return entry
 
     def assigned(self, request_id: str, rank: int, incarnation: int) -> None:
@@ -180,25 +180,22 @@ class Ledger:
         self, wire: str, tokens: Sequence[int], counts: Counts, *, text: str = "", finished: bool = False
     ) -> Delivery | None:
         """A rank sent output. None when it is late: nobody may see it."""
-        entry = self._of_wire(wire)
+        entry = self._wires.get(wire)
         if entry is None or entry.state is State.WAITING:
             self.dropped += 1
             return None
-        entry.first_counts = entry.first_counts or counts
-        repeated = min(entry.withhold_tokens, len(tokens))
-        if repeated:
-            start = len(entry.delivered) - entry.withhold_tokens
-            entry.diverged |= list(tokens[:repeated]) != entry.delivered[start : start + repeated]
-            entry.withhold_tokens -= repeated
-        new = tuple(tokens[repeated:])
-        cut = min(entry.withhold_text, len(text))
-        entry.withhold_text -= cut
+        if entry.first_counts is None:
+            entry.first_counts = counts
+        new, repeated = tuple(tokens), 0
+        if entry.moves:
+            new, text, repeated = self._without_what_it_has(entry, new, text)
         entry.delivered += new
-        entry.text_length += len(text) - cut
-        delivery = Delivery(entry.request.id, new, text[cut:], self._corrected(entry, counts), repeated)
+        entry.text_length += len(text)
+        if entry.moves:
+            counts = entry.first_counts._replace(completion=len(entry.delivered))
         if finished:
             self._forget(entry)
-        return delivery
+        return Delivery(entry.request.id, new, text, counts, repeated)
 
     def abort(self, request_id: str) -> bool:
         """Its client wants no more. True when a rank will answer; False when the caller must, now."""
@@ -219,7 +216,7 @@ class Ledger:
 
     def id_of(self, wire: str) -> str | None:
         """Whose current life this is; None for a life that is over."""
-        entry = self._of_wire(wire)
+        entry = self._wires.get(wire)
         return None if entry is None or entry.state is State.WAITING else entry.request.id
 
     # What happens to ranks.
@@ -266,10 +263,6 @@ class Ledger:
 
     # Details.
 
-    def _of_wire(self, wire: str) -> Entry | None:
-        request_id = self._wires.get(wire)
-        return None if request_id is None else self._entries[request_id]
-
     def _forget(self, entry: Entry) -> None:
         del self._entries[entry.request.id]
         del self._wires[entry.wire]
@@ -302,7 +295,7 @@ class Ledger:
         while entry.wire in self._wires:  # a client may have chosen an id that looks like one of ours
             entry.moves += 1
         self.moved += 1
-        self._wires[entry.wire] = entry.request.id
+        self._wires[entry.wire] = entry
         entry.state, entry.rank, entry.incarnation, entry.waiting_since = State.WAITING, -1, -1, now
         entry.withhold_tokens = len(entry.delivered) if entry.request.manner is Manner.RESTART else 0
         entry.withhold_text = entry.text_length
@@ -319,11 +312,18 @@ class Ledger:
             request.inexact if entry.delivered else "",
         )
 
-    def _corrected(self, entry: Entry, counts: Counts) -> Counts:
-        """Of a request that moved: the prompt and the cache hit of its first life, and every token it was given."""
-        if not entry.moves or entry.first_counts is None:
-            return counts
-        return replace(entry.first_counts, completion=len(entry.delivered))
+    def _without_what_it_has(
+        self, entry: Entry, tokens: tuple[int, ...], text: str
+    ) -> tuple[tuple[int, ...], str, int]:
+        """What of this output its client does not have from an earlier life; and how many tokens it has."""
+        repeated = min(entry.withhold_tokens, len(tokens))
+        if repeated:
+            start = len(entry.delivered) - entry.withhold_tokens
+            entry.diverged |= list(tokens[:repeated]) != entry.delivered[start : start + repeated]
+            entry.withhold_tokens -= repeated
+        cut = min(entry.withhold_text, len(text))
+        entry.withhold_text -= cut
+        return tokens[repeated:], text[cut:], repeated
 
 
 def choose_rank(active: Collection[int], loads: Mapping[int, int]) -> int | None:

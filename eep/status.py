@@ -5,14 +5,13 @@ Kernels never raise: they drop a peer, go on, and leave the reason in the rank's
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 from eep.errors import EpochRevoked, StepFailed
 from eep.peer_table import ControlPage, ranks_of
 
 _REVOKED, _SUSPECT, _CORRUPT, _MISROUTED, _TORN, _BAD_TABLE, _MISMATCH = (1 << bit for bit in range(7))
-_WITHOUT_RANKS = _REVOKED | _MISROUTED | _TORN | _BAD_TABLE | _MISMATCH
-"""What says by itself that something is wrong; the others go with the ranks that they are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +55,23 @@ class Status:
             raise (EpochRevoked if self.revoked else StepFailed)(f"{self}; this step must be run again")
 
 
-def is_ok(page: ControlPage, epoch: int) -> bool:
+class QuickLook:
     """Whether the status in a control page is ok: the same as ``read_status(page, epoch).ok``, and quick, for it is asked of
-    every endpoint in every step."""
-    return not (
-        page.status & _WITHOUT_RANKS or page.suspects or page.dropped or page.corrupt or page.revoked_epoch >= epoch > 0
-    )
+    every endpoint in every step. What was good is good for as long as not a byte of it changes."""
+
+    def __init__(self, page: ControlPage) -> None:
+        self._page = page
+        self._words = memoryview(page).cast("B")[: ControlPage.status.offset + ControlPage.status.size]
+        self._good: tuple[int, bytes] | None = None
+
+    def is_ok(self, epoch: int) -> bool:
+        seen = (epoch, self._words.tobytes())
+        if seen == self._good:
+            return True
+        page = ControlPage.from_buffer_copy(seen[1].ljust(ctypes.sizeof(ControlPage), b"\0"))
+        if is_ok := read_status(page, epoch).ok:
+            self._good = seen
+        return is_ok
 
 
 def _name(ranks: tuple[int, ...]) -> str:

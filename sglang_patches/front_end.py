@@ -111,21 +111,15 @@ class FrontEnd:
 
     def output(self, output: Any, late: str) -> None:
         """Rewrite an output in place. Rows that nobody may see get the id ``late``, which nobody waits for."""
-        for row, wire in enumerate(output.rids):
-            delivery = self.ledger.delivered(
-                wire,
-                ledger_adapter.tokens_of(output, row),
-                ledger_adapter.counts_of(output, row),
-                text=ledger_adapter.text_of(output, row),
-                finished=output.finished_reasons[row] is not None,
-            )
+        for row, (wire, tokens, counts, text, finished) in enumerate(ledger_adapter.rows_of(output)):
+            delivery = self.ledger.delivered(wire, tokens, counts, text=text, finished=finished)
             if delivery is None:
                 output.rids[row] = late
                 continue
             output.rids[row] = delivery.id
             if wire != delivery.id:
                 ledger_adapter.write_back(output, row, delivery)
-            if delivery.id not in self.ledger:
+            if finished:
                 self._kept.pop(delivery.id, None)
 
     def abort_answer(self, message: Any) -> bool:

@@ -7,7 +7,8 @@ version does not have counts as empty.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from eep.requests import Counts, Delivery, Manner, Replay, Request
@@ -107,19 +108,21 @@ def message_for(kept: Any, replay: Replay, rank: int) -> Any:
     return message
 
 
-def counts_of(output: Any, row: int) -> Counts:
-    completion = getattr(output, "completion_tokens", None)
-    return Counts(output.prompt_tokens[row], completion[row] if completion else 0, output.cached_tokens[row])
-
-
-def tokens_of(output: Any, row: int) -> Sequence[int]:
-    held = getattr(output, "output_ids", None)
-    return list(held[row]) if held is not None else ()
-
-
-def text_of(output: Any, row: int) -> str:
-    held = getattr(output, "output_strs", None)
-    return held[row] if held is not None else ""
+def rows_of(output: Any) -> Iterator[tuple[str, Sequence[int], Counts, str, bool]]:
+    """Of each request in an output: its wire id, tokens, counts, text, and whether that was the last of it. Every token of a
+    server passes here."""
+    tokens, texts = getattr(output, "output_ids", None), getattr(output, "output_strs", None)
+    counts = map(
+        Counts, output.prompt_tokens, getattr(output, "completion_tokens", None) or repeat(0), output.cached_tokens
+    )
+    return zip(
+        tuple(output.rids),
+        repeat(()) if tokens is None else tokens,
+        counts,
+        repeat("") if texts is None else texts,
+        [reason is not None for reason in output.finished_reasons],
+        strict=False,  # what an output does not have is repeated without end
+    )
 
 
 def write_back(output: Any, row: int, delivery: Delivery) -> None:

@@ -16,14 +16,15 @@ token is known, so it counts an older one, or misses one. Here they are counted 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sglang_patches import instance
+
+T = TypeVar("T")
 
 _OF_THE_SCHEDULER = ("extend_input_len_per_req", "extend_logprob_start_len_per_req")
 """What SGLang notes in a result about its requests, which have gone on since."""
@@ -103,7 +104,7 @@ class Launched:
             for launched in (later, self):
                 if launched is not None:
                     launched._put_back()
-        batch = copy.copy(self._batch)
+        batch = _once_more(self._batch)
         fresh = self._run_batch(batch)
         if fresh.delay_sample_func is not None:  # where a grammar has a say, SGLang samples apart
             self._scheduler.launch_batch_sample_if_needed(fresh, batch)
@@ -160,9 +161,23 @@ def launched_after(result: Any) -> int:
 
 
 def _keep(batch: Any) -> Any:
-    """As it is now. What it samples with is made for one pass already, and is not to be made from it once more."""
-    kept = copy.copy(batch)
+    """As it is now."""
+    kept = _copy(batch)
     if batch.sampling_info is not None:
-        info = kept.sampling_info = copy.copy(batch.sampling_info)
-        info.copy_for_forward = lambda: info
+        kept.sampling_info = _copy(batch.sampling_info)
     return kept
+
+
+def _once_more(kept: Any) -> Any:
+    """To be run. What it samples with was made for one pass already, and is not to be made from it once more."""
+    batch = _keep(kept)
+    if (info := batch.sampling_info) is not None:
+        info.copy_for_forward = lambda: info
+    return batch
+
+
+def _copy(thing: T) -> T:
+    """As ``copy.copy`` makes one, in a fraction of the time: it is asked for in every step."""
+    made = object.__new__(type(thing))
+    made.__dict__.update(thing.__dict__)
+    return made

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eep.peer_table import MAX_RANKS, ControlPage, ranks_of
-from eep.status import is_ok, read_status
+from eep.status import QuickLook, read_status
 
 words = st.one_of(st.just(0), st.integers(0, 2**MAX_RANKS - 1))
 
@@ -21,7 +21,20 @@ words = st.one_of(st.just(0), st.integers(0, 2**MAX_RANKS - 1))
 )
 def test_in_one_word(status: int, suspects: int, dropped: int, corrupt: int, revoked: int, epoch: int) -> None:
     page = ControlPage(status=status, suspects=suspects, dropped=dropped, corrupt=corrupt, revoked_epoch=revoked)
-    assert is_ok(page, epoch) == read_status(page, epoch).ok
+    look = QuickLook(page)
+    assert look.is_ok(epoch) == read_status(page, epoch).ok
+
+
+word_of_a_page = st.sampled_from(("status", "suspects", "dropped", "corrupt", "revoked_epoch"))
+
+
+@given(changes=st.lists(st.tuples(word_of_a_page, st.integers(0, 3), st.integers(0, 3))))
+def test_whatever_changes_is_seen(changes: list[tuple[str, int, int]]) -> None:
+    page = ControlPage()
+    look = QuickLook(page)
+    for name, value, epoch in changes:
+        setattr(page, name, value)
+        assert look.is_ok(epoch) == read_status(page, epoch).ok
 
 
 @given(ranks=st.sets(st.integers(0, MAX_RANKS - 1)))

@@ -142,10 +142,10 @@ class Member:
 
     @property
     def has_news(self) -> bool:
-        """Whether the next boundary has something to do or to wait for."""
-        with self._news:
-            view = self._view
-            return self._ended is not None or view is None or self._settled != view.epoch or not self._is_running(view)
+        """Whether the next boundary has something to do or to wait for. Asked in every step, so nothing is locked: what comes
+        at this moment is seen at the next boundary, as if it had come a little later."""
+        view = self._view
+        return self._ended is not None or view is None or self._settled != view.epoch or not self._is_running(view)
 
     def boundary(self, repair: Callable[[View], None] | None = None, *, within: float | None = None) -> View | None:
         """The view to run the next step under, or None when there is none any more.
