@@ -62,6 +62,7 @@ class Server:
             **os.environ,
             **device.environment,
             _MARK: self._mark,
+            "SPT_NOENV": "1",  # SGLang's processes have titles, which would be written over the mark
             **({} if directory is None else {"EEP_SERVER_DIR": str(directory)}),
             **(environment or {}),
         }
