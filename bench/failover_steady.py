@@ -42,8 +42,9 @@ class Phase:
 class Clients:
     """They stream; client ``i`` asks rank ``i`` modulo the ranks, so that the load is the same in every phase.
 
-    Answers have different lengths, the same ones in every phase. Were they alike, clients would fall into step with each other in
-    some phases and not in others: prompts that come together are one pause for all, and a phase then has a third more tokens.
+    Answers have different lengths, the same ones in every phase. Were they alike, clients would fall into step with each
+    other in some phases and not in others: prompts that come together are one pause for all, and such a phase has a third
+    more tokens.
     """
 
     url: str
