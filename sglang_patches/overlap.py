@@ -89,7 +89,7 @@ class Launched:
             return made
 
         def again() -> Any:
-            with here.through(using):
+            with here.through(using), _stream_context_of_its_own(self._scheduler):
                 return self._again()
 
         return here.session.begin(start, using, again=again, wait=self._wait, ahead=1)
@@ -106,6 +106,7 @@ class Launched:
                     launched._put_back()
         batch = _once_more(self._batch)
         fresh = self._run_batch(batch)
+        self._scheduler._apply_war_barrier()  # as SGLang does for each launch, with the mark that this one has left
         if fresh.delay_sample_func is not None:  # where a grammar has a say, SGLang samples apart
             self._scheduler.launch_batch_sample_if_needed(fresh, batch)
         if self._over is not None:
@@ -160,6 +161,17 @@ def launched_after(result: Any) -> int:
     return after
 
 
+@contextmanager
+def _stream_context_of_its_own(scheduler: Any) -> Iterator[None]:
+    """Torch keeps the stream to go back to in the context, so none may be entered twice; SGLang may be in its own now."""
+    before = scheduler.forward_stream_ctx
+    scheduler.forward_stream_ctx = scheduler.device_module.stream(scheduler.forward_stream)
+    try:
+        yield
+    finally:
+        scheduler.forward_stream_ctx = before
+
+
 def _keep(batch: Any) -> Any:
     """As it is now."""
     kept = _copy(batch)
@@ -178,6 +190,6 @@ def _once_more(kept: Any) -> Any:
 
 def _copy(thing: T) -> T:
     """As ``copy.copy`` makes one, in a fraction of the time: it is asked for in every step."""
-    made = object.__new__(type(thing))
+    made = type(thing).__new__(type(thing))
     made.__dict__.update(thing.__dict__)
     return made

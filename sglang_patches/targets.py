@@ -94,6 +94,7 @@ TARGETS = (
     Target("managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)),
     Target("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
     Target("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),
+    Target("managers.scheduler.Scheduler._apply_war_barrier", "overlap scheduling: a step is run again"),
     Target("managers.scheduler.Scheduler.process_batch_result", "overlap scheduling: handed out", ("batch", "result")),
     Target("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", "overlap scheduling: penalties"),
     Target(

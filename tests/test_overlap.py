@@ -16,43 +16,55 @@ pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugi
 from sglang_patches import overlap
 
 
-class ForwardStream:
-    """A context that knows whether one is in it."""
+class Device:
+    """Which stream is the current one."""
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.current = "schedule"
+
+    def stream(self, stream: str) -> StreamContext:
+        return StreamContext(self, stream)
+
+
+class StreamContext:
+    """As torch's: what to go back to is kept in the context itself."""
+
+    def __init__(self, device: Device, stream: str) -> None:
+        self._device, self._stream, self._before = device, stream, ""
 
     def __enter__(self) -> None:
-        self.depth += 1
+        self._before, self._device.current = self._device.current, self._stream
 
     def __exit__(self, *_: object) -> None:
-        self.depth -= 1
+        self._device.current = self._before
 
 
 class OnOneStream:
-    """Tokens that may be touched within that context only."""
+    """Tokens that may be touched on the stream of the forward pass only."""
 
-    def __init__(self, tokens: list[int], stream: ForwardStream) -> None:
-        self.tensor, self._stream = torch.tensor(tokens), stream
+    def __init__(self, tokens: list[int], device: Device) -> None:
+        self.tensor, self._device = torch.tensor(tokens), device
 
     def __getitem__(self, at: Any) -> torch.Tensor:
-        assert self._stream.depth, "read on another stream"
+        assert self._device.current == "forward", "read on another stream"
         return self.tensor[at]
 
     def __setitem__(self, at: Any, value: torch.Tensor) -> None:
-        assert self._stream.depth, "written on another stream"
+        assert self._device.current == "forward", "written on another stream"
         self.tensor[at] = value
 
 
 class Session:
-    """Starts steps, and has them run again when it is told to."""
+    """Starts steps, and has them run again when it is told to, or at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
         self.again: list[Any] = []
+        self._at_once = at_once
 
     def begin(self, start: Any, using: int, *, again: Any, wait: Any, ahead: int) -> Any:
         self.again.append(again)
-        return start()
+        made = start()
+        return again() if self._at_once else made
 
 
 @contextmanager
@@ -69,32 +81,65 @@ def decode(rows: list[int]) -> Any:
     )
 
 
-def test_two_steps_are_run_again_from_the_tokens_that_the_first_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+class Scheduler:
     """A step adds 10 to the newest token of each of its requests; a bad one makes it -1."""
-    monkeypatch.setattr(overlap, "_newest", None)
-    stream, session = ForwardStream(), Session()
-    tokens = OnOneStream([0, 1, 2, 3], stream)
-    scheduler: Any = SimpleNamespace(forward_stream_ctx=stream, future_map=SimpleNamespace(output_tokens_buf=tokens))
-    here: Any = SimpleNamespace(device="cpu", using=0, session=session, through=through)
 
-    def run_batch(batch: Any, bad: bool = False) -> Any:
-        with stream:
-            batch.input_ids = tokens[batch.req_pool_indices]
-            made = torch.full_like(batch.input_ids, -1) if bad else batch.input_ids + 10
-            tokens[batch.req_pool_indices] = made
-        return SimpleNamespace(next_token_ids=made, delay_sample_func=None)
+    def __init__(self, tokens: list[int], session: Session) -> None:
+        self.device_module = Device()
+        self.forward_stream = "forward"
+        self.forward_stream_ctx = self.device_module.stream("forward")
+        self.tokens = OnOneStream(tokens, self.device_module)
+        self.future_map = SimpleNamespace(output_tokens_buf=self.tokens)
+        self.barriers = 0
+        self._here: Any = SimpleNamespace(device="cpu", using=0, session=session, through=through)
 
-    def launch(batch: Any) -> Any:
-        with overlap.launch(scheduler, run_batch) as launched:
-            with stream:
-                batch.input_ids = tokens[batch.req_pool_indices]
-            launched.result = launched.begin(here, lambda: run_batch(batch, bad=True), batch)
+    def launch(self, batch: Any) -> Any:
+        def again(kept: Any) -> Any:
+            with self.forward_stream_ctx:
+                return self._forward(kept)
+
+        with overlap.launch(self, again) as launched, self.forward_stream_ctx:
+            batch.input_ids = self.tokens[batch.req_pool_indices]
+            launched.result = launched.begin(self._here, lambda: self._forward(batch, bad=True), batch)
         return launched.result
 
-    first, second = launch(decode([1, 3])), launch(decode([1, 2, 3]))
-    assert tokens.tensor.tolist() == [0, -1, -1, -1]
+    def _forward(self, batch: Any, bad: bool = False) -> Any:
+        batch.input_ids = self.tokens[batch.req_pool_indices]
+        made = torch.full_like(batch.input_ids, -1) if bad else batch.input_ids + 10
+        self.tokens[batch.req_pool_indices] = made
+        return SimpleNamespace(next_token_ids=made, delay_sample_func=None)
+
+    def _apply_war_barrier(self) -> None:
+        self.barriers += 1
+
+
+@pytest.fixture(autouse=True)
+def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "_newest", None)
+
+
+def test_two_steps_are_run_again_from_the_tokens_that_the_first_began_with() -> None:
+    session = Session()
+    scheduler = Scheduler([0, 1, 2, 3], session)
+    first, second = scheduler.launch(decode([1, 3])), scheduler.launch(decode([1, 2, 3]))
+    assert scheduler.tokens.tensor.tolist() == [0, -1, -1, -1]
     for again in session.again:
         again()
     assert first.next_token_ids.tolist() == [11, 13]
     assert second.next_token_ids.tolist() == [21, 12, 23]
-    assert tokens.tensor.tolist() == [0, 21, 12, 23]
+    assert scheduler.tokens.tensor.tolist() == [0, 21, 12, 23]
+
+
+def test_a_step_that_is_run_again_while_it_begins_leaves_the_scheduler_on_its_own_stream() -> None:
+    scheduler = Scheduler([0, 1, 2, 3], Session(at_once=True))
+    assert scheduler.launch(decode([1, 3])).next_token_ids.tolist() == [11, 13]
+    assert scheduler.device_module.current == "schedule"
+
+
+def test_what_the_scheduler_does_next_waits_for_what_a_step_that_is_run_again_reads() -> None:
+    """Else SGLang would take the mark of that step for one of the step after it."""
+    session = Session()
+    scheduler = Scheduler([0, 1, 2, 3], session)
+    scheduler.launch(decode([1, 3]))
+    session.again[0]()
+    assert scheduler.barriers == 1
