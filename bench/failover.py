@@ -71,10 +71,25 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--pairs", type=int, default=12, help="pairs of phases with and without elasticity (default: 12)"
     )
+    parser.add_argument(
+        "--steady-tokens",
+        type=int,
+        default=TOKENS,
+        help="the longest answer in those phases: the longer they are, the less do the beginnings of requests make phases "
+        f"differ (default: {TOKENS})",
+    )
     parser.add_argument("--phase-seconds", type=float, default=5.0, help="how long such a phase is (default: 5)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     options = parser.parse_args()
-    least_of = {"kills": 1, "spares": 0, "redundant_experts": 0, "clients": 1, "pairs": 1, "phase_seconds": 2}
+    least_of = {
+        "kills": 1,
+        "spares": 0,
+        "redundant_experts": 0,
+        "clients": 1,
+        "pairs": 1,
+        "phase_seconds": 2,
+        "steady_tokens": 2,
+    }
     for name, least in least_of.items():
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
@@ -109,7 +124,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         say(f"asking {PROMPTS} prompts for their fault-free answers")
         prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS, continued=options.device == "cuda")
         load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients, ranks=RANKS)
-        clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients)
+        clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients, options.steady_tokens)
         say(f"{options.clients} clients, with and without elasticity in turns")
         phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
         story = Story(place / "d", load, say=lambda text: None)
@@ -128,6 +143,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "ranks": RANKS,
         "clients": options.clients,
         "tokens": TOKENS,
+        "steady_tokens": options.steady_tokens,
         "kills": options.kills,
         "spares": options.spares,
         "redundant_experts": options.redundant_experts,

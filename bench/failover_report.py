@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from failover_kills import WINDOW, Kill
-from failover_steady import Phase, median_of, ratios
+from failover_steady import Phase, mean_of, median_of, ratios
 
 from eep.drill.story import Story
 from eep.observe.timeline import Moment, Step, draw, rates
@@ -69,6 +69,7 @@ def steady(phases: Sequence[Phase]) -> dict[str, Any]:
             "fixed": round(median_of(phases, figure, elastic=False), 3),
             "elastic_over_fixed": round(statistics.median(found), 4),
             "quartiles": [round(quartiles[0], 4), round(quartiles[2], 4)],
+            "of_all_phases": round(mean_of(phases, figure, elastic=True) / mean_of(phases, figure, elastic=False), 4),
         }
     return {**told, "pairs": len(phases) // 2, "phases": [asdict(phase) for phase in phases]}
 
@@ -115,15 +116,16 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"Tokens per second: {rate['before']:.0f} before, {rate['during']:.0f} from kill to rejoin, {rate['after']:.0f} "
         f"after (windows of {WINDOW:g} s; the processor that serves also starts the new rank).",
         "",
-        f"Steady state, {level['pairs']} pairs of phases in turns. `bench/fixed_membership.py` says what a membership that "
+        f"Steady state, {level['pairs']} pairs of phases in turns, answers of up to {setting['steady_tokens']} tokens. "
+        f"`bench/fixed_membership.py` says what a membership that "
         "is taken for fixed leaves out.",
         "",
-        "| | elastic | membership fixed | elastic/fixed of a pair: median, quartiles |",
-        "|---|---:|---:|---:|",
+        "| | elastic | membership fixed | elastic/fixed of a pair: median, quartiles | of the means of all phases |",
+        "|---|---:|---:|---:|---:|",
         *(
             f"| {text} | {level[figure]['elastic']:.{digits}f} | {level[figure]['fixed']:.{digits}f} | "
             f"{level[figure]['elastic_over_fixed']:.3f}, {level[figure]['quartiles'][0]:.3f} to "
-            f"{level[figure]['quartiles'][1]:.3f} |"
+            f"{level[figure]['quartiles'][1]:.3f} | {level[figure]['of_all_phases']:.3f} |"
             for figure, (text, digits) in STEADY.items()
         ),
     ]

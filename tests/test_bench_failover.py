@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
 from failover_kills import WINDOW, Wrong, costs, victims, wrong_answers
 from failover_report import percentiles, steady, throughput
-from failover_steady import Phase, _cpu_seconds, _cpu_seconds_since
+from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
 from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END
 from provenance import command_line
 
@@ -94,6 +94,15 @@ def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
     assert told["ms_between_tokens"]["elastic_over_fixed"] == pytest.approx(1.2)
     assert told["cpu_ms_per_token"]["elastic_over_fixed"] == pytest.approx(1.1)
     assert (told["tokens_per_second"]["elastic"], told["tokens_per_second"]["fixed"]) == (67.5, 75)
+    assert told["cpu_ms_per_token"]["of_all_phases"] == pytest.approx(33 / 30)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_wrong"), [([1, 2], False), ([1, 2, 3, 9], False), ([1, 5], True), ([1, 2, 4, 9], True)]
+)
+def test_an_answer_of_another_length_is_checked_as_far_as_it_is_known(tokens: list[int], is_wrong: bool) -> None:
+    clients = Clients("", [[7]], [[1, 2, 3]], ranks=1, count=1, tokens=4)
+    assert bool(clients.problems([Answer(0, 0.0, tokens)])) == is_wrong
 
 
 @pytest.mark.parametrize(
