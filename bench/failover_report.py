@@ -117,8 +117,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"after (windows of {WINDOW:g} s; the processor that serves also starts the new rank).",
         "",
         f"Steady state, {level['pairs']} pairs of phases in turns, answers of up to {setting['steady_tokens']} tokens. "
-        f"`bench/fixed_membership.py` says what a membership that "
-        "is taken for fixed leaves out.",
+        "`bench/fixed_membership.py` says what a membership that is taken for fixed leaves out.",
         "",
         "| | elastic | membership fixed | elastic/fixed of a pair: median, quartiles | of the means of all phases |",
         "|---|---:|---:|---:|---:|",

@@ -60,7 +60,6 @@ class QuickLook:
     every endpoint in every step. What was good is good for as long as not a byte of it changes."""
 
     def __init__(self, page: ControlPage) -> None:
-        self._page = page
         self._words = memoryview(page).cast("B")[: ControlPage.status.offset + ControlPage.status.size]
         self._good: tuple[int, bytes] | None = None
 

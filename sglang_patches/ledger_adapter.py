@@ -110,18 +110,17 @@ def message_for(kept: Any, replay: Replay, rank: int) -> Any:
 
 def rows_of(output: Any) -> Iterator[tuple[str, Sequence[int], Counts, str, bool]]:
     """Of each request in an output: its wire id, tokens, counts, text, and whether that was the last of it. Every token of a
-    server passes here."""
+    server passes here. Raises ValueError if the output says less of some of them."""
+    size = len(output.rids)
     tokens, texts = getattr(output, "output_ids", None), getattr(output, "output_strs", None)
-    counts = map(
-        Counts, output.prompt_tokens, getattr(output, "completion_tokens", None) or repeat(0), output.cached_tokens
-    )
+    completion = getattr(output, "completion_tokens", None) or repeat(0, size)
     return zip(
         tuple(output.rids),
-        repeat(()) if tokens is None else tokens,
-        counts,
-        repeat("") if texts is None else texts,
+        repeat((), size) if tokens is None else tokens,
+        map(Counts, output.prompt_tokens, completion, output.cached_tokens),
+        repeat("", size) if texts is None else texts,
         [reason is not None for reason in output.finished_reasons],
-        strict=False,  # what an output does not have is repeated without end
+        strict=True,
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import stat
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,3 +273,11 @@ def test_written_arguments_come_back_and_are_private(tmp_path: Path) -> None:
         recipe.encode(Parameters())
     with pytest.raises(ValueError, match="not made here"):
         recipe.decode({"eep:kind": "dataclass subprocess:Popen", "eep:value": {"fields": {}, "extra": {}}})
+
+
+def test_an_output_that_says_less_of_some_requests_is_not_taken_for_one_of_fewer() -> None:
+    short = SimpleNamespace(
+        rids=["a", "b"], output_ids=[[1]], finished_reasons=[None] * 2, prompt_tokens=[1] * 2, cached_tokens=[0] * 2
+    )
+    with pytest.raises(ValueError, match="shorter"):
+        list(ledger_adapter.rows_of(short))
