@@ -1,8 +1,9 @@
 """The membership side of a buffer: which peers are mapped, and what the peer table says of them.
 
 A view is applied whole or not at all: newcomers are mapped first, or were long before (:meth:`Peers.prepare`), which may fail
-and then changes nothing; the table is patched in place; only then are the mappings of those who left let go. Callers apply
-views between steps; only :meth:`Peers.revoke` may be called at any time, from any thread.
+and then changes nothing; the table is patched in place; only then are the mappings of those who left let go, in a thread that
+nobody waits for before :meth:`Peers.close`. Callers apply views between steps; only :meth:`Peers.revoke` may be called at any
+time, from any thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from eep import faults, native
 from eep.collective_abi import OwnerState
@@ -30,6 +31,8 @@ from eep.peer_table import (
 )
 from eep.rendezvous import Claim, Rendezvous
 from eep.view import View
+
+_UNMAPPED_WITHIN_S = 10.0
 
 
 class Peers:
@@ -60,6 +63,7 @@ class Peers:
         """Mapped ahead of the view that lets them in, or us."""
         # Guards the mappings against a revoke from another thread while they come and go.
         self._mappings = threading.Lock()
+        self._unmapping: list[threading.Thread] = []
         self._listener = Listener(claim, shape, region, control, lambda: self.view)
 
     def alone(self) -> View:
@@ -204,6 +208,8 @@ class Peers:
             offer.close()
         self._offers.clear()
         self.forget_prepared()
+        for thread in self._unmapping:
+            thread.join(_UNMAPPED_WITHIN_S)
 
     @property
     def processes(self) -> dict[tuple[int, int], int]:
@@ -251,9 +257,20 @@ class Peers:
             self._patch(view, self._offers)
             native.check(self._library, self._library.eep_publish_table(self._context))
             self.view = view
+        self._let_go(left)
+        return view
+
+    def _let_go(self, left: Sequence[Offer]) -> None:
+        """Of their descriptors now, and of their memory beside the next steps: while the driver clears up behind a process that
+        was killed, it takes its time to unmap anything."""
+        if not left:
+            return
+        held = [offer.region.bytes_at(0, 1) for offer in left]
         for offer in left:
             offer.close()
-        return view
+        thread = threading.Thread(target=held.clear, name=f"eep-unmap-{self._claim.rank}", daemon=True)
+        thread.start()
+        self._unmapping = [each for each in self._unmapping if each.is_alive()] + [thread]
 
     def _patch(self, view: View, offers: Mapping[int, Offer]) -> None:
         for rank in range(self._shape.max_ranks):
