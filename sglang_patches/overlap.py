@@ -70,7 +70,8 @@ class Launched:
         self._batch: Any = None
         self._began_with: torch.Tensor | None = None
         """The newest token of each request of a batch that decodes."""
-        self._over: Any = None
+        self._mark: Any = None
+        """Of the end of the forward pass, where SGLang makes none."""
         self.before = before
         self.result: Any = None
 
@@ -83,9 +84,9 @@ class Launched:
 
         def start() -> Any:
             made = forward()
-            if here.device != "cpu":
-                self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._over.record()
+            if made.delay_sample_func is not None and here.device != "cpu":  # SGLang's mark comes when it samples
+                self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._mark.record()
             return made
 
         def again() -> Any:
@@ -95,8 +96,10 @@ class Launched:
         return here.session.begin(start, using, again=again, wait=self._wait, ahead=1)
 
     def _wait(self) -> None:
-        if self._over is not None:
-            self._over.synchronize()
+        if self._mark is not None:
+            self._mark.synchronize()
+        elif self.result is not None:  # else it was not even launched
+            self.result.copy_done.synchronize()
 
     def _again(self) -> Any:
         later = _newest if _newest is not None and _newest.before is self else None
@@ -109,8 +112,7 @@ class Launched:
         self._scheduler._apply_war_barrier()  # as SGLang does for each launch, with the mark that this one has left
         if fresh.delay_sample_func is not None:  # where a grammar has a say, SGLang samples apart
             self._scheduler.launch_batch_sample_if_needed(fresh, batch)
-        if self._over is not None:
-            fresh.copy_done.synchronize()
+        fresh.copy_done.synchronize()
         if later is not None and later._began_with is not None:
             with self._scheduler.forward_stream_ctx:  # where it is put back: on another, that might come first
                 later._began_with = self._tokens()[later._batch.req_pool_indices]

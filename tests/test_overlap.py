@@ -59,10 +59,12 @@ class Session:
 
     def __init__(self, *, at_once: bool = False) -> None:
         self.again: list[Any] = []
+        self.waits: list[Any] = []
         self._at_once = at_once
 
     def begin(self, start: Any, using: int, *, again: Any, wait: Any, ahead: int) -> Any:
         self.again.append(again)
+        self.waits.append(wait)
         made = start()
         return again() if self._at_once else made
 
@@ -81,17 +83,34 @@ def decode(rows: list[int]) -> Any:
     )
 
 
+class Mark:
+    """In the work of a device."""
+
+    def __init__(self) -> None:
+        self.recorded = self.waited_for = False
+
+    def record(self) -> None:
+        self.recorded = True
+
+    def synchronize(self) -> None:
+        assert self.recorded, "nothing is waited for"
+        self.waited_for = True
+
+
 class Scheduler:
     """A step adds 10 to the newest token of each of its requests; a bad one makes it -1."""
 
-    def __init__(self, tokens: list[int], session: Session) -> None:
+    def __init__(
+        self, tokens: list[int], session: Session, *, device: str = "cpu", samples_later: bool = False
+    ) -> None:
         self.device_module = Device()
         self.forward_stream = "forward"
         self.forward_stream_ctx = self.device_module.stream("forward")
         self.tokens = OnOneStream(tokens, self.device_module)
         self.future_map = SimpleNamespace(output_tokens_buf=self.tokens)
         self.barriers = 0
-        self._here: Any = SimpleNamespace(device="cpu", using=0, session=session, through=through)
+        self._samples_later = samples_later
+        self._here: Any = SimpleNamespace(device=device, using=0, session=session, through=through)
 
     def launch(self, batch: Any) -> Any:
         def again(kept: Any) -> Any:
@@ -107,7 +126,12 @@ class Scheduler:
         batch.input_ids = self.tokens[batch.req_pool_indices]
         made = torch.full_like(batch.input_ids, -1) if bad else batch.input_ids + 10
         self.tokens[batch.req_pool_indices] = made
-        return SimpleNamespace(next_token_ids=made, delay_sample_func=None)
+        mark = Mark()
+        if not self._samples_later:
+            mark.record()
+        return SimpleNamespace(
+            next_token_ids=made, copy_done=mark, delay_sample_func=print if self._samples_later else None
+        )
 
     def _apply_war_barrier(self) -> None:
         self.barriers += 1
@@ -143,3 +167,20 @@ def test_what_the_scheduler_does_next_waits_for_what_a_step_that_is_run_again_re
     scheduler.launch(decode([1, 3]))
     session.again[0]()
     assert scheduler.barriers == 1
+
+
+def test_a_step_is_over_where_the_scheduler_has_marked_its_end() -> None:
+    session = Session()
+    result = Scheduler([0, 1], session, device="cuda").launch(decode([1]))
+    session.waits[0]()
+    assert result.copy_done.waited_for
+
+
+def test_a_step_whose_tokens_are_sampled_later_has_a_mark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[Mark] = []
+    monkeypatch.setattr(torch.cuda, "Event", lambda: marks.append(Mark()) or marks[0])
+    session = Session()
+    result = Scheduler([0, 1], session, device="cuda", samples_later=True).launch(decode([1]))
+    session.waits[0]()
+    assert marks[0].waited_for
+    assert not result.copy_done.waited_for
