@@ -4,7 +4,7 @@ Starts the server with four ranks, drives load whose every token is checked, and
 each when the last one is back. Of every kill: the time until the view without the rank is committed, until all survivors run
 again, until the next token reaches a client, until the rank is back; the largest gap between tokens that a client saw; tokens
 per second before, from kill to rejoin, and after. Before the kills, throughput in turns with elasticity and with a
-membership that is taken for fixed (see bench/fixed_membership.py).
+membership that is taken for fixed (see bench/fixed_membership.py): in phases of seconds, and the ranks alone in quick turns.
 
 Writes failover-DEVICE.json, .md and .png into --out (failover-DEVICE-spares with --spares), and a -timeline.png, one of the
 kills. The exit code is 0 only if no request failed, no token was wrong and nothing was left over.
@@ -29,6 +29,7 @@ from typing import Any
 from failover_kills import costs, kill_all, victims, wrong_answers
 from failover_report import draw_one, page, plot, summary
 from failover_steady import Clients, compare
+from failover_turns import OF_DEVICE, take_turns
 from fixed_membership import Switch
 from provenance import provenance
 
@@ -43,8 +44,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PROMPTS, TOKENS = 8, 48
 RANKS = 4
 WARM_LENGTHS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96)
-# Patience with ranks that share their cores: only deaths are measured here.
-ARGUMENTS = (*FOUR_RANKS, "--eep-timeout-ms", "20000")
+# Patience with ranks that share their cores: only deaths are measured here. Of an answer only what is new is sent: all of it
+# with every token would keep the front end busy.
+ARGUMENTS = (*FOUR_RANKS, "--eep-timeout-ms", "20000", "--incremental-streaming-output")
 
 
 def main() -> int:
@@ -79,6 +81,9 @@ def parse() -> argparse.Namespace:
         f"differ (default: {TOKENS})",
     )
     parser.add_argument("--phase-seconds", type=float, default=5.0, help="how long such a phase is (default: 5)")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="of long answers in which the ranks take quick turns (default: 6)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     options = parser.parse_args()
     least_of = {
@@ -89,6 +94,7 @@ def parse() -> argparse.Namespace:
         "pairs": 1,
         "phase_seconds": 2,
         "steady_tokens": 2,
+        "rounds": 1,
     }
     for name, least in least_of.items():
         if getattr(options, name) < least:
@@ -127,6 +133,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients, options.steady_tokens)
         say(f"{options.clients} clients, with and without elasticity in turns")
         phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
+        turns = take_turns(clients, switch, options.rounds, OF_DEVICE[options.device], say)
         story = Story(place / "d", load, say=lambda text: None)
         story.wait_until_all_run(RANKS)
         say(f"{options.clients} clients stream while ranks are killed")
@@ -144,6 +151,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "clients": options.clients,
         "tokens": TOKENS,
         "steady_tokens": options.steady_tokens,
+        "turns": asdict(OF_DEVICE[options.device]),
         "kills": options.kills,
         "spares": options.spares,
         "redundant_experts": options.redundant_experts,
@@ -152,7 +160,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     }
     head["requests"] = {"answered": len(load.answers), "failed": len(load.failed), "wrong": len(load.wrong)}
     head["wrong"] = [asdict(each) for each in wrong_answers(story, faults)]
-    told = summary(kills, phases)
+    told = summary(kills, phases, turns)
     write(options, {**head, **told, "kills": [asdict(kill) for kill in kills]}, page(head, told))
     draw(options, story, kills, phases)
     problems = [*(answer.problem for answer in load.failed), *map(str, head["wrong"])]

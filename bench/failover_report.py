@@ -11,6 +11,7 @@ from typing import Any
 
 from failover_kills import WINDOW, Kill
 from failover_steady import Phase, mean_of, median_of, ratios
+from failover_turns import compared
 
 from eep.drill.story import Story
 from eep.observe.timeline import Moment, Step, draw, rates
@@ -74,12 +75,13 @@ def steady(phases: Sequence[Phase]) -> dict[str, Any]:
     return {**told, "pairs": len(phases) // 2, "phases": [asdict(phase) for phase in phases]}
 
 
-def summary(kills: Sequence[Kill], phases: Sequence[Phase]) -> dict[str, Any]:
+def summary(kills: Sequence[Kill], phases: Sequence[Phase], turns: Sequence[float]) -> dict[str, Any]:
     return {
         "from_kill": {name: percentiles([getattr(kill, name) for kill in kills]) for name in TIMES},
         "largest_gap_between_tokens": {name: percentiles([getattr(kill, name) for kill in kills]) for name in PAUSES},
         "tokens_per_second": throughput(kills),
         "steady": steady(phases),
+        "turns": {**asdict(compared(turns)), "of_each_block": [round(ratio, 4) for ratio in turns]},
     }
 
 
@@ -87,7 +89,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
     """The results as Markdown."""
     machine, setting = head["machine"], head["setting"]
     times, gaps = told["from_kill"], told["largest_gap_between_tokens"]
-    rate, level = told["tokens_per_second"], told["steady"]
+    rate, level, turns = told["tokens_per_second"], told["steady"], told["turns"]
     lines = [
         f"# Failover of the real SGLang server, {setting['device']}",
         "",
@@ -127,6 +129,10 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
             f"{level[figure]['quartiles'][1]:.3f} | {level[figure]['of_all_phases']:.3f} |"
             for figure, (text, digits) in STEADY.items()
         ),
+        "",
+        f"The ranks alone, in turns of {setting['turns']['turn']:g} s while every client streams an answer of "
+        f"{setting['turns']['tokens']} tokens: tokens per second elastic/fixed {turns['mean']:.4f}, 95 % interval "
+        f"{turns['least']:.4f} to {turns['most']:.4f} ({turns['blocks']} blocks of four turns).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -62,19 +62,26 @@ class Clients:
         def stream(client: int) -> None:
             number, choose = client, random.Random(client)
             while time.monotonic() < end:
-                which = number % len(self.prompts)
-                tokens = choose.randint(self.tokens // 2, self.tokens)
-                answers.append(ask(self.url, self.prompts[which], tokens, number=which, rank=client % self.ranks))
+                answers.append(self.ask(client, number, choose.randint(self.tokens // 2, self.tokens)))
                 number += self.count
 
         threads = [threading.Thread(target=stream, args=(client,), daemon=True) for client in range(self.count)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(seconds + 180)
-            if thread.is_alive():
-                raise TimeoutError("a client got no end of its answer")
+        self.join(threads, seconds + 180)
         return answers
+
+    def ask(self, client: int, number: int, tokens: int) -> Answer:
+        which = number % len(self.prompts)
+        return ask(self.url, self.prompts[which], tokens, number=which, rank=client % self.ranks)
+
+    def join(self, threads: Sequence[threading.Thread], within: float) -> None:
+        """TimeoutError if one has not ended by then."""
+        end = time.monotonic() + within
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                raise TimeoutError(f"a client got no end of its answer within {within:.0f} s")
 
     def problems(self, answers: Sequence[Answer]) -> list[str]:
         found = [answer.problem for answer in answers if answer.problem]

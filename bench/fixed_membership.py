@@ -5,7 +5,8 @@ switch is thrown the membership is taken for fixed, as if no rank could ever be 
 
 - a rank runs its step as it is: nothing is kept to run it again, nobody looks whether its results can be trusted, and no view
   is entered between steps;
-- the front end sends a request to the rank that its client names, and keeps nothing of it.
+- the front end sends a request to the rank that its client names, and keeps nothing of it (unless the switch is thrown for
+  the ranks alone: then requests may be under way).
 
 Everything else stays as it is: dispatch and combine, the process groups, the supervisor's threads. With overlap scheduling
 a step is then launched before the last one is known to be good, as SGLang does by itself. A rank that dies while the switch
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 _VARIABLE = "EEP_BENCH_SWITCH"
-_ELASTIC, _FIXED = b"\0", b"\1"
+_ELASTIC, _FIXED, _RANKS_FIXED = 0, 1, 2
 
 OF_A_RANK: dict[str, Callable[..., Any]] = {
     "collect": lambda session, gather: gather(),
@@ -48,7 +49,7 @@ class Switch:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._path, self._folder = folder / "switch", folder
-        self._path.write_bytes(_ELASTIC)
+        self._path.write_bytes(bytes([_ELASTIC]))
         shutil.copy(__file__, folder)
         about = folder / "eep_bench-0.dist-info"
         about.mkdir()
@@ -60,10 +61,10 @@ class Switch:
         paths = [str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {_VARIABLE: str(self._path), "PYTHONPATH": os.pathsep.join(paths)}
 
-    def throw(self, *, elastic: bool) -> None:
-        """No request may be under way."""
+    def throw(self, *, elastic: bool, front_end: bool = True) -> None:
+        """No request may be under way, unless it is thrown for the ranks alone."""
         with self._path.open("r+b") as file:  # in place: the file is mapped
-            file.write(_ELASTIC if elastic else _FIXED)
+            file.write(bytes([_ELASTIC if elastic else _FIXED if front_end else _RANKS_FIXED]))
 
 
 def register() -> None:
@@ -80,9 +81,10 @@ def register() -> None:
 
     def replace(owner: type, name: str, fixed: Callable[..., Any]) -> None:
         elastic = getattr(owner, name)
+        says_fixed = (_FIXED,) if owner is FrontEnd else (_FIXED, _RANKS_FIXED)
 
         def either(*arguments: Any, **named: Any) -> Any:
-            return (fixed if switch[0] else elastic)(*arguments, **named)
+            return (fixed if switch[0] in says_fixed else elastic)(*arguments, **named)
 
         setattr(owner, name, either)
 

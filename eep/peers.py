@@ -261,8 +261,8 @@ class Peers:
         return view
 
     def _let_go(self, left: Sequence[Offer]) -> None:
-        """Of their descriptors now, and of their memory beside the next steps: while the driver clears up behind a process that
-        was killed, it takes its time to unmap anything."""
+        """Of their descriptors now, and of their memory beside the next steps: a driver that clears up behind a killed process
+        takes its time to unmap anything."""
         if not left:
             return
         held = [offer.region.bytes_at(0, 1) for offer in left]

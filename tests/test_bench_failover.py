@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 from failover_kills import WINDOW, Wrong, costs, victims, wrong_answers
 from failover_report import percentiles, steady, throughput
 from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
+from failover_turns import Turn, compared
+from failover_turns import ratios as ratios_of_turns
 from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END
 from provenance import command_line
 
@@ -95,6 +97,35 @@ def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
     assert told["cpu_ms_per_token"]["elastic_over_fixed"] == pytest.approx(1.1)
     assert (told["tokens_per_second"]["elastic"], told["tokens_per_second"]["fixed"]) == (67.5, 75)
     assert told["cpu_ms_per_token"]["of_all_phases"] == pytest.approx(33 / 30)
+
+
+def tokens_in_turns(turns: list[Turn], elastic_wait: float, drift: float) -> Answer:
+    """A client that gets a token every 10 ms, later in turns with elasticity, and always a little later than before."""
+    now, times = 0.0, []
+    while now < turns[-1].ended + 1:
+        times.append(now)
+        is_elastic = any(turn.elastic and turn.began <= now < turn.ended for turn in turns)
+        now += (elastic_wait if is_elastic else 0.01) * (1 + drift * now)
+    return Answer(0, 0.0, [1] * len(times), times)
+
+
+def test_turns_tell_what_a_step_costs_whatever_drifts() -> None:
+    turns = [Turn(elastic, 1.0 + at, 2.0 + at) for at, elastic in enumerate([True, False, False, True] * 4)]
+    answers = [tokens_in_turns(turns, elastic_wait=0.0102, drift=0.02) for _ in range(2)]
+    answers[1].times = answers[1].times[250:]  # it begins in the first block, which does not count then
+    found = ratios_of_turns(answers, turns)
+    assert found == pytest.approx([1 / 1.02] * 3, abs=0.004)
+    told = compared(found)
+    assert (told.blocks, told.mean) == (3, pytest.approx(1 / 1.02, abs=0.002))
+    assert told.least < told.mean < told.most
+
+
+def test_turns_that_are_too_short_or_too_few_tell_nothing() -> None:
+    turns = [Turn(elastic, 1 + at / 100, 1.01 + at / 100) for at, elastic in enumerate([True, False, False, True])]
+    with pytest.raises(ValueError, match="too short"):
+        ratios_of_turns([Answer(0, 0.0, [1] * 3, [0.5, 1.035, 3.0])], turns)
+    with pytest.raises(ValueError, match="at least eight turns"):
+        compared([1.0])
 
 
 @pytest.mark.parametrize(
