@@ -261,7 +261,7 @@ class Peers:
         return view
 
     def _let_go(self, left: Sequence[Offer]) -> None:
-        """Of their descriptors now, and of their memory beside the next steps: a driver that clears up behind a killed process
+        """Of descriptors now, and of memory beside the next steps: a driver that clears up behind a killed process
         takes its time to unmap anything."""
         if not left:
             return
