@@ -163,7 +163,7 @@ def plot(path: Path, story: Story, kills: Sequence[Kill], phases: Sequence[Phase
         found = [phase.tokens_per_second for phase in phases if phase.elastic == elastic]
         axes["steady"].plot(range(1, len(found) + 1), found, "o-", color=colour, label=text, markersize=4)
     axes["steady"].set(xlabel="pair of phases", ylabel="tokens per second", ylim=(0, None), title="steady state")
-    axes["steady"].legend()
+    axes["steady"].legend(loc="lower left")
     figure.suptitle(subject, fontsize=10)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
