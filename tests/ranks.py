@@ -10,6 +10,7 @@ import ctypes
 import multiprocessing as mp
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
@@ -140,7 +141,10 @@ class RankProgram:
         self.buffer.close()
 
     def memories(self) -> tuple[int, int]:
-        """How many descriptors and mappings of ranks' memory this process holds."""
+        """How many descriptors and mappings of ranks' memory this process holds, when it is through with unmapping."""
+        for thread in threading.enumerate():
+            if thread.name.startswith("eep-unmap"):
+                thread.join(PATIENCE_S)
         descriptors = 0
         for fd in os.listdir("/proc/self/fd"):
             try:
