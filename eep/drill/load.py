@@ -11,7 +11,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -67,20 +67,24 @@ def ask(
                 answer.problem = str(chunk["error"])
                 break
             now = time.monotonic()
-            # Cumulative, or only what is new: either way we count what we have not seen.
-            ids = chunk.get("output_ids") or []
-            meta = chunk.get("meta_info") or {}
-            seen = len(answer.tokens)
-            total = int(meta.get("completion_tokens", seen + len(ids)))
-            fresh = ids[seen:] if len(ids) == total else ids
+            fresh = new_tokens(chunk, len(answer.tokens))
             answer.tokens += fresh
             answer.times += [now] * len(fresh)
-            answer.usage = (int(meta.get("prompt_tokens", 0)), total)
+            meta = chunk.get("meta_info") or {}
+            answer.usage = (int(meta.get("prompt_tokens", 0)), int(meta.get("completion_tokens", len(answer.tokens))))
     except (OSError, http.client.HTTPException, ValueError) as error:
         answer.problem = f"{type(error).__name__}: {error}"
     if not answer.problem and len(answer.tokens) != tokens:
         answer.problem = f"{len(answer.tokens)} tokens instead of {tokens}"
     return answer
+
+
+def new_tokens(chunk: Mapping[str, Any], seen: int) -> list[int]:
+    """What a part of a streamed answer adds to the ``seen`` tokens before it. A server sends all of them with every part, or,
+    with ``--incremental-streaming-output``, only those that are new."""
+    ids: list[int] = chunk.get("output_ids") or []
+    total = (chunk.get("meta_info") or {}).get("completion_tokens", seen + len(ids))
+    return ids[seen:] if len(ids) == total else ids
 
 
 class Load:

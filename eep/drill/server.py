@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eep.drill.devices import CPU, Device
+from eep.drill.load import new_tokens
 
 START_WITHIN = 280.0
 STOP_WITHIN = 60.0
@@ -138,10 +139,10 @@ class Server:
 
     def generate_stream(self, text: str, tokens: int = 24) -> list[int]:
         body = {"text": text, "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": tokens}}
-        last: list[int] = []
+        answer: list[int] = []
         for event in self._events("/generate", body):
-            last = list(event["output_ids"])  # each event carries all tokens so far
-        return last
+            answer += new_tokens(event, len(answer))
+        return answer
 
     def complete(self, text: str, tokens: int = 24) -> str:
         """The text of a greedy answer, by the OpenAI endpoint."""

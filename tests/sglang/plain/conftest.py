@@ -8,8 +8,11 @@ import pytest
 from eep.drill.server import FOUR_RANKS, Server
 
 # The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
-# Without overlap scheduling, which the other servers have.
-ARGUMENTS = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on", "--disable-overlap-schedule")
+# Without overlap scheduling, which the other servers have; and of an answer it sends what is new, where they send all of it.
+ARGUMENTS = (
+    *(*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on"),
+    *("--disable-overlap-schedule", "--incremental-streaming-output"),
+)
 
 
 @pytest.fixture(scope="package")

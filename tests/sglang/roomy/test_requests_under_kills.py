@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ def late_words(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def served(roomy: Server) -> Served:
+def served(roomy: Server) -> Iterator[Served]:
     stop = late_words(Asking(roomy, GREEDY["generate"], 2).result().texts[0])
     kinds = {
         **GREEDY,
@@ -222,7 +222,9 @@ def served(roomy: Server) -> Served:
     wanted = {name: each.result() for name, each in asked.items()}
     assert {name: reply.problem for name, reply in wanted.items() if reply.problem or reply.status != 200} == {}
     assert roomy.directory is not None
-    return Served(roomy, roomy.directory, kinds, wanted)
+    served = Served(roomy, roomy.directory, kinds, wanted)
+    yield served
+    served.wait_until_all_are_in()  # or a rank that the last test killed would be launched while the server ends
 
 
 def test_the_kinds_are_what_they_are_called(served: Served) -> None:
