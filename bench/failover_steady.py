@@ -68,25 +68,26 @@ class Clients:
         threads = [threading.Thread(target=stream, args=(client,), daemon=True) for client in range(self.count)]
         for thread in threads:
             thread.start()
-        self.join(threads, seconds + 180)
+        join(threads, seconds + 180)
         return answers
 
     def ask(self, client: int, number: int, tokens: int) -> Answer:
         which = number % len(self.prompts)
         return ask(self.url, self.prompts[which], tokens, number=which, rank=client % self.ranks)
 
-    def join(self, threads: Sequence[threading.Thread], within: float) -> None:
-        """TimeoutError if one has not ended by then."""
-        end = time.monotonic() + within
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
-            if thread.is_alive():
-                raise TimeoutError(f"a client got no end of its answer within {within:.0f} s")
-
     def problems(self, answers: Sequence[Answer]) -> list[str]:
         found = [answer.problem for answer in answers if answer.problem]
         wrong = sum(_differ(a.tokens, self.wanted[a.prompt]) for a in answers if not a.problem)
         return found + ([f"{wrong} answers with a wrong token"] if wrong else [])
+
+
+def join(clients: Sequence[threading.Thread], within: float) -> None:
+    """TimeoutError if one has not ended by then."""
+    end = time.monotonic() + within
+    for client in clients:
+        client.join(max(0.0, end - time.monotonic()))
+        if client.is_alive():
+            raise TimeoutError(f"a client got no end of its answer within {within:.0f} s")
 
 
 def _differ(tokens: Sequence[int], wanted: Sequence[int]) -> bool:

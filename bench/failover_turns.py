@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from failover_steady import Clients
+from failover_steady import Clients, join
 from fixed_membership import Switch
 
 from eep.drill.load import Answer
@@ -99,7 +99,7 @@ def _round(clients: Clients, switch: Switch, lengths: Lengths) -> tuple[list[Ans
             turns.append(Turn(elastic, began, time.monotonic()))
     finally:
         switch.throw(elastic=True)
-    clients.join(threads, 180)
+    join(threads, 180)
     return answers, turns
 
 

@@ -261,8 +261,8 @@ class Peers:
         return view
 
     def _let_go(self, left: Sequence[Offer]) -> None:
-        """Of descriptors now, and of memory beside the next steps: a driver that clears up behind a killed process
-        takes its time to unmap anything."""
+        """Their memory is unmapped beside the next steps, when what holds it here is dropped: a driver that clears up
+        behind a killed process takes its time to unmap anything."""
         if not left:
             return
         held = [offer.region.bytes_at(0, 1) for offer in left]

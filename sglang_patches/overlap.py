@@ -71,7 +71,7 @@ class Launched:
         self._began_with: torch.Tensor | None = None
         """The newest token of each request of a batch that decodes."""
         self._mark: Any = None
-        """Of the end of the forward pass, where SGLang makes none."""
+        """Of the end of the forward pass, where SGLang's own comes too late."""
         self.before = before
         self.result: Any = None
 
@@ -84,7 +84,7 @@ class Launched:
 
         def start() -> Any:
             made = forward()
-            if made.delay_sample_func is not None and here.device != "cpu":  # SGLang's mark comes when it samples
+            if made.delay_sample_func is not None and here.device != "cpu":  # SGLang marks the end when it samples
                 self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._mark.record()
             return made
