@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eep.drill.load import Answer, Load
@@ -62,20 +62,28 @@ def victims(ranks: int, kills: int, seed: int) -> list[int]:
     return found[:kills]
 
 
-def kill_all(
-    story: Story, ranks: int, order: Sequence[int], spares: int, say: Callable[[str], None]
-) -> Iterator[Fault]:
-    """Does the kills, under load, each when all spares are ready; RuntimeError if a rank does not come back."""
-    for number, rank in enumerate(order, 1):
-        time.sleep(2 * WINDOW if number > 1 else WINDOW)
-        if len(story.target.wait_for_spares(spares)) < spares:
-            raise RuntimeError(f"kill {number}: the spares were not ready in time")
-        fault = _kill(story, rank)
-        if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):
-            raise RuntimeError(f"kill {number}: rank {rank} was lost and did not come back")
-        say(f"kill {number:2} of {len(order)}: {fault}")
-        yield fault
-    time.sleep(WINDOW)
+def kill_all(story: Story, ranks: int, order: Sequence[int], spares: int, say: Callable[[str], None]) -> list[Fault]:
+    """Does the kills, under load, each when all spares are ready; RuntimeError if a rank does not come back.
+
+    When interrupted it gives those that are over, if there are any: they took minutes.
+    """
+    over: list[Fault] = []
+    try:
+        for number, rank in enumerate(order, 1):
+            time.sleep(2 * WINDOW if number > 1 else WINDOW)
+            if len(story.target.wait_for_spares(spares)) < spares:
+                raise RuntimeError(f"kill {number}: the spares were not ready in time")
+            fault = _kill(story, rank)
+            if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):
+                raise RuntimeError(f"kill {number}: rank {rank} was lost and did not come back")
+            say(f"kill {number:2} of {len(order)}: {fault}")
+            over.append(fault)
+        time.sleep(WINDOW)
+    except KeyboardInterrupt:
+        if not over:
+            raise
+        say(f"interrupted after {len(over)} of {len(order)} kills")
+    return over
 
 
 def _kill(story: Story, rank: int) -> Fault:

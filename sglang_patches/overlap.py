@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -63,7 +63,7 @@ def count_tokens(scheduler: Any, batch: Any) -> None:
 
 
 class Launched:
-    """A step as SGLang launched it, with all that it takes to run it again."""
+    """A step as SGLang launched it, with all that it takes to run it again. ``with`` it, while SGLang launches it."""
 
     def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any], before: Launched | None) -> None:
         self._scheduler, self._run_batch = scheduler, run_batch
@@ -74,6 +74,15 @@ class Launched:
         """Of the end of the forward pass, where SGLang's own comes too late."""
         self.before = before
         self.result: Any = None
+
+    def __enter__(self) -> Self:
+        global _newest, _is_launching
+        _newest, _is_launching = self, True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _is_launching
+        _is_launching = False
 
     def begin(self, here: instance.Instance, forward: Callable[[], Any], batch: Any) -> Any:
         """From within ``run_batch``, where SGLang starts the forward pass of ``batch``."""
@@ -136,17 +145,11 @@ _newest: Launched | None = None
 _is_launching = False
 
 
-@contextmanager
-def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> Iterator[Launched]:
-    """While SGLang runs a batch."""
-    global _newest, _is_launching
+def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> Launched:
+    """The next step: ``with`` that, SGLang is to run its batch."""
     if _newest is not None:
         _newest.before = None  # its results are handed out already
-    _newest, _is_launching = Launched(scheduler, run_batch, before=_newest), True
-    try:
-        yield _newest
-    finally:
-        _is_launching = False
+    return Launched(scheduler, run_batch, before=_newest)
 
 
 def launching() -> Launched | None:

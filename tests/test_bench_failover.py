@@ -13,7 +13,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
-from failover_kills import WINDOW, Wrong, costs, victims, wrong_answers
+import failover_kills
+from failover_kills import WINDOW, Wrong, costs, kill_all, victims, wrong_answers
 from failover_report import percentiles, steady, throughput
 from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
 from failover_turns import Turn, compared
@@ -62,6 +63,43 @@ def test_what_a_kill_cost() -> None:
         "during": pytest.approx(37 / 4.019, abs=0.1),
         "after": pytest.approx(30 / WINDOW),
     }
+
+
+class Killed:
+    """A story in which every rank comes back; somebody interrupts it before the kill of that number, from 1 on."""
+
+    def __init__(self, interrupted_before: int) -> None:
+        self.target, self._left = self, interrupted_before
+        self.started, self.faults, self.moments = 0.0, [], []
+
+    def wait_for_spares(self, count: int) -> list[int]:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+        return [0] * count
+
+    def ranks(self) -> dict[int, Any]:
+        return {rank: SimpleNamespace(pid=4711) for rank in range(2)}
+
+    def wait_until_noticed(self, fault: Fault) -> bool:
+        return True
+
+    def wait_until_all_run(self, ranks: int) -> bool:
+        return True
+
+
+def test_an_interrupted_bench_keeps_the_kills_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, said = [], []
+    monkeypatch.setattr(failover_kills.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(failover_kills.os, "kill", lambda pid, signal: killed.append(pid))
+    story: Any = Killed(interrupted_before=3)
+    over = kill_all(story, 2, [1, 0, 1, 0], 1, said.append)
+    assert [fault.rank for fault in over] == [1, 0]
+    assert len(killed) == 2
+    assert said[-1] == "interrupted after 2 of 4 kills"
+    story = Killed(interrupted_before=1)
+    with pytest.raises(KeyboardInterrupt):
+        kill_all(story, 2, [1], 1, said.append)
 
 
 def test_where_an_answer_is_wrong() -> None:
