@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from failover_kills import costs, kill_all, victims, wrong_answers
+from failover_kills import costs, kill_all, need_spares, victims, wrong_answers
 from failover_report import draw_one, page, plot, summary
 from failover_steady import Clients, compare
 from failover_turns import OF_DEVICE, take_turns
@@ -35,6 +35,7 @@ from fixed_membership import Switch
 from provenance import provenance
 
 from eep.drill.devices import DEVICES, Device
+from eep.drill.faults import Target
 from eep.drill.load import Load, ask
 from eep.drill.margins import clear_prompts
 from eep.drill.server import FOUR_RANKS, Server
@@ -69,7 +70,7 @@ def parse() -> argparse.Namespace:
         help="slots beyond the 16 experts of the model: with 16 each expert is on two of four ranks, and tokens cross; with "
         "48 all are on every rank (default: 16)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="decides the order of the ranks (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="decides the order of ranks and of turns (default: 1)")
     parser.add_argument("--clients", type=int, default=8, help="how many stream at once (default: 8)")
     parser.add_argument(
         "--pairs", type=int, default=12, help="pairs of phases with and without elasticity (default: 12)"
@@ -132,9 +133,10 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS, continued=options.device == "cuda")
         load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients, ranks=RANKS)
         clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients, options.steady_tokens)
+        need_spares(Target(place / "d"), options.spares)  # or they start beside the first phases
         say(f"{options.clients} clients, with and without elasticity in turns")
         phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
-        turns = take_turns(clients, switch, options.rounds, OF_DEVICE[options.device], say)
+        turns = take_turns(clients, switch, options.rounds, OF_DEVICE[options.device], options.seed, say)
         story = Story(place / "d", load, say=lambda text: None)
         story.wait_until_all_run(RANKS)
         say(f"{options.clients} clients stream while ranks are killed")

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from eep.drill.faults import Target
 from eep.drill.load import Answer, Load
 from eep.drill.story import Fault, Story
 from eep.observe.timeline import Moment
@@ -63,7 +64,8 @@ def victims(ranks: int, kills: int, seed: int) -> list[int]:
 
 
 def kill_all(story: Story, ranks: int, order: Sequence[int], spares: int, say: Callable[[str], None]) -> list[Fault]:
-    """Does the kills, under load, each when all spares are ready; RuntimeError if a rank does not come back.
+    """Does the kills, under load, each when a spare is ready, if there are to be any; RuntimeError if a rank does not come
+    back.
 
     When interrupted it gives those that are over, if there are any: they took minutes.
     """
@@ -71,8 +73,7 @@ def kill_all(story: Story, ranks: int, order: Sequence[int], spares: int, say: C
     try:
         for number, rank in enumerate(order, 1):
             time.sleep(2 * WINDOW if number > 1 else WINDOW)
-            if len(story.target.wait_for_spares(spares)) < spares:
-                raise RuntimeError(f"kill {number}: the spares were not ready in time")
+            need_spares(story.target, min(spares, 1))
             fault = _kill(story, rank)
             if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):
                 raise RuntimeError(f"kill {number}: rank {rank} was lost and did not come back")
@@ -84,6 +85,12 @@ def kill_all(story: Story, ranks: int, order: Sequence[int], spares: int, say: C
             raise
         say(f"interrupted after {len(over)} of {len(order)} kills")
     return over
+
+
+def need_spares(target: Target, count: int) -> None:
+    """Waits until so many are ready. RuntimeError if they are not in time."""
+    if (ready := len(target.wait_for_spares(count))) < count:
+        raise RuntimeError(f"{ready} of {count} spares were ready in time: the server's log may say why")
 
 
 def _kill(story: Story, rank: int) -> Fault:

@@ -130,9 +130,10 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
             for figure, (text, digits) in STEADY.items()
         ),
         "",
-        f"The ranks alone, in turns of {setting['turns']['turn']:g} s while every client streams an answer of "
+        f"The ranks alone, in turns of some {setting['turns']['turn']:g} s while every client streams an answer of "
         f"{setting['turns']['tokens']} tokens: tokens per second elastic/fixed {turns['mean']:.4f}, 95 % interval "
-        f"{turns['least']:.4f} to {turns['most']:.4f} ({turns['blocks']} blocks of four turns).",
+        f"{turns['least']:.4f} to {turns['most']:.4f}, median {turns['median']:.4f} ({turns['blocks']} blocks of "
+        "four turns).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -2,34 +2,37 @@
 
 Phases of seconds differ by several per cent, by how the beginnings of requests fall and by what else the machine does. Here
 every client streams one long answer, so that all steps decode the same batch, and the switch is thrown several times in
-a second. Four turns are a *block*, with elasticity in the first and the last, so that what drifts hits both alike. Only the
+a second. Four turns are a *block*, the first and the last of one kind, so that what drifts hits both alike. Of which kind,
+and how long its turns are, is drawn for each block, so that what comes every second does not always hit the same. Only the
 ranks take turns: the front end knows every request from its beginning, so it stays elastic.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 from failover_steady import Clients, join
 from fixed_membership import Switch
 
 from eep.drill.load import Answer
 
-_ORDER = (True, False, False, True)
+_ORDERS = ((True, False, False, True), (False, True, True, False))
+_SHORTER, _LONGER = 0.7, 1.3
+"""How long the turns of a block may be, as shares of what was asked for."""
 _LEFT_OUT = 0.1
 """Of every turn, at its beginning: steps that began in the last one."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long a turn is, in seconds, and how many tokens an answer has, which should last for many turns."""
+    """How long a turn is on average, in seconds, and how many tokens an answer has, which should last for many turns."""
 
     turn: float
     tokens: int
@@ -54,15 +57,26 @@ class Compared:
     least: float
     most: float
     """The ends of the 95 % interval of the mean."""
+    median: float
+    """Of the blocks: what a few that were disturbed hardly change."""
+
+
+def planned(choose: random.Random, length: float) -> Iterator[tuple[bool, float]]:
+    """Whether each turn is elastic, and how many seconds it is to last, block after block."""
+    while True:
+        seconds = length * choose.uniform(_SHORTER, _LONGER)
+        for elastic in choose.choice(_ORDERS):
+            yield elastic, seconds
 
 
 def take_turns(
-    clients: Clients, switch: Switch, rounds: int, lengths: Lengths, say: Callable[[str], None]
+    clients: Clients, switch: Switch, rounds: int, lengths: Lengths, seed: int, say: Callable[[str], None]
 ) -> list[float]:
     """The ratio of every block, of as many ``rounds`` of long answers. RuntimeError if an answer is not right."""
     found: list[float] = []
+    choose = random.Random(seed)
     for number in range(rounds):
-        answers, turns = _round(clients, switch, lengths)
+        answers, turns = _round(clients, switch, lengths, choose)
         if problems := clients.problems(answers):
             raise RuntimeError(f"while ranks took turns: {problems[0]}")
         found += ratios(answers, turns)
@@ -74,10 +88,15 @@ def _said(found: Sequence[float]) -> str:
     if len(found) < 2:
         return "too few blocks yet"
     so_far = compared(found)
-    return f"elastic/fixed {so_far.mean:.4f} ({so_far.least:.4f} to {so_far.most:.4f}) of {so_far.blocks} blocks"
+    return (
+        f"elastic/fixed {so_far.mean:.4f} ({so_far.least:.4f} to {so_far.most:.4f}), in the median {so_far.median:.4f}, "
+        f"of {so_far.blocks} blocks"
+    )
 
 
-def _round(clients: Clients, switch: Switch, lengths: Lengths) -> tuple[list[Answer], list[Turn]]:
+def _round(
+    clients: Clients, switch: Switch, lengths: Lengths, choose: random.Random
+) -> tuple[list[Answer], list[Turn]]:
     """One long answer for every client, and the turns that were taken meanwhile."""
     answers: list[Answer] = []
     one_is_over = threading.Event()
@@ -91,10 +110,10 @@ def _round(clients: Clients, switch: Switch, lengths: Lengths) -> tuple[list[Ans
         thread.start()
     turns: list[Turn] = []
     try:
-        for elastic in cycle(_ORDER):
+        for elastic, seconds in planned(choose, lengths.turn):
             switch.throw(elastic=elastic, front_end=False)
             began = time.monotonic()
-            if one_is_over.wait(lengths.turn):
+            if one_is_over.wait(seconds):
                 break
             turns.append(Turn(elastic, began, time.monotonic()))
     finally:
@@ -140,4 +159,4 @@ def compared(found: Sequence[float]) -> Compared:
         raise ValueError(f"{len(found)} blocks of turns tell nothing: answers must last for at least eight turns")
     mean = statistics.fmean(found)
     off = 1.96 * statistics.stdev(found) / math.sqrt(len(found))
-    return Compared(len(found), mean, mean - off, mean + off)
+    return Compared(len(found), mean, mean - off, mean + off, statistics.median(found))

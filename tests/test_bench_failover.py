@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 import sys
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ import failover_kills
 from failover_kills import WINDOW, Wrong, costs, kill_all, victims, wrong_answers
 from failover_report import percentiles, steady, throughput
 from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
-from failover_turns import Turn, compared
+from failover_turns import Turn, compared, planned
 from failover_turns import ratios as ratios_of_turns
 from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END
 from provenance import command_line
@@ -156,6 +158,30 @@ def test_turns_tell_what_a_step_costs_whatever_drifts() -> None:
     told = compared(found)
     assert (told.blocks, told.mean) == (3, pytest.approx(1 / 1.02, abs=0.002))
     assert told.least < told.mean < told.most
+
+
+def tokens_with_stalls(until: float) -> Answer:
+    """A client that gets a token every 3 ms, and at the same place in every second none for 50 ms."""
+    times, now = [], 0.0
+    while now < until:
+        now = round(now + 0.003, 6)
+        if 0.1 <= now % 1.0 < 0.15:
+            now = int(now) + 0.15
+        times.append(now)
+    return Answer(0, 0.0, [1] * len(times), times)
+
+
+def test_what_comes_every_second_hits_both_kinds_of_turns_alike() -> None:
+    turns, now = [], 1.0
+    for elastic, seconds in islice(planned(random.Random(1), 0.25), 400):
+        turns.append(Turn(elastic, now, now + seconds))
+        now += seconds
+    found = ratios_of_turns([tokens_with_stalls(now + 1)], turns)
+    told = compared(found)
+    assert len(found) == 100
+    assert told.least < 1 < told.most
+    assert told.most - told.least < 0.05
+    assert {turn.elastic for turn in turns[::4]} == {True, False}
 
 
 def test_turns_that_are_too_short_or_too_few_tell_nothing() -> None:
