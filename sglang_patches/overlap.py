@@ -107,8 +107,9 @@ class Launched:
     def _wait(self) -> None:
         if self._mark is not None:
             self._mark.synchronize()
-        elif self.result is not None:  # else it was not even launched
+        elif self.result is not None and self.result.copy_done is not None:  # else it was not launched, or is over
             self.result.copy_done.synchronize()
+            self.result.copy_done = None  # SGLang would wait for it once more
 
     def _again(self) -> Any:
         later = _newest if _newest is not None and _newest.before is self else None

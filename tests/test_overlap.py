@@ -172,8 +172,11 @@ def test_what_the_scheduler_does_next_waits_for_what_a_step_that_is_run_again_re
 def test_a_step_is_over_where_the_scheduler_has_marked_its_end() -> None:
     session = Session()
     result = Scheduler([0, 1], session, device="cuda").launch(decode([1]))
+    end = result.copy_done
     session.waits[0]()
-    assert result.copy_done.waited_for
+    assert end.waited_for
+    assert result.copy_done is None, "the scheduler would wait for it once more"
+    session.waits[0]()  # as when a step before it is bad
 
 
 def test_a_step_whose_tokens_are_sampled_later_has_a_mark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
