@@ -20,7 +20,7 @@ from eep.errors import EepError
 from eep.memory import memory_of
 from eep.memory.exchange import CONTROL_BYTES
 from eep.memory.shm import SharedMemory
-from eep.peer_table import PeerTable
+from eep.peer_table import ControlPage, PeerTable
 from eep.peers import Peers
 from eep.rendezvous import Rendezvous
 from eep.status import QuickLook, Status, read_status
@@ -99,6 +99,11 @@ class Endpoint:
     def table(self) -> PeerTable:
         """The peer table itself, at the address that it keeps for the life of the endpoint."""
         return self._peers.table
+
+    @property
+    def page(self) -> ControlPage:
+        """The control page itself, mapped while the endpoint is open."""
+        return self._peers.page
 
     @property
     def control_fd(self) -> int:

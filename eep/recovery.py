@@ -36,6 +36,7 @@ from eep.endpoint import Endpoint
 from eep.errors import EepError, RankRemoved, StepFailed
 from eep.intents import Intents, Word, buffers_in_order, somebody_has_more
 from eep.process_group.world import World
+from eep.status import QuickLook
 from eep.validity import ContractBroken, check_peers
 from eep.view import View
 
@@ -80,8 +81,13 @@ class Session:
         self._repair, self._run_empty = repair, run_empty
         self._intents = Intents(world, timeout)
         self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
+        # One look at all of them: to find one endpoint after the other in memory takes longer than to look.
+        self._look = QuickLook(*(endpoint.page for endpoint in self._endpoints))
+        self._shown = self.view.epoch
+        """The epoch of the view that all endpoints show."""
         self._digest: int | None = None
         self._epoch = -1
+        """That of the view in which all have told each other what they will do."""
         self._has_run = False
         self._steps: deque[_Step] = deque()
         self._has_more = False
@@ -196,7 +202,7 @@ class Session:
         return None
 
     def _all_is_well(self) -> bool:
-        return all(endpoint.is_ok for endpoint in self._endpoints)
+        return self._look.is_ok(self._shown)
 
     def _give_up(self) -> None:
         """Tells the supervisor what this rank has seen; the next boundary waits for what it makes of it."""
@@ -268,6 +274,7 @@ class Session:
             return buffers_in_order(words[0])
 
     def _settle(self, view: View) -> None:
+        self._shown = view.epoch
         if self._epoch < 0:
             faults.at("join.mapped")
         faults.at("repair.before")

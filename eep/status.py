@@ -56,21 +56,26 @@ class Status:
 
 
 class QuickLook:
-    """Whether the status in a control page is ok: the same as ``read_status(page, epoch).ok``, and quick, for it is asked of
-    every endpoint in every step. What was good is good for as long as not a byte of it changes."""
+    """Whether the status in all of some control pages is ok: the same as ``read_status(page, epoch).ok`` of each, and quick,
+    for it is asked in every step. What was good is good for as long as not a byte of it changes. Pages must stay mapped."""
 
-    def __init__(self, page: ControlPage) -> None:
-        self._words = memoryview(page).cast("B")[: ControlPage.status.offset + ControlPage.status.size]
-        self._good: tuple[int, bytes] | None = None
+    def __init__(self, *pages: ControlPage) -> None:
+        end = ControlPage.status.offset + ControlPage.status.size
+        self._words = [memoryview(page).cast("B")[:end] for page in pages]
+        self._good: tuple[int, list[bytes]] | None = None
 
     def is_ok(self, epoch: int) -> bool:
-        seen = (epoch, self._words.tobytes())
+        seen = (epoch, [words.tobytes() for words in self._words])
         if seen == self._good:
             return True
-        page = ControlPage.from_buffer_copy(seen[1].ljust(ctypes.sizeof(ControlPage), b"\0"))
-        if is_ok := read_status(page, epoch).ok:
+        if is_ok := all(read_status(_page(words), epoch).ok for words in seen[1]):
             self._good = seen
         return is_ok
+
+
+def _page(words: bytes) -> ControlPage:
+    """That begins with these."""
+    return ControlPage.from_buffer_copy(words.ljust(ctypes.sizeof(ControlPage), b"\0"))
 
 
 def _name(ranks: tuple[int, ...]) -> str:

@@ -25,16 +25,23 @@ def test_in_one_word(status: int, suspects: int, dropped: int, corrupt: int, rev
     assert look.is_ok(epoch) == read_status(page, epoch).ok
 
 
+@given(statuses=st.lists(st.integers(0, 3), max_size=4), epoch=st.integers(0, 2))
+def test_of_several_pages_all_must_be_ok(statuses: list[int], epoch: int) -> None:
+    pages = [ControlPage(status=status & 1, revoked_epoch=status >> 1) for status in statuses]
+    look = QuickLook(*pages)
+    assert look.is_ok(epoch) == all(read_status(page, epoch).ok for page in pages)
+
+
 word_of_a_page = st.sampled_from(("status", "suspects", "dropped", "corrupt", "revoked_epoch"))
 
 
-@given(changes=st.lists(st.tuples(word_of_a_page, st.integers(0, 3), st.integers(0, 3))))
-def test_whatever_changes_is_seen(changes: list[tuple[str, int, int]]) -> None:
-    page = ControlPage()
-    look = QuickLook(page)
-    for name, value, epoch in changes:
-        setattr(page, name, value)
-        assert look.is_ok(epoch) == read_status(page, epoch).ok
+@given(changes=st.lists(st.tuples(st.integers(0, 1), word_of_a_page, st.integers(0, 3), st.integers(0, 3))))
+def test_whatever_changes_is_seen(changes: list[tuple[int, str, int, int]]) -> None:
+    pages = (ControlPage(), ControlPage())
+    look = QuickLook(*pages)
+    for changed, name, value, epoch in changes:
+        setattr(pages[changed], name, value)
+        assert look.is_ok(epoch) == all(read_status(page, epoch).ok for page in pages)
 
 
 @given(ranks=st.sets(st.integers(0, MAX_RANKS - 1)))
