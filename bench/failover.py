@@ -86,6 +86,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=6, help="of long answers in which the ranks take quick turns (default: 6)"
     )
+    parser.add_argument(
+        "--alike",
+        action="store_true",
+        help="always elastic: what the comparison tells when there is nothing to tell (results are named -alike)",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     options = parser.parse_args()
     least_of = {
@@ -114,7 +119,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     load_before = round(os.getloadavg()[0], 2)
     head = provenance()  # before anything runs: the commit is the one that is measured
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
-    switch = Switch(place / "switch")
+    switch = Switch(place / "switch", stuck=options.alike)
     slots = ("--eep-redundant-experts", str(options.redundant_experts))
     arguments = (*ARGUMENTS, *slots, "--eep-spares", str(options.spares))
     server = Server(
@@ -156,6 +161,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "steady_tokens": options.steady_tokens,
         "turns": asdict(OF_DEVICE[options.device]),
         "kills": len(faults),
+        "alike": options.alike,
         "spares": options.spares,
         "redundant_experts": options.redundant_experts,
         "seed": options.seed,
@@ -200,7 +206,7 @@ def draw(options: argparse.Namespace, story: Story, kills: list[Any], phases: li
 
 
 def name_of(options: argparse.Namespace) -> str:
-    return f"failover-{options.device}" + ("-spares" if options.spares else "")
+    return f"failover-{options.device}" + "-spares" * bool(options.spares) + "-alike" * options.alike
 
 
 def say(text: str) -> None:

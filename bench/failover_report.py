@@ -119,7 +119,11 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"after (windows of {WINDOW:g} s; the processor that serves also starts the new rank).",
         "",
         f"Steady state, {level['pairs']} pairs of phases in turns, answers of up to {setting['steady_tokens']} tokens. "
-        "`bench/fixed_membership.py` says what a membership that is taken for fixed leaves out.",
+        + (
+            "All of them were elastic (`--alike`): this is what the comparison tells when there is nothing to tell."
+            if setting["alike"]
+            else "`bench/fixed_membership.py` says what a membership that is taken for fixed leaves out."
+        ),
         "",
         "| | elastic | membership fixed | elastic/fixed of a pair: median, quartiles | of the means of all phases |",
         "|---|---:|---:|---:|---:|",

@@ -46,8 +46,10 @@ OF_THE_FRONT_END: dict[str, Callable[..., Any]] = {
 class Switch:
     """In the bench: a byte that all processes of the server see."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, stuck: bool = False) -> None:
+        """A ``stuck`` one leaves elasticity on, whatever is done to it."""
         folder.mkdir()
+        self._stuck = stuck
         self._path, self._folder = folder / "switch", folder
         self._path.write_bytes(bytes([_ELASTIC]))
         shutil.copy(__file__, folder)
@@ -64,7 +66,7 @@ class Switch:
     def throw(self, *, elastic: bool, front_end: bool = True) -> None:
         """No request may be under way, unless it is thrown for the ranks alone."""
         with self._path.open("r+b") as file:  # in place: the file is mapped
-            file.write(bytes([_ELASTIC if elastic else _FIXED if front_end else _RANKS_FIXED]))
+            file.write(bytes([_ELASTIC if elastic or self._stuck else _FIXED if front_end else _RANKS_FIXED]))
 
 
 def register() -> None:

@@ -21,7 +21,7 @@ from failover_report import percentiles, steady, throughput
 from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
 from failover_turns import Turn, compared, planned
 from failover_turns import ratios as ratios_of_turns
-from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END
+from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END, Switch
 from provenance import command_line
 
 from eep.drill.load import Answer, Load
@@ -182,6 +182,14 @@ def test_what_comes_every_second_hits_both_kinds_of_turns_alike() -> None:
     assert told.least < 1 < told.most
     assert told.most - told.least < 0.05
     assert {turn.elastic for turn in turns[::4]} == {True, False}
+
+
+def test_a_stuck_switch_leaves_elasticity_on(tmp_path: Path) -> None:
+    works, stuck = Switch(tmp_path / "works"), Switch(tmp_path / "stuck", stuck=True)
+    for switch in (works, stuck):
+        switch.throw(elastic=False)
+    said = [Path(switch.environment()["EEP_BENCH_SWITCH"]).read_bytes() for switch in (works, stuck)]
+    assert said == [b"\1", b"\0"]
 
 
 def test_turns_that_are_too_short_or_too_few_tell_nothing() -> None:
