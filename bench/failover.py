@@ -206,7 +206,8 @@ def draw(options: argparse.Namespace, story: Story, kills: list[Any], phases: li
 
 
 def name_of(options: argparse.Namespace) -> str:
-    return f"failover-{options.device}" + "-spares" * bool(options.spares) + "-alike" * options.alike
+    said = ("-spares" if options.spares else "", "-alike" if options.alike else "")
+    return f"failover-{options.device}" + "".join(said)
 
 
 def say(text: str) -> None:

@@ -20,10 +20,10 @@ from eep.errors import EepError
 from eep.memory import memory_of
 from eep.memory.exchange import CONTROL_BYTES
 from eep.memory.shm import SharedMemory
-from eep.peer_table import ControlPage, PeerTable
+from eep.peer_table import PeerTable
 from eep.peers import Peers
 from eep.rendezvous import Rendezvous
-from eep.status import QuickLook, Status, read_status
+from eep.status import QuickLook, Status, read_status, words_of
 from eep.view import View
 
 
@@ -70,7 +70,10 @@ class Endpoint:
                 self._library, self._context, rendezvous, self._claim, shape, self._region, self._control
             )
             undo.callback(self._peers.close)
-            self._quick_look = QuickLook(self._peers.page)
+            self.status_words = words_of(self._peers.page)
+            """For a :class:`eep.status.QuickLook` at several endpoints."""
+            undo.callback(self.status_words.release)
+            self._quick_look = QuickLook(self.status_words)
             # Before anything is let go of: whoever waits for us need not wait for what will never come.
             undo.callback(self._say, OwnerState.LEFT)
             self.timeout_ms = timeout_ms
@@ -99,11 +102,6 @@ class Endpoint:
     def table(self) -> PeerTable:
         """The peer table itself, at the address that it keeps for the life of the endpoint."""
         return self._peers.table
-
-    @property
-    def page(self) -> ControlPage:
-        """The control page itself, mapped while the endpoint is open."""
-        return self._peers.page
 
     @property
     def control_fd(self) -> int:

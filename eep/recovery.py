@@ -82,7 +82,7 @@ class Session:
         self._intents = Intents(world, timeout)
         self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
         # One look at all of them: to find one endpoint after the other in memory takes longer than to look.
-        self._look = QuickLook(*(endpoint.page for endpoint in self._endpoints))
+        self._look = QuickLook(*(endpoint.status_words for endpoint in self._endpoints))
         self._shown = self.view.epoch
         """The epoch of the view that all endpoints show."""
         self._digest: int | None = None

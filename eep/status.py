@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from eep.errors import EpochRevoked, StepFailed
+from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.peer_table import ControlPage, ranks_of
 
 _REVOKED, _SUSPECT, _CORRUPT, _MISROUTED, _TORN, _BAD_TABLE, _MISMATCH = (1 << bit for bit in range(7))
@@ -57,20 +57,29 @@ class Status:
 
 class QuickLook:
     """Whether the status in all of some control pages is ok: the same as ``read_status(page, epoch).ok`` of each, and quick,
-    for it is asked in every step. What was good is good for as long as not a byte of it changes. Pages must stay mapped."""
+    for it is asked in every step. What was good is good for as long as not a byte of it changes."""
 
-    def __init__(self, *pages: ControlPage) -> None:
-        end = ControlPage.status.offset + ControlPage.status.size
-        self._words = [memoryview(page).cast("B")[:end] for page in pages]
+    def __init__(self, *words: memoryview) -> None:
+        """Of each page its :func:`words_of`."""
+        self._words = words
         self._good: tuple[int, list[bytes]] | None = None
 
     def is_ok(self, epoch: int) -> bool:
-        seen = (epoch, [words.tobytes() for words in self._words])
+        """EepError if the words of a page were released."""
+        try:
+            seen = (epoch, [words.tobytes() for words in self._words])
+        except ValueError as error:
+            raise EepError("an endpoint was closed while steps go through it") from error
         if seen == self._good:
             return True
         if is_ok := all(read_status(_page(words), epoch).ok for words in seen[1]):
             self._good = seen
         return is_ok
+
+
+def words_of(page: ControlPage) -> memoryview:
+    """What of a page says whether all is well. To be released before the page is unmapped."""
+    return memoryview(page).cast("B")[: ControlPage.status.offset + ControlPage.status.size]
 
 
 def _page(words: bytes) -> ControlPage:
