@@ -11,7 +11,7 @@ from typing import Any
 
 from failover_kills import WINDOW, Kill
 from failover_steady import Phase, mean_of, median_of, ratios
-from failover_turns import compared
+from failover_turns import Block, compared
 
 from eep.drill.story import Story
 from eep.observe.timeline import Moment, Step, draw, rates
@@ -36,6 +36,10 @@ STEADY = {
     "cpu_ms_per_token": ("milliseconds of processor per token, all processes of the server", 2),
 }
 """Of each figure of a phase: what it is called, and with how many digits it is told."""
+OF_TURNS = {
+    "of_all_steps": "all steps",
+    "without_stalls": "without stalls: steps that took more than twice the median of their kind",
+}
 _AROUND = 3.0
 
 
@@ -75,13 +79,30 @@ def steady(phases: Sequence[Phase]) -> dict[str, Any]:
     return {**told, "pairs": len(phases) // 2, "phases": [asdict(phase) for phase in phases]}
 
 
-def summary(kills: Sequence[Kill], phases: Sequence[Phase], turns: Sequence[float]) -> dict[str, Any]:
+def in_turns(blocks: Sequence[Block]) -> dict[str, Any]:
+    """Steps with elasticity against those without, all of them and without stalls, and the share of stalls in the time."""
+    usual = compared([block.without_stalls for block in blocks])
+    fixed_ms = statistics.median(block.fixed_ms for block in blocks)
+    return {
+        "of_all_steps": asdict(compared([block.ratio for block in blocks])),
+        "without_stalls": asdict(usual),
+        "fixed_step_ms": round(fixed_ms, 4),
+        "elasticity_us_per_step": [
+            round(1000 * fixed_ms * (1 / ratio - 1), 1) for ratio in (usual.mean, usual.most, usual.least)
+        ],
+        "elastic_stalled": round(statistics.fmean(block.elastic_stalled for block in blocks), 4),
+        "fixed_stalled": round(statistics.fmean(block.fixed_stalled for block in blocks), 4),
+        "of_each_block": [{name: round(value, 4) for name, value in asdict(block).items()} for block in blocks],
+    }
+
+
+def summary(kills: Sequence[Kill], phases: Sequence[Phase], turns: Sequence[Block]) -> dict[str, Any]:
     return {
         "from_kill": {name: percentiles([getattr(kill, name) for kill in kills]) for name in TIMES},
         "largest_gap_between_tokens": {name: percentiles([getattr(kill, name) for kill in kills]) for name in PAUSES},
         "tokens_per_second": throughput(kills),
         "steady": steady(phases),
-        "turns": {**asdict(compared(turns)), "of_each_block": [round(ratio, 4) for ratio in turns]},
+        "turns": in_turns(turns),
     }
 
 
@@ -90,6 +111,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
     machine, setting = head["machine"], head["setting"]
     times, gaps = told["from_kill"], told["largest_gap_between_tokens"]
     rate, level, turns = told["tokens_per_second"], told["steady"], told["turns"]
+    more, least, most = turns["elasticity_us_per_step"]
     lines = [
         f"# Failover of the real SGLang server, {setting['device']}",
         "",
@@ -135,11 +157,22 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         ),
         "",
         f"The ranks alone, in turns of some {setting['turns']['turn']:g} s while every client streams an answer of "
-        f"{setting['turns']['tokens']} tokens: tokens per second elastic/fixed {turns['mean']:.4f}, 95 % interval "
-        f"{turns['least']:.4f} to {turns['most']:.4f}, median {turns['median']:.4f} ({turns['blocks']} blocks of "
-        "four turns).",
+        f"{setting['turns']['tokens']} tokens, {len(turns['of_each_block'])} blocks of four turns; each client gets a token "
+        "in every step:",
+        "",
+        "| steps per second, elastic/fixed | mean | 95 % interval | median |",
+        "|---|---:|---:|---:|",
+        *(f"| {text} | {_as_cells(turns[name])} |" for name, text in OF_TURNS.items()),
+        "",
+        f"A step that is no stall takes {turns['fixed_step_ms']:.2f} ms without elasticity, and with it {more:.0f} us more "
+        f"(95 % interval {least:.0f} to {most:.0f}). Stalls took {100 * turns['elastic_stalled']:.1f} % of the time with "
+        f"elasticity and {100 * turns['fixed_stalled']:.1f} % without.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _as_cells(told: dict[str, float]) -> str:
+    return f"{told['mean']:.4f} | {told['least']:.4f} to {told['most']:.4f} | {told['median']:.4f}"
 
 
 def plot(path: Path, story: Story, kills: Sequence[Kill], phases: Sequence[Phase], subject: str) -> None:

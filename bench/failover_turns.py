@@ -5,6 +5,10 @@ every client streams one long answer, so that all steps decode the same batch, a
 a second. Four turns are a *block*, the first and the last of one kind, so that what drifts hits both alike. Of which kind,
 and how long its turns are, is drawn for each block, so that what comes every second does not always hit the same. Only the
 ranks take turns: the front end knows every request from its beginning, so it stays elastic.
+
+Steps are timed by the ranks. A few of them take many times as long as the others, since the machine does something else;
+where such a *stall* falls is chance, and a few of them are more than all that elasticity costs. So the steps are compared
+with and without stalls, and it is told how much of the time stalls took with elasticity, and how much without.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from failover_steady import Clients, join
 from fixed_membership import Switch
@@ -28,6 +33,8 @@ _SHORTER, _LONGER = 0.7, 1.3
 """How long the turns of a block may be, as shares of what was asked for."""
 _LEFT_OUT = 0.1
 """Of every turn, at its beginning: steps that began in the last one."""
+_STALL = 2.0
+"""A step that takes more than so many times what most take is one."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,23 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Block:
+    """Of the steps of four turns, with and without elasticity."""
+
+    ratio: float
+    """Steps per second with elasticity over those without."""
+    without_stalls: float
+    """The same, of the steps that were none."""
+    fixed_ms: float
+    """What such a step takes without elasticity."""
+    elastic_stalled: float
+    fixed_stalled: float
+    """Which share of the time stalls took."""
+
+
+@dataclass(frozen=True)
 class Compared:
-    """Tokens per second with elasticity over those without, of all blocks."""
+    """Steps per second with elasticity over those without, of all blocks."""
 
     blocks: int
     mean: float
@@ -71,27 +93,28 @@ def planned(choose: random.Random, length: float) -> Iterator[tuple[bool, float]
 
 def take_turns(
     clients: Clients, switch: Switch, rounds: int, lengths: Lengths, seed: int, say: Callable[[str], None]
-) -> list[float]:
-    """The ratio of every block, of as many ``rounds`` of long answers. RuntimeError if an answer is not right."""
-    found: list[float] = []
+) -> list[Block]:
+    """Those of as many ``rounds`` of long answers. RuntimeError if an answer is not right."""
+    found: list[Block] = []
     choose = random.Random(seed)
     for number in range(rounds):
         answers, turns = _round(clients, switch, lengths, choose)
         if problems := clients.problems(answers):
             raise RuntimeError(f"while ranks took turns: {problems[0]}")
-        found += ratios(answers, turns)
+        found += blocks(switch.steps(), _while_all_stream(answers, turns))
         say(f"round {number + 1:2} of {rounds} in turns of {lengths.turn:g} s: {_said(found)}")
     return found
 
 
-def _said(found: Sequence[float]) -> str:
+def _said(found: Sequence[Block]) -> str:
     if len(found) < 2:
         return "too few blocks yet"
-    so_far = compared(found)
-    return (
-        f"elastic/fixed {so_far.mean:.4f} ({so_far.least:.4f} to {so_far.most:.4f}), in the median {so_far.median:.4f}, "
-        f"of {so_far.blocks} blocks"
-    )
+    so_far = {
+        "elastic/fixed": compared([block.ratio for block in found]),
+        "without stalls": compared([block.without_stalls for block in found]),
+    }
+    told = (f"{what} {each.mean:.4f} ({each.least:.4f} to {each.most:.4f})" for what, each in so_far.items())
+    return f"{', '.join(told)}, of {len(found)} blocks"
 
 
 def _round(
@@ -122,35 +145,59 @@ def _round(
     return answers, turns
 
 
-def ratios(answers: Sequence[Answer], turns: Sequence[Turn]) -> list[float]:
-    """Of every block in which all clients got tokens from its beginning to its end."""
+def _while_all_stream(answers: Sequence[Answer], turns: Sequence[Turn]) -> list[Turn]:
+    """Those of the blocks in which all clients got tokens from the beginning to the end."""
     since = max(answer.times[0] for answer in answers)
     until = min(answer.times[-1] for answer in answers)
-    found = []
+    found: list[Turn] = []
     for first in range(0, len(turns) - 3, 4):
         block = turns[first : first + 4]
         if since <= block[0].began and block[-1].ended <= until:
-            waits = {True: 0.0, False: 0.0}
-            for turn in block:
-                waits[turn.elastic] += _wait_for_a_token(answers, turn)
-            found.append(waits[False] / waits[True])
+            found += block
     return found
 
 
-def _wait_for_a_token(answers: Sequence[Answer], turn: Turn) -> float:
-    """The mean of all waits that lie within a turn. ValueError if there are none."""
+def blocks(steps: Sequence[Sequence[float]], turns: Sequence[Turn]) -> list[Block]:
+    """Four turns are one. ``steps``: of every rank, when its steps began. ValueError if a turn has none."""
+    found = []
+    for first in range(0, len(turns), 4):
+        took: dict[bool, list[float]] = {True: [], False: []}
+        for turn in turns[first : first + 4]:
+            took[turn.elastic] += _steps_of(steps, turn)
+        found.append(_block(took[True], took[False]))
+    return found
+
+
+def _steps_of(steps: Sequence[Sequence[float]], turn: Turn) -> list[float]:
+    """How long those took that lie within a turn, on all ranks."""
     begin = turn.began + _LEFT_OUT * (turn.ended - turn.began)
-    waited, count = 0.0, 0
-    for answer in answers:
-        inside = answer.times[bisect_left(answer.times, begin) : bisect_right(answer.times, turn.ended)]
-        if len(inside) > 1:
-            waited += inside[-1] - inside[0]
-            count += len(inside) - 1
-    if not count:
+    took = [
+        later - earlier
+        for began in steps
+        for earlier, later in pairwise(began[bisect_left(began, begin) : bisect_right(began, turn.ended)])
+    ]
+    if not took:
         raise ValueError(
-            f"no client got two tokens in a turn of {turn.ended - turn.began:.2f} s: turns are too short here"
+            f"no step began and ended in a turn of {turn.ended - turn.began:.2f} s: turns are too short here"
         )
-    return waited / count
+    return took
+
+
+def _block(elastic: Sequence[float], fixed: Sequence[float]) -> Block:
+    # Of each kind, or steps that are twice as long because of elasticity would all be taken for stalls.
+    usual_elastic, usual_fixed = _without_stalls(elastic), _without_stalls(fixed)
+    return Block(
+        ratio=statistics.fmean(fixed) / statistics.fmean(elastic),
+        without_stalls=statistics.fmean(usual_fixed) / statistics.fmean(usual_elastic),
+        fixed_ms=1000 * statistics.fmean(usual_fixed),
+        elastic_stalled=1 - sum(usual_elastic) / sum(elastic),
+        fixed_stalled=1 - sum(usual_fixed) / sum(fixed),
+    )
+
+
+def _without_stalls(took: Sequence[float]) -> list[float]:
+    longest = _STALL * statistics.median(took)
+    return [step for step in took if step <= longest]
 
 
 def compared(found: Sequence[float]) -> Compared:

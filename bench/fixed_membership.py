@@ -10,7 +10,7 @@ switch is thrown the membership is taken for fixed, as if no rank could ever be 
 
 Everything else stays as it is: dispatch and combine, the process groups, the supervisor's threads. With overlap scheduling
 a step is then launched before the last one is known to be good, as SGLang does by itself. A rank that dies while the switch
-is thrown takes the server with it.
+is thrown takes the server with it. However the switch is, the ranks note when their steps begin (see step_log.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import step_log
 
 _VARIABLE = "EEP_BENCH_SWITCH"
 _ELASTIC, _FIXED, _RANKS_FIXED = 0, 1, 2
@@ -52,7 +54,8 @@ class Switch:
         self._stuck = stuck
         self._path, self._folder = folder / "switch", folder
         self._path.write_bytes(bytes([_ELASTIC]))
-        shutil.copy(__file__, folder)
+        for module in (__file__, step_log.__file__):
+            shutil.copy(module, folder)
         about = folder / "eep_bench-0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: eep-bench\nVersion: 0\n")
@@ -67,6 +70,10 @@ class Switch:
         """No request may be under way, unless it is thrown for the ranks alone."""
         with self._path.open("r+b") as file:  # in place: the file is mapped
             file.write(bytes([_ELASTIC if elastic or self._stuck else _FIXED if front_end else _RANKS_FIXED]))
+
+    def steps(self) -> list[list[float]]:
+        """When the latest steps of each rank began (``time.monotonic``)."""
+        return step_log.read_steps(self._folder)
 
 
 def register() -> None:
@@ -93,3 +100,19 @@ def register() -> None:
     for owner, methods in ((Session, OF_A_RANK), (Launched, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
         for name, fixed in methods.items():
             replace(owner, name, fixed)
+    _note_steps(Session, Path(path).parent)
+
+
+def _note_steps(session: type[Any], folder: Path) -> None:
+    """They begin where ranks tell each other what is in their batches."""
+    collect = session.collect
+    log: step_log.StepLog | None = None  # made by the process that steps: it may have been forked from this one
+
+    def noting(self: Any, gather: Callable[[], Any]) -> Any:
+        nonlocal log
+        if log is None:
+            log = step_log.StepLog(folder)
+        log.note()
+        return collect(self, gather)
+
+    session.collect = noting

@@ -6,6 +6,7 @@ import inspect
 import os
 import random
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
 import failover_kills
+import step_log
 from failover_kills import WINDOW, Wrong, costs, kill_all, victims, wrong_answers
-from failover_report import percentiles, steady, throughput
+from failover_report import in_turns, percentiles, steady, throughput
 from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
-from failover_turns import Turn, compared, planned
-from failover_turns import ratios as ratios_of_turns
+from failover_turns import Turn, _while_all_stream, blocks, compared, planned
 from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END, Switch
 from provenance import command_line
 
@@ -139,36 +140,49 @@ def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
     assert told["cpu_ms_per_token"]["of_all_phases"] == pytest.approx(33 / 30)
 
 
-def tokens_in_turns(turns: list[Turn], elastic_wait: float, drift: float) -> Answer:
-    """A client that gets a token every 10 ms, later in turns with elasticity, and always a little later than before."""
-    now, times = 0.0, []
+def steps_in_turns(turns: list[Turn], elastic: float, drift: float) -> list[float]:
+    """A rank whose step takes 10 ms, or so many seconds in turns with elasticity, and always a little more than before."""
+    began, now = [], 0.0
     while now < turns[-1].ended + 1:
-        times.append(now)
+        began.append(now)
         is_elastic = any(turn.elastic and turn.began <= now < turn.ended for turn in turns)
-        now += (elastic_wait if is_elastic else 0.01) * (1 + drift * now)
-    return Answer(0, 0.0, [1] * len(times), times)
+        now += (elastic if is_elastic else 0.01) * (1 + drift * now)
+    return began
 
 
 def test_turns_tell_what_a_step_costs_whatever_drifts() -> None:
     turns = [Turn(elastic, 1.0 + at, 2.0 + at) for at, elastic in enumerate([True, False, False, True] * 4)]
-    answers = [tokens_in_turns(turns, elastic_wait=0.0102, drift=0.02) for _ in range(2)]
-    answers[1].times = answers[1].times[250:]  # it begins in the first block, which does not count then
-    found = ratios_of_turns(answers, turns)
-    assert found == pytest.approx([1 / 1.02] * 3, abs=0.004)
-    told = compared(found)
-    assert (told.blocks, told.mean) == (3, pytest.approx(1 / 1.02, abs=0.002))
+    found = blocks([steps_in_turns(turns, elastic=0.0102, drift=0.02)] * 2, turns)
+    assert [block.ratio for block in found] == pytest.approx([1 / 1.02] * 4, abs=0.004)
+    assert [block.without_stalls for block in found] == pytest.approx([block.ratio for block in found])
+    told = compared([block.ratio for block in found])
+    assert (told.blocks, told.mean) == (4, pytest.approx(1 / 1.02, abs=0.002))
     assert told.least < told.mean < told.most
 
 
-def tokens_with_stalls(until: float) -> Answer:
-    """A client that gets a token every 3 ms, and at the same place in every second none for 50 ms."""
-    times, now = [], 0.0
+def test_elasticity_that_takes_twice_as_long_is_not_taken_for_stalls() -> None:
+    turns = [Turn(elastic, 1.0 + at, 2.0 + at) for at, elastic in enumerate([True, False, False, True])]
+    (found,) = blocks([steps_in_turns(turns, elastic=0.03, drift=0)], turns)
+    assert found.without_stalls == pytest.approx(1 / 3, abs=0.01)
+    assert found.fixed_ms == pytest.approx(10)
+
+
+def test_only_blocks_count_in_which_every_client_streams() -> None:
+    turns = [Turn(elastic, 1.0 + at, 2.0 + at) for at, elastic in enumerate([True, False, False, True] * 4)]
+    begins_late = Answer(0, 0.0, [1] * 2, [2.5, 20.0])
+    ends_early = Answer(0, 0.0, [1] * 2, [0.5, 16.5])
+    assert _while_all_stream([begins_late, ends_early], turns) == turns[4:12]
+
+
+def steps_with_stalls(until: float) -> list[float]:
+    """A rank whose step takes 3 ms, and at the same place in every second 50 ms."""
+    began, now = [], 0.0
     while now < until:
+        began.append(now)
         now = round(now + 0.003, 6)
         if 0.1 <= now % 1.0 < 0.15:
             now = int(now) + 0.15
-        times.append(now)
-    return Answer(0, 0.0, [1] * len(times), times)
+    return began
 
 
 def test_what_comes_every_second_hits_both_kinds_of_turns_alike() -> None:
@@ -176,12 +190,34 @@ def test_what_comes_every_second_hits_both_kinds_of_turns_alike() -> None:
     for elastic, seconds in islice(planned(random.Random(1), 0.25), 400):
         turns.append(Turn(elastic, now, now + seconds))
         now += seconds
-    found = ratios_of_turns([tokens_with_stalls(now + 1)], turns)
-    told = compared(found)
+    found = blocks([steps_with_stalls(now + 1)], turns)
+    told, usual = (compared([getattr(block, name) for block in found]) for name in ("ratio", "without_stalls"))
     assert len(found) == 100
     assert told.least < 1 < told.most
     assert told.most - told.least < 0.05
     assert {turn.elastic for turn in turns[::4]} == {True, False}
+    assert (usual.least, usual.most) == pytest.approx((1, 1), abs=0.001)  # and without them there is nothing to tell
+    in_all = in_turns(found)
+    assert in_all["elasticity_us_per_step"] == pytest.approx([0, 0, 0], abs=3)
+    assert in_all["fixed_step_ms"] == pytest.approx(3, abs=0.01)
+    assert (
+        in_all["fixed_stalled"] == pytest.approx(0.05, abs=0.01) == pytest.approx(in_all["elastic_stalled"], abs=0.01)
+    )
+
+
+def test_a_rank_notes_when_its_steps_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_log, "_KEPT", 4)
+    log = step_log.StepLog(tmp_path)
+    before = time.monotonic()
+    for count in range(1, 7):
+        log.note()
+        (noted,) = step_log.read_steps(tmp_path)
+        assert len(noted) == min(count, 4)
+        assert noted == sorted(noted)
+        assert before <= noted[0] <= noted[-1] <= time.monotonic()
+        newest = noted[-1]
+    log.note()
+    assert step_log.read_steps(tmp_path)[0][-2] == newest  # the oldest have gone, not the newest
 
 
 def test_a_stuck_switch_leaves_elasticity_on(tmp_path: Path) -> None:
@@ -195,7 +231,7 @@ def test_a_stuck_switch_leaves_elasticity_on(tmp_path: Path) -> None:
 def test_turns_that_are_too_short_or_too_few_tell_nothing() -> None:
     turns = [Turn(elastic, 1 + at / 100, 1.01 + at / 100) for at, elastic in enumerate([True, False, False, True])]
     with pytest.raises(ValueError, match="too short"):
-        ratios_of_turns([Answer(0, 0.0, [1] * 3, [0.5, 1.035, 3.0])], turns)
+        blocks([[0.5, 1.035, 3.0]], turns)
     with pytest.raises(ValueError, match="at least eight turns"):
         compared([1.0])
 
