@@ -111,7 +111,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
     machine, setting = head["machine"], head["setting"]
     times, gaps = told["from_kill"], told["largest_gap_between_tokens"]
     rate, level, turns = told["tokens_per_second"], told["steady"], told["turns"]
-    more, least, most = turns["elasticity_us_per_step"]
+    more, least, most = map(round, turns["elasticity_us_per_step"])
     lines = [
         f"# Failover of the real SGLang server, {setting['device']}",
         "",
@@ -164,8 +164,8 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         "|---|---:|---:|---:|",
         *(f"| {text} | {_as_cells(turns[name])} |" for name, text in OF_TURNS.items()),
         "",
-        f"A step that is no stall takes {turns['fixed_step_ms']:.2f} ms without elasticity, and with it {more:.0f} us more "
-        f"(95 % interval {least:.0f} to {most:.0f}). Stalls took {100 * turns['elastic_stalled']:.1f} % of the time with "
+        f"A step that is no stall takes {turns['fixed_step_ms']:.2f} ms without elasticity, and with it {more} us more "
+        f"(95 % interval {least} to {most}). Stalls took {100 * turns['elastic_stalled']:.1f} % of the time with "
         f"elasticity and {100 * turns['fixed_stalled']:.1f} % without.",
     ]
     return "\n".join(lines) + "\n"
@@ -201,6 +201,7 @@ def plot(path: Path, story: Story, kills: Sequence[Kill], phases: Sequence[Phase
         found = [phase.tokens_per_second for phase in phases if phase.elastic == elastic]
         axes["steady"].plot(range(1, len(found) + 1), found, "o-", color=colour, label=text, markersize=4)
     axes["steady"].set(xlabel="pair of phases", ylabel="tokens per second", ylim=(0, None), title="steady state")
+    axes["steady"].xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
     axes["steady"].legend(loc="lower left")
     figure.suptitle(subject, fontsize=10)
     figure.savefig(path, dpi=110)

@@ -6,9 +6,9 @@ a second. Four turns are a *block*, the first and the last of one kind, so that 
 and how long its turns are, is drawn for each block, so that what comes every second does not always hit the same. Only the
 ranks take turns: the front end knows every request from its beginning, so it stays elastic.
 
-Steps are timed by the ranks. A few of them take many times as long as the others, since the machine does something else;
-where such a *stall* falls is chance, and a few of them are more than all that elasticity costs. So the steps are compared
-with and without stalls, and it is told how much of the time stalls took with elasticity, and how much without.
+Steps are timed by the ranks. If one takes many times as long as the others, the machine has done something else. Where such
+a *stall* falls is chance, and a few of them would be more than all that elasticity costs. So the steps are compared with and
+without stalls, and it is told how much of the time stalls took with elasticity, and how much without.
 """
 
 from __future__ import annotations

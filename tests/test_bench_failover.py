@@ -22,7 +22,7 @@ from failover_kills import WINDOW, Wrong, costs, kill_all, victims, wrong_answer
 from failover_report import in_turns, percentiles, steady, throughput
 from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
 from failover_turns import Turn, _while_all_stream, blocks, compared, planned
-from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END, Switch
+from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END, Switch, register
 from provenance import command_line
 
 from eep.drill.load import Answer, Load
@@ -226,6 +226,29 @@ def test_a_stuck_switch_leaves_elasticity_on(tmp_path: Path) -> None:
         switch.throw(elastic=False)
     said = [Path(switch.environment()["EEP_BENCH_SWITCH"]).read_bytes() for switch in (works, stuck)]
     assert said == [b"\1", b"\0"]
+
+
+def test_the_switch_takes_elasticity_out_of_a_session_and_puts_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, methods in ((Session, OF_A_RANK), (Launched, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
+        for name in methods:
+            monkeypatch.setattr(owner, name, getattr(owner, name))  # so that it is as it was afterwards
+    switch = Switch(tmp_path / "switch")
+    monkeypatch.setenv("EEP_BENCH_SWITCH", switch.environment()["EEP_BENCH_SWITCH"])
+    register()
+    session = Session.__new__(Session)  # which has nothing that an elastic one needs
+    for elastic in (True, False, True):
+        switch.throw(elastic=elastic, front_end=False)
+        if elastic:
+            with pytest.raises(AttributeError):
+                session.settle()
+            with pytest.raises(AttributeError):
+                session.collect(lambda: 7)
+        else:
+            session.settle()
+            assert session.collect(lambda: 7) == 7
+    assert [len(steps) for steps in switch.steps()] == [3]
 
 
 def test_turns_that_are_too_short_or_too_few_tell_nothing() -> None:
