@@ -6,9 +6,9 @@ again, until the next token reaches a client, until the rank is back; the larges
 per second before, from kill to rejoin, and after. Before the kills, throughput in turns with elasticity and with a
 membership that is taken for fixed (see bench/fixed_membership.py): in phases of seconds, and the ranks alone in quick turns.
 
-Writes failover-DEVICE.json, .md and .png into --out (failover-DEVICE-spares with --spares), and a -timeline.png, one of the
-kills; if it is interrupted during the kills, of those that are over. The exit code is 0 only if all kills were done, no
-request failed, no token was wrong and nothing was left over.
+Writes failover-DEVICE.json, .md and .png into --out (failover-DEVICE-spares with --spares, -alike with --alike), and
+a -timeline.png, one of the kills; if it is interrupted during the kills, of those that are over. The exit code is 0 only if
+all kills were done, no request failed, no token was wrong and nothing was left over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from failover_kills import costs, kill_all, need_spares, victims, wrong_answers
+from failover_kills import brought_in, costs, kill_all, need_spares, victims, wrong_answers
 from failover_report import draw_one, page, plot, summary
 from failover_steady import Clients, compare
 from failover_turns import OF_DEVICE, take_turns
@@ -66,9 +66,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--redundant-experts",
         type=int,
-        default=16,
-        help="slots beyond the 16 experts of the model: with 16 each expert is on two of four ranks, and tokens cross; with "
-        "48 all are on every rank (default: 16)",
+        default=8,
+        help="slots beyond the 16 experts of the model: with 8 a loss leaves experts without a copy, and the survivors bring "
+        "them in; with 16 each is on two of four ranks; with 48 all are on every rank (default: 8)",
     )
     parser.add_argument("--seed", type=int, default=1, help="decides the order of ranks and of turns (default: 1)")
     parser.add_argument("--clients", type=int, default=8, help="how many stream at once (default: 8)")
@@ -168,6 +168,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "load_average": [load_before, round(os.getloadavg()[0], 2)],
     }
     head["requests"] = {"answered": len(load.answers), "failed": len(load.failed), "wrong": len(load.wrong)}
+    head["brought_in"] = brought_in(server.log)
     head["wrong"] = [asdict(each) for each in wrong_answers(story, faults)]
     told = summary(kills, phases, turns)
     write(options, {**head, **told, "kills": [asdict(kill) for kill in kills]}, page(head, told))

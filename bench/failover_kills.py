@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,8 @@ WINDOW = 3.0
 
 _SHOWN = 4
 """How many tokens of a wrong answer are told."""
+_BROUGHT_IN = re.compile(r"epoch \d+: (\d+) experts brought in \((.*)\)")
+_FROM = re.compile(r"(\d+) KiB from (\w+)")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,16 @@ class Kill:
     tokens_during: int
     tokens_after: int
     """Tokens that clients got in the window before, from kill to rejoin, and in the window after."""
+
+
+def brought_in(log: str) -> dict[str, int]:
+    """By the log of a server: how many experts ranks brought in, each time for a layer, and how many KiB from where."""
+    found: Counter[str] = Counter(experts=0)
+    for experts, sources in _BROUGHT_IN.findall(log):
+        found["experts"] += int(experts)
+        for size, tier in _FROM.findall(sources):
+            found[tier] += int(size)
+    return dict(found)
 
 
 def victims(ranks: int, kills: int, seed: int) -> list[int]:

@@ -122,7 +122,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"SGLang {setting['sglang']}.",
         f"{setting['ranks']} ranks, {setting['clients']} clients that stream {setting['tokens']} tokens per request, "
         f"{setting['kills']} kills (seed {setting['seed']}), every rank in turn, {setting['spares'] or 'no'} warm spares.",
-        f"{setting['redundant_experts']} expert slots beyond the number of experts.",
+        f"{setting['redundant_experts']} expert slots beyond the number of experts; {_brought_in(head['brought_in'])}.",
         "",
         f"{head['requests']['answered']} requests under kills, {head['requests']['failed']} failed, "
         f"{head['requests']['wrong']} with a wrong token.",
@@ -169,6 +169,11 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"elasticity and {100 * turns['fixed_stalled']:.1f} % without.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _brought_in(told: dict[str, int]) -> str:
+    sources = ", ".join(f"{size / 1024:.1f} MiB from {tier}" for tier, size in told.items() if tier != "experts")
+    return f"ranks brought in {told['experts']} experts of a layer" + (f" ({sources})" if sources else "")
 
 
 def _as_cells(told: dict[str, float]) -> str:

@@ -72,7 +72,6 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "architecture": platform.machine(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load_average": round(os.getloadavg()[0], 2),

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
 import failover_kills
 import step_log
-from failover_kills import WINDOW, Wrong, costs, kill_all, victims, wrong_answers
-from failover_report import in_turns, percentiles, steady, throughput
+from failover_kills import WINDOW, Wrong, brought_in, costs, kill_all, victims, wrong_answers
+from failover_report import _brought_in, in_turns, percentiles, steady, throughput
 from failover_steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
 from failover_turns import Turn, _while_all_stream, blocks, compared, planned
 from fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END, Switch, register
@@ -218,6 +218,18 @@ def test_a_rank_notes_when_its_steps_begin(tmp_path: Path, monkeypatch: pytest.M
         newest = noted[-1]
     log.note()
     assert step_log.read_steps(tmp_path)[0][-2] == newest  # the oldest have gone, not the newest
+
+
+def test_what_was_brought_in_is_read_off_the_log() -> None:
+    log = """epoch 2: 3 experts brought in (12 KiB from peer, 6 KiB from disk)
+epoch 2: rank 1: nothing
+[2026-01-01 00:00:00 DP0 TP0 EP0] epoch 4: 2 experts brought in (1024 KiB from peer)
+"""
+    assert brought_in(log) == {"experts": 5, "peer": 1036, "disk": 6}
+    assert (
+        _brought_in(brought_in(log)) == "ranks brought in 5 experts of a layer (1.0 MiB from peer, 0.0 MiB from disk)"
+    )
+    assert _brought_in(brought_in("")) == "ranks brought in 0 experts of a layer"
 
 
 def test_a_stuck_switch_leaves_elasticity_on(tmp_path: Path) -> None:

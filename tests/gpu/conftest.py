@@ -1,4 +1,5 @@
-"""Tests that need a GPU; elsewhere they are skipped, and say so. ``make test-gpu`` runs them, with MPS and without."""
+"""Tests that need a GPU; elsewhere they are skipped, and say so. ``make test-gpu`` runs them, with MPS and without; those
+of the SGLang server, ``make test-gpu-sglang``."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ HERE = pathlib.Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = None if torch.cuda.is_available() else "needs a CUDA device: run 'make test-gpu' where there is one"
+    reason = (
+        None if torch.cuda.is_available() else "needs a CUDA device: 'make test-gpu' or 'make test-gpu-sglang' there"
+    )
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
