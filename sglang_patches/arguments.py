@@ -202,6 +202,9 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         # A shared expert that is fused into the routed ones would have to be placed like them.
         "disable_shared_experts_fusion": True,
     }
+    if options.on_lost_coverage == "mask":
+        # What was computed without some experts would be found there by requests that come when all are back.
+        implied["disable_radix_cache"] = True
     if chunk := getattr(arguments, "chunked_prefill_size", None):
         implied["chunked_prefill_size"] = chunk * max_ranks // ranks
     for name, value in implied.items():

@@ -6,7 +6,8 @@ launched, one after the other, and what came of them takes the place of what was
 
 What is kept for that is a copy of the batch, with the tensors that it had: SGLang puts new tensors into a batch and changes
 none in place, since the device may still read them. Cache slots that were freed meanwhile are written again before anybody
-reads them, since whoever has them now has not run yet. From step to step the newest token of each request stays on the device
+reads them, since whoever has them now has not run yet; that the prefix cache has no such slot under tokens that anybody asks
+for, :func:`release` sees to. From step to step the newest token of each request stays on the device
 (SGLang's *future map*); before steps are run again it is put back to what they began with, the newest step first.
 
 Some batches are launched only when the step before is known to be good: those in which a grammar has a say, or penalties
@@ -26,6 +27,8 @@ from sglang_patches import instance
 
 T = TypeVar("T")
 
+NOBODYS_TOKEN = 2**31 - 1
+"""That no model has."""
 _OF_THE_SCHEDULER = ("extend_input_len_per_req", "extend_logprob_start_len_per_req")
 """What SGLang notes in a result about its requests, which have gone on since."""
 
@@ -37,12 +40,32 @@ def overlaps(scheduler: Any) -> bool:
 
 def needs_what_is_known(batch: Any) -> bool:
     """Whether it may be launched only when the step before is known to be good."""
-    return bool(batch.has_grammar or batch.mix_running_indices is not None or _has_penalties(batch))
+    return bool(batch.has_grammar or _has_penalties(batch))
 
 
 def _has_penalties(batch: Any) -> bool:
     info = batch.sampling_info
     return info is not None and bool(info.penalizer_orchestrator.is_required)
+
+
+def release(original: Callable[..., T], req: Any, *arguments: Any, **named: Any) -> T:
+    """Where SGLang gives back the cache of a request that has ended, and keeps it for others that begin with its tokens.
+
+    By then a step on top of the last has been launched, which writes what belongs to its newest token. If that step is bad
+    and run again, another request may have the row of this one in SGLang's tables, and what is written is off. So it goes
+    into the prefix cache under a token that nobody asks for.
+    """
+    tokens = req.output_ids
+    if req.session is not None:  # it keeps its row, and its tokens are kept from here
+        return original(req, *arguments, **named)
+    if not tokens:  # given up within its prompt, a part of which may be under way
+        req.skip_radix_cache_insert = True
+        return original(req, *arguments, **named)
+    newest, tokens[-1] = tokens[-1], NOBODYS_TOKEN
+    try:
+        return original(req, *arguments, **named)
+    finally:
+        tokens[-1] = newest
 
 
 def count_later(original: Callable[[Any], None], batch: Any) -> None:

@@ -37,6 +37,14 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 value("enable_two_batch_overlap") or value("enable_single_batch_overlap"),
                 "batch overlap is not supported: a step must be over before it is known to be good",
             ),
+            (
+                value("enable_mixed_chunk"),
+                "--enable-mixed-chunk is not supported: penalties would miss tokens of requests that decode in such a step",
+            ),
+            (
+                value("enable_hierarchical_cache") or value("enable_lmcache") or value("enable_flexkv"),
+                "a prefix cache outside of the device is not supported: a step that is run again may overwrite what it loads",
+            ),
             (value("enable_eplb"), "--enable-eplb is not supported: placement is decided by eep"),
             (value("elastic_ep_backend"), "--elastic-ep-backend is another elastic backend; choose one of the two"),
             (value("init_expert_location", "trivial") != "trivial", "--init-expert-location is decided by eep"),

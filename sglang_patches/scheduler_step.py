@@ -31,6 +31,7 @@ def register() -> None:
     hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _step)
     hooks.hook("managers.scheduler.Scheduler.run_batch", _run_batch)
     hooks.hook("managers.scheduler.Scheduler.process_batch_result", _process)
+    hooks.hook("managers.scheduler_components.batch_result_processor.release_kv_cache", overlap.release)
     hooks.hook("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", overlap.count_later)
     hooks.hook("managers.scheduler_components.dp_attn.exchange_sync_rows", _exchange_rows, "replace")
     hooks.hook("model_executor.model_runner.ModelRunner.forward", _step)

@@ -98,6 +98,10 @@ TARGETS = (
     Target("managers.scheduler.Scheduler.process_batch_result", "overlap scheduling: handed out", ("batch", "result")),
     Target("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", "overlap scheduling: penalties"),
     Target(
+        "managers.scheduler_components.batch_result_processor.release_kv_cache",
+        "overlap scheduling: nothing that may be off goes into the prefix cache",
+    ),
+    Target(
         "managers.scheduler.Scheduler.launch_batch_sample_if_needed",
         "overlap scheduling: sampled apart",
         ("batch_result", "cur_batch"),

@@ -10,6 +10,7 @@ Nothing that comes of them is sent to anybody. What clients have asked meanwhile
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ _COMPONENTS = "managers.scheduler_components."
 _NEW_TOKENS = 3
 _WITHIN = 600.0
 """Seconds that it may take: kernels may have to be compiled, but a rank that is not done by then will never be."""
+_OURS_ALONE = f"eep-warm-up-{secrets.token_hex(8)}"
+"""Requests find in SGLang's prefix cache what others with the same key have left there. Clients may choose theirs."""
 _IDLE_ROUNDS = 2
 """How often SGLang's loop goes round with nothing to do before it is over: by then the last step that overlapped is, too."""
 
@@ -121,7 +124,8 @@ def _stream(original: Callable[..., Any], streamer: Any, reqs: Sequence[Any], *a
 
 def _request(number: int, length: int) -> Any:
     """As SGLang's front end makes them; every other draws its tokens. No two begin alike, or the second would find the work
-    of the first in the cache."""
+    of the first in the cache. Nobody else ever finds it there: a rank that is alone reaches its own experts only, so it
+    is not what the model says."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -141,4 +145,5 @@ def _request(number: int, length: int) -> Any:
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
+        extra_key=_OURS_ALONE,
     )

@@ -187,3 +187,46 @@ def test_a_step_whose_tokens_are_sampled_later_has_a_mark_of_its_own(monkeypatch
     session.waits[0]()
     assert marks[0].waited_for
     assert not result.copy_done.waited_for
+
+
+def ended(tokens: list[int]) -> SimpleNamespace:
+    """A request that has ended, of a prompt of two tokens; the step after its last has been launched."""
+    return SimpleNamespace(origin_input_ids=[1, 2], output_ids=tokens, session=None, skip_radix_cache_insert=False)
+
+
+def key(request: SimpleNamespace, owned: int) -> list[int] | None:
+    """Under which tokens a request goes into the prefix cache, as SGLang does it: ``owned`` places of its row are written, or
+    will be by what is launched."""
+    if request.skip_radix_cache_insert:
+        return None
+    return [*request.origin_input_ids, *request.output_ids][:owned]
+
+
+def test_what_an_unjudged_step_writes_goes_under_no_token_that_anybody_asks_for() -> None:
+    request = ended([7, 8, 9])
+    assert overlap.release(key, request, owned=5) == [1, 2, 7, 8, overlap.NOBODYS_TOKEN]
+    assert request.output_ids == [7, 8, 9], "which are still to be sent"
+
+
+def test_what_good_steps_have_written_is_kept_as_it_is() -> None:
+    assert overlap.release(key, ended([7, 8, 9]), owned=4) == [1, 2, 7, 8]
+
+
+def test_a_request_that_was_given_up_within_its_prompt_leaves_nothing() -> None:
+    assert overlap.release(key, ended([]), owned=2) is None
+
+
+def test_tokens_are_as_they_were_when_giving_back_has_failed() -> None:
+    def fails(request: Any) -> None:
+        raise RuntimeError("no")
+
+    request = ended([7])
+    with pytest.raises(RuntimeError):
+        overlap.release(fails, request)
+    assert request.output_ids == [7]
+
+
+def test_the_tokens_of_a_session_are_left_alone() -> None:
+    request = ended([7])
+    request.session = object()
+    assert overlap.release(key, request, owned=3) == [1, 2, 7]

@@ -32,6 +32,7 @@ GOOD: dict[str, Any] = {
     "enable_dp_lm_head": False,
     "enable_dp_attention_local_control_broadcast": False,
     "disable_custom_all_reduce": False,
+    "disable_radix_cache": False,
     "disable_shared_experts_fusion": False,
     "max_running_requests": None,
     "eep_max_ranks": None,
@@ -107,6 +108,9 @@ def test_kernels_for_experts_on_a_gpu() -> None:
         ({"pp_size": 2}, "--pp-size"),
         ({"tp_size": 1, "dp_size": 1, "ep_size": 1}, "at least 2"),
         ({"dp_size": 2}, "--dp-size must equal --tp-size"),
+        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
+        ({"enable_hierarchical_cache": True}, "outside of the device"),
+        ({"enable_lmcache": True}, "outside of the device"),
         ({"ep_size": 2}, "--ep-size"),
         ({"enable_dp_attention": False}, "--enable-dp-attention"),
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
@@ -145,8 +149,11 @@ def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eep.experts.engine.require", lambda: None)
-    options = arguments.parse(given(eep_backup="checkpoint", eep_on_lost_coverage="mask"))
+    known = given(eep_backup="checkpoint", eep_on_lost_coverage="mask")
+    options = arguments.parse(known)
     assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
+    arguments.imply(known, options)
+    assert known.disable_radix_cache, "what was computed without some experts is not for those who come later"
 
 
 def test_spares_are_off_unless_asked_for_and_need_to_see_every_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,85 @@
+"""The real server with its prefix cache on, which other servers of the tests do without: what is in it must be what the whole
+model computes, and not what a rank computed alone before it joined, nor what a step left that was cut short by a loss."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eep.drill import devices
+from eep.drill.load import Load
+from eep.drill.server import FOUR_RANKS, Server
+from eep.drill.story import Story
+from sglang_patches.warm_up import ASKED_FOR
+
+pytestmark = pytest.mark.timeout(900)  # a server is started, on a machine that may be busy
+
+RANKS, TOKENS = 4, 16
+CACHING = replace(devices.CPU, flags=tuple(flag for flag in devices.CPU.flags if flag != "--disable-radix-cache"))
+AS_IN_WARMING_UP = [[first, *[1] * ones] for first, ones in ((1, 1), (2, 2), (3, 14), (4, 15), (7, 30), (20, 6))]
+"""Prompts that begin as those do with which a rank warms up."""
+
+
+@pytest.fixture(scope="module")
+def caching(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With the slots that are there by default, so that a rank alone cannot reach all experts."""
+    place = tmp_path_factory.mktemp("caching")
+    arguments = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
+    server = Server(model, arguments, place / "log", {ASKED_FOR: "1"}, directory=place / "d", device=CACHING)
+    with server:
+        yield server
+    assert server.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def network(model: Path) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+def by_itself(network: Any, prompt: list[int]) -> list[int]:
+    """The greedy answer of the model as transformers computes it."""
+    whole = network.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
+    answer: list[int] = whole[0, len(prompt) :].tolist()
+    return answer
+
+
+def wanted(network: Any, prompts: list[list[int]]) -> list[list[int]]:
+    return [by_itself(network, prompt) for prompt in prompts]
+
+
+def test_nothing_of_warming_up_is_found_in_the_cache(caching: Server, network: Any) -> None:
+    load = Load.with_reference(caching.url, AS_IN_WARMING_UP, tokens=TOKENS, ranks=RANKS)
+    assert load.wanted == wanted(network, AS_IN_WARMING_UP)
+
+
+def test_conversations_go_on_from_the_cache_through_kills(caching: Server, network: Any) -> None:
+    """Each prompt goes on from the answer to the one before, and several begin alike."""
+    assert caching.directory is not None
+    turns: list[list[int]] = []
+    for number in range(4):
+        prompt = [*b"A rank was lost. ", 60 + number]
+        for _ in range(3):
+            turns.append(prompt)
+            prompt = [*prompt, *by_itself(network, prompt), 70 + number]
+    load = Load(caching.url, turns, wanted(network, turns), clients=6)
+    story = Story(caching.directory, load)
+    with load:
+        for rank in (1, 3, 0):
+            time.sleep(1.0)
+            assert story.wait_until_noticed(story.kill(rank))
+            assert story.wait_until_all_run(RANKS), caching.log[-3000:]
+        time.sleep(1.0)
+    story.close()
+    assert len(load.answers) > len(turns)
+    assert [answer.problem for answer in load.failed] == []
+    assert [(answer.prompt, answer.tokens) for answer in load.wrong] == []
+    assert re.search(r"#cached-token: [1-9]", caching.log), "nothing was found in the cache"
