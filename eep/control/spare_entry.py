@@ -9,6 +9,9 @@ and says that it is ready. Then it waits for one message, a JSON object in one p
 and becomes that rank: the same process, in the session that it has led from the beginning. An order that comes before
 it is ready is followed at once, at the next module; a process that finds its order when it starts prepares nothing, and
 is the same as one that was started for the rank. Until it has its order it ends when whoever started it does.
+
+Exit status 0 is that of a rank that is done. A process that ends before it has its order never ends with that, since it
+may have been taken for a rank by then.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ MAX_ORDER = 1 << 17
 READY = b"ready"
 SPARE_FOR = "EEP_SPARE_FOR"
 """The environment variable that tells ``WARM`` for which rank to prepare; it may yet become another."""
+NO_ORDER = os.EX_NOINPUT
+"""The exit status of a process that was never told which rank it is."""
 _PARENT_DEATH_SIGNAL = 1
 
 
@@ -42,7 +47,10 @@ def wait_for_order(sock: socket.socket, warm: str, modules: list[str]) -> dict[s
         find(warm)()
     with suppress(ConnectionError):  # nobody listens who has sent the order already
         sock.send(READY)
-    data = sock.recv(MAX_ORDER)
+    try:
+        data = sock.recv(MAX_ORDER)
+    except ConnectionError:  # closed by somebody who had not read that we are ready, and sent no order
+        return None
     return json.loads(data) if data else None
 
 
@@ -60,10 +68,10 @@ def main(descriptor: int, warm: str, modules: list[str]) -> None:
     with socket.socket(fileno=descriptor) as sock:
         try:
             order = wait_for_order(sock, warm, modules)
-        except ConnectionError:
-            return
+        except SystemExit as ended:  # raised by what it imported or called
+            sys.exit(ended.code or NO_ORDER)
     if order is None:
-        return
+        sys.exit(NO_ORDER)
     _on_parent_death(0)  # a rank ends when its supervisor's keeper says so
     os.environ.pop(SPARE_FOR, None)
     os.environ.update(order["environment"])

@@ -7,7 +7,8 @@ and if there is none at all a process that gets its order at once, which is what
 When another is prepared is for :class:`eep.control.refill.Refill` to say.
 
 A spare carries the supervisor's directory in its environment, as ranks do, so the keeper ends it too; it ends by itself
-when the supervisor's thread does. One that dies is replaced, and nobody else notices.
+when the supervisor's thread does. One that dies is replaced, and nobody else notices. One that was taken has its order,
+also if it became ready in that very moment; if it ends without following it, it is a rank that failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from eep.control.processes import INCARNATION, RANK, Child, Started, describe_exit, kill_all_of, readable
@@ -93,8 +95,10 @@ class SpareLauncher:
         if self._timer is not None:
             self._timer.cancel()
         pool, self._pool = self._pool, []
+        for spare in pool:  # all of them before the first is waited for: meanwhile another may end
+            spare.kill()
         for spare in pool:
-            await spare.end()
+            await spare.gone()
 
     def follow(self, watch: Callable[[Callable[[Effect], None]], None], tell: Tell) -> None:
         """Hear from a supervisor when ranks run, and tell it what is going on here."""
@@ -226,13 +230,23 @@ class _Spare:
     def take(self, order: bytes) -> Child:
         """Send it its order. From now on it is watched by whoever took it. OSError if it does not listen."""
         self._socket.send(order)
+        # A socket that is closed with something unread, here that the spare is ready, resets the other end, which then
+        # reads an error instead of its order. So let nothing more come in, and read what has: that ends, at the latest
+        # with what fits into the socket.
+        with suppress(OSError):  # it has ended since: that is told by its exit
+            self._socket.shutdown(socket.SHUT_RD)
+            while self._socket.recv(MAX_ORDER):
+                pass
         self._let_go()
         return self.child
 
-    async def end(self) -> None:
-        """Kill it. One that does not end even so is left to the keeper."""
+    def kill(self) -> None:
+        """End it, and do not tell that it has ended."""
         self._let_go()
         kill_all_of(self.child)
+
+    async def gone(self) -> None:
+        """Wait for one that was killed. One that does not end even so is left to the keeper."""
         try:
             await asyncio.wait_for(readable(self.child.pidfd), ENDS_WITHIN)
             await self.child.exit_code()

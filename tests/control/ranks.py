@@ -141,6 +141,15 @@ def tells_what_it_was_given(path: str) -> None:
     Path(path).write_text(f"{member.rank} {member.incarnation} {os.environ['EEP_CONTROL_DIR']} {stdin}")
 
 
+def cannot_connect() -> None:
+    raise ConnectionRefusedError("nobody is there")
+
+
+def leaves_a_mark(directory: str) -> None:
+    """Shows that it ran, and as whom."""
+    Path(directory, f"ran-{os.environ['EEP_RANK']}").write_text(str(os.getpid()))
+
+
 def sleeps() -> None:
     """Takes part in nothing."""
     time.sleep(3600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.control.processes import name_of
+from eep.control.processes import RANK, Child, name_of, readable
 from eep.control.refill import Refill
 from eep.control.spare_entry import MAX_ORDER
 from eep.control.spares import SpareLauncher
@@ -190,6 +191,64 @@ def test_an_order_reaches_a_spare_that_is_still_importing() -> None:
             (directory / "open").touch()
             await until(supervisor, runs_with(supervisor, BOTH))
             assert record(supervisor).view.incarnations == (0, 1)
+
+    asyncio.run(body())
+
+
+async def end_of(child: Child) -> int | None:
+    async with asyncio.timeout(PATIENCE):
+        await readable(child.pidfd)
+    os.close(child.pidfd)
+    return await child.exit_code()
+
+
+def test_an_order_reaches_a_spare_that_has_just_become_ready(tmp_path: Path) -> None:
+    """It has said that it is ready, and nobody has read that when it is taken."""
+
+    async def body() -> None:
+        at_once = Refill(1, settles_within=0.0)
+        launcher = SpareLauncher(name_of(ranks.leaves_a_mark), {"directory": str(tmp_path)}, refill=at_once)
+        first = await launcher.start(0, 0, {RANK: "0"})
+        (spare,) = launcher._pool
+        pid = spare.child.pid
+        assert select.select([spare._socket], [], [], PATIENCE)[0]  # without the loop, which would read it
+        os.kill(pid, signal.SIGSTOP)  # it reads when all is sent and closed
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        child = await launcher.start(1, 0, {RANK: "1"})
+        os.kill(pid, signal.SIGCONT)
+        try:
+            assert child.pid == pid
+            assert (await end_of(first), await end_of(child)) == (0, 0)
+            assert (tmp_path / "ran-1").read_text() == str(pid)
+        finally:
+            await launcher.close()
+
+    asyncio.run(body())
+
+
+def test_a_spare_may_end_while_the_launcher_is_closed() -> None:
+    """And none that ends then is told of: it is what was wanted."""
+
+    async def body() -> None:
+        at_once = Refill(2, free_cores=2, settles_within=0.0)
+        launcher = SpareLauncher(name_of(ranks.sleeps), refill=at_once, preload=("tests.control.slow_to_import",))
+        told: list[str] = []
+        launcher.follow(lambda _: None, lambda phase, *_, **__: told.append(phase))
+        rank = await launcher.start(0, 0, {})
+        spares = [spare.child.pid for spare in launcher._pool]
+        assert len(spares) == 2
+        os.kill(spares[1], signal.SIGKILL)
+        os.waitid(os.P_PID, spares[1], os.WEXITED | os.WNOWAIT)  # dead, and the launcher has had no chance to see it
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        try:
+            await launcher.close()
+            assert not faults
+            assert told == ["COLD"]
+            assert not any(Path(f"/proc/{pid}").exists() for pid in spares), "a zombie is left"
+        finally:
+            os.kill(rank.pid, signal.SIGKILL)
+            await end_of(rank)
 
     asyncio.run(body())
 
