@@ -143,7 +143,7 @@ class Ledger:
         self._wires: dict[str, Entry] = {}
         self.moved = 0
         self.dropped = 0
-        """Late outputs."""
+        """Outputs of no life that is open: late, or of something that was never accepted."""
 
     def __len__(self) -> int:
         return len(self._entries)

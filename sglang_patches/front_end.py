@@ -1,4 +1,5 @@
 """In the front end: every request is in the ledger, goes to a rank that is in, and is replayed when that rank is lost.
+A health check is no request: it is sent to a rank that is in, once, and never replayed.
 
 SGLang's TokenizerManager is left as it is. We stand at its two sockets: what it sends to the schedulers passes through
 :meth:`FrontEnd.send`, and what comes back through :meth:`FrontEnd.output` and :meth:`FrontEnd.abort_answer`, where a
@@ -39,7 +40,8 @@ class FrontEnd:
     """``dispatch`` sends a message to the controller; ``answer(id, finish_reason, prompt_tokens)`` ends a request with our
     own words.
 
-    All methods are for the thread of the server's event loop. ``later(seconds, call)`` calls back there.
+    All methods are for the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
+    with one of ``health_checks`` are those of health checks.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class FrontEnd:
         *,
         deterministic: bool = False,
         seeds: Seeds | None = None,
+        health_checks: tuple[str, ...] = (),
         wait_limit: float = _DEFAULT_WAIT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
@@ -58,8 +61,10 @@ class FrontEnd:
         self.live: dict[int, int] = {}
         self._gone: dict[int, int] = {}
         self._kept: dict[str, Any] = {}
+        self._check: Any = None
         self._dispatch, self._answer = dispatch, answer
         self._deterministic, self._seeds = deterministic, seeds
+        self._health_checks = health_checks
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
@@ -84,14 +89,33 @@ class FrontEnd:
             self._dispatch(message)
 
     def _accept(self, message: Any) -> None:
+        if message.rid.startswith(self._health_checks):
+            self._send_check(message)
+            return
         self.ledger.accept(ledger_adapter.request_of(message, self._deterministic), self._clock())
         self._kept[message.rid] = ledger_adapter.kept_copy(message, self._seeds)
 
+    def _send_check(self, message: Any) -> None:
+        """A busy scheduler drops a health check without a word, and SGLang forgets it without an abort: the ledger would keep
+        it for ever. While nobody is in the last one waits, for the first ever may come before the first view. The last is
+        enough: any answer of a rank is one to all checks."""
+        rank = self._rank_for(message)
+        self._check = message if rank is None else None
+        if rank is not None:
+            check = ledger_adapter.kept_copy(message, self._seeds)
+            check.routed_dp_rank = rank
+            self._dispatch(check)
+
+    def _rank_for(self, message: Any) -> int | None:
+        asked = getattr(message, "routed_dp_rank", None)
+        return asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
+
     def _send_what_waits(self) -> None:
+        if self._check is not None:
+            self._send_check(self._check)
         for request_id in self.ledger.waiting():
             kept, replay = self._kept[request_id], self.ledger.replay_of(request_id)
-            asked = getattr(kept, "routed_dp_rank", None)
-            rank = asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
+            rank = self._rank_for(kept)
             if rank is None:
                 break
             if replay.inexact:
@@ -114,7 +138,8 @@ class FrontEnd:
         for row, (wire, tokens, counts, text, finished) in enumerate(ledger_adapter.rows_of(output)):
             delivery = self.ledger.delivered(wire, tokens, counts, text=text, finished=finished)
             if delivery is None:
-                output.rids[row] = late
+                if not wire.startswith(self._health_checks):  # SGLang knows whether somebody waits for a check
+                    output.rids[row] = late
                 continue
             output.rids[row] = delivery.id
             if wire != delivery.id:
@@ -215,6 +240,7 @@ def _prepare_directory(*_: Any, **__: Any) -> None:
 def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:
     found = getattr(manager, _ATTRIBUTE, None)
     if found is None:
+        from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
         from sglang.srt.managers.io_struct import AbortReq
 
         send = dispatch or type(manager)._dispatch_to_scheduler.__wrapped__
@@ -223,6 +249,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
+            health_checks=(HEALTH_CHECK_RID_PREFIX,),
             wait_limit=float(os.environ.get(WAIT_LIMIT, _DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
             lost_lives=lambda lost, live: _expect_fewer_answers(manager, lost),

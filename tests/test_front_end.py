@@ -213,6 +213,35 @@ def test_a_request_that_lacked_only_the_word_that_it_is_finished_is_told_so_with
     assert len(server.sent) == 1, "nothing is sent again"
 
 
+def test_a_health_check_is_sent_once_and_leaves_nothing_behind() -> None:
+    server = Server(health_checks=("HEALTH_CHECK",))
+    server.view(1, r0=0, r1=0)
+    server.accept("HEALTH_CHECK_1", sampling_params=Parameters(custom_params={DELIVERED: [1]}))
+    server.accept("a")
+    server.front_end.send(BatchTokenizedGenerateReqInput([TokenizedGenerateReqInput("HEALTH_CHECK_2")]))
+    assert [(message.rid, message.routed_dp_rank) for message in server.sent] == [
+        ("HEALTH_CHECK_1", 0),
+        ("a", 0),
+        ("HEALTH_CHECK_2", 1),
+    ], "a check that was dropped by its rank, which nobody tells us, is no load"
+    assert server.sent[0].sampling_params.custom_params is None, "not a client's to say, whatever id it chooses"
+    assert server.deliver("HEALTH_CHECK_2", [3], "c", 1, finished=True).rids == ["HEALTH_CHECK_2"]
+    server.front_end.on_gone(0, 0)
+    assert [message.rid for message in server.sent[3:]] == ["a~1"], "nobody waits for a check that is replayed"
+    assert (len(server.front_end.ledger), server.answered) == (1, [])
+
+
+def test_while_nobody_is_in_the_last_health_check_waits() -> None:
+    server = Server(health_checks=("HEALTH_CHECK",))
+    server.accept("HEALTH_CHECK_1")
+    server.accept("HEALTH_CHECK_2")
+    server.accept("a")
+    assert server.sent == []
+    server.view(1, r0=0, r1=0)
+    server.view(2, r0=0, r1=0)
+    assert [message.rid for message in server.sent] == ["HEALTH_CHECK_2", "a"], "one answer is enough for all checks"
+
+
 def test_answers_are_not_expected_of_a_rank_that_was_taken_out() -> None:
     fewer: list[tuple[int, int]] = []
     server = Server(lost_lives=lambda lost, live: fewer.append((lost, live)))
