@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from eep.fault_orders import allow_in
 from eep.observe.metrics import Sheet
 from eep.requests import Ledger, Lost, choose_rank
 from eep.view import View
-from sglang_patches import garbage, hooks, ledger_adapter, options
+from sglang_patches import garbage, hooks, ledger_adapter, options, questions
 from sglang_patches.options import DIRECTORY
 from sglang_patches.seeds import Seeds
 
@@ -252,7 +253,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             health_checks=(HEALTH_CHECK_RID_PREFIX,),
             wait_limit=float(os.environ.get(WAIT_LIMIT, _DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
-            lost_lives=lambda lost, live: _expect_fewer_answers(manager, lost),
+            lost_lives=partial(questions.expect_answers, manager),
         )
         setattr(manager, _ATTRIBUTE, found)
     return found
@@ -285,8 +286,7 @@ def _start_watching(_: None, manager: Any) -> None:
 
 def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
     front_end.on_view(view)
-    for communicator in _communicators(manager):
-        communicator.set_fan_out(max(len(front_end.live), 1))
+    questions.expect_answers(manager, 0, len(front_end.live))
 
 
 def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
@@ -304,21 +304,3 @@ async def _handle_batch_output(original: Callable[[Any, Any], Any], manager: Any
 def _handle_abort_req(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
     if _front_end_of(manager).abort_answer(message):
         original(manager, message)
-
-
-# Questions that every rank is asked.
-
-
-def _communicators(manager: Any) -> list[Any]:
-    from sglang.srt.managers.communicator import FanOutCommunicator
-
-    return [each for each in vars(manager).values() if isinstance(each, FanOutCommunicator)]
-
-
-def _expect_fewer_answers(manager: Any, lost: int) -> None:
-    """A rank that was asked something and is gone will not answer; whoever asked goes on with the answers of the others."""
-    for communicator in _communicators(manager):
-        if communicator._result_fan_out is not None and communicator._result_event is not None:
-            communicator._result_fan_out -= lost
-            if len(communicator._result_values) >= communicator._result_fan_out:
-                communicator._result_event.set()

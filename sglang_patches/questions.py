@@ -1,0 +1,31 @@
+"""Questions that every rank is asked (``/server_info``, ``/flush_cache``, ...): as many answers are expected as come.
+
+SGLang asks one question of a kind at a time, and waits for a number of answers without a limit of time. One answer too many
+that is expected therefore blocks its kind for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def expect_answers(manager: Any, lost: int, live: int) -> None:
+    """``lost`` ranks that were in are gone, and ``live`` are left. A rank that was asked something and is gone will not
+    answer: whoever asked goes on with the answers of the others. What is asked next is asked of those that are left.
+
+    With nobody left, one answer is expected of what is asked next: SGLang cannot wait for none.
+    """
+    expected = max(live, 1)
+    for communicator in _communicators(manager):
+        communicator.set_fan_out(expected)
+        if communicator._result_fan_out is not None and communicator._result_event is not None:
+            # More than are in, when it was asked before the first view: SGLang begins with all ranks that there may be.
+            communicator._result_fan_out = min(communicator._result_fan_out - lost, expected)
+            if len(communicator._result_values) >= communicator._result_fan_out:
+                communicator._result_event.set()
+
+
+def _communicators(manager: Any) -> list[Any]:
+    from sglang.srt.managers.communicator import FanOutCommunicator
+
+    return [each for each in vars(manager).values() if isinstance(each, FanOutCommunicator)]
