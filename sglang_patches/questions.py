@@ -1,4 +1,5 @@
-"""Questions that every rank is asked (``/server_info``, ``/flush_cache``, ...): as many answers are expected as come.
+"""Questions that every rank is asked (``/server_info``, ``/flush_cache``, ...): as many answers are expected as come. And the
+one order to all ranks that is refused.
 
 SGLang asks one question of a kind at a time, and waits for a number of answers without a limit of time. One answer too many
 that is expected therefore blocks its kind for ever.
@@ -6,6 +7,8 @@ that is expected therefore blocks its kind for ever.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
 
@@ -29,3 +32,18 @@ def _communicators(manager: Any) -> list[Any]:
     from sglang.srt.managers.communicator import FanOutCommunicator
 
     return [each for each in vars(manager).values() if isinstance(each, FanOutCommunicator)]
+
+
+async def refuse_to_pause(original: Callable[[Any, Any], Awaitable[None]], manager: Any, obj: Any) -> None:
+    """``/pause_generation``. With mode ``abort`` the front end alone holds requests back, and the ranks go on with empty
+    steps. With the others each scheduler stops by itself, at a step of its own, and one that joins does not know of it."""
+    if obj.mode != "abort":
+        from fastapi import HTTPException
+
+        raise HTTPException(
+            HTTPStatus.BAD_REQUEST,
+            f"mode {obj.mode!r} cannot be had with --ep-backend eep: a paused rank takes part in no step, and the others "
+            "would take it for lost. Use mode 'abort', which ends the requests under way and holds new ones back until "
+            "/continue_generation",
+        )
+    await original(manager, obj)

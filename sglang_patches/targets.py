@@ -76,6 +76,7 @@ TARGETS = (
     Target(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
     Target(_MANAGER + "_handle_batch_output", "what was delivered"),
     Target(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
+    Target(_MANAGER + "pause_generation", "a rank that is paused would be taken for lost", ("obj",)),
     Target(
         "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
     ),

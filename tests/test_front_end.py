@@ -329,6 +329,30 @@ def test_a_rank_that_comes_does_not_answer_what_was_asked_before(manager: Any) -
     assert asyncio.run(answers_of(manager, "a", "b", "c")) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_ranks_are_not_paused(mode: str) -> None:
+    fastapi = pytest.importorskip("fastapi")
+
+    async def pause(manager: Any, obj: Any) -> None:
+        raise AssertionError("SGLang was asked to pause")
+
+    with pytest.raises(fastapi.HTTPException, match=r"for lost.*'abort'") as refused:
+        asyncio.run(questions.refuse_to_pause(pause, object(), SimpleNamespace(mode=mode)))
+    assert refused.value.status_code == 400
+    assert mode in refused.value.detail
+
+
+def test_requests_can_be_ended_and_held_back() -> None:
+    asked: list[Any] = []
+
+    async def pause(manager: Any, obj: Any) -> None:
+        asked.append((manager, obj))
+
+    order = (object(), SimpleNamespace(mode="abort"))
+    asyncio.run(questions.refuse_to_pause(pause, *order))
+    assert asked == [order]
+
+
 def test_a_session_dies_with_its_rank_and_says_so() -> None:
     server = Server()
     server.view(1, r0=0, r1=0)
