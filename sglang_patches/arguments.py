@@ -129,6 +129,7 @@ def parse(arguments: argparse.Namespace) -> Options:
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
     experts = model_shape.experts_of(arguments)
+    refusals.refuse_model(model_shape.architectures_of(arguments))
     redundant = slots.redundant_experts(arguments, experts)
     refusals.check_services(arguments)
     on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"

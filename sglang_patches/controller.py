@@ -53,7 +53,8 @@ PRELOAD = ("sglang_patches.preload", "sglang_patches.rank_entry")
 
 
 def policy(wanted: Options) -> Policy:
-    """Patient with a rank that keeps dying, as long as it lives for a while in between."""
+    """Patient with a rank that keeps dying, as long as it lives for a while in between; and with one that loads a large
+    model."""
     return Policy(
         max_ranks=wanted.max_ranks,
         first_view=wanted.ranks,
@@ -62,6 +63,7 @@ def policy(wanted: Options) -> Policy:
         relaunch_backoff=0.1,
         longest_backoff=5.0,
         stable_after=10.0,
+        start_deadline=_LOADED_WITHIN,
     )
 
 

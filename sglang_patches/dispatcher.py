@@ -40,6 +40,9 @@ def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
         topk=moe_runner_config.top_k,
         dtype=moe_runner_config.params_dtype,
     )
+    # Models scale what comes back from a backend that exchanges tokens; kernels that do so where nothing is exchanged, and
+    # are taken for ours, would do it too.
+    moe_runner_config.routed_scaling_factor = None
     here = instance.current()
     return make_dispatcher(here, here.add_layer(moe_runner_config.layer_id, shape))
 

@@ -226,7 +226,6 @@ def register() -> None:
     hooks.hook(_MANAGER + "_dispatch_to_scheduler", _dispatch_to_scheduler)
     hooks.hook(_MANAGER + "_handle_batch_output", _handle_batch_output)
     hooks.hook(_MANAGER + "_handle_abort_req", _handle_abort_req)
-    hooks.hook(_MANAGER + "pause_generation", questions.refuse_to_pause)
 
 
 def _prepare_directory(*_: Any, **__: Any) -> None:

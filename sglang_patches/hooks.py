@@ -22,6 +22,7 @@ AREAS = (
     "launcher",
     "controller",
     "front_end",
+    "questions",
     "resume",
     "seeds",
 )

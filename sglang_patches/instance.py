@@ -72,6 +72,11 @@ class Instance:
         """The index of an MoE layer in the placement."""
         if self.shape is not None and shape != self.shape:
             raise SystemExit(f"--ep-backend eep needs MoE layers of one kind; this model has {self.shape} and {shape}")
+        if shape.dtype not in (torch.float32, torch.bfloat16):
+            raise SystemExit(
+                f"--ep-backend eep: tokens cross ranks in float32 or bfloat16, and this model is in {shape.dtype}; "
+                "use --dtype bfloat16"
+            )
         if "first_placement" in self.__dict__:
             raise RuntimeError("experts were placed before all MoE layers were there")
         self.shape = shape

@@ -1,4 +1,4 @@
-"""How many experts a model has, asked of its configuration before SGLang has read it."""
+"""How many experts a model has, and what it is, asked of its configuration before SGLang has read it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def experts_of(arguments: argparse.Namespace) -> int | None:
     except (OSError, ValueError, ImportError) as error:
         logger.warning("the number of experts of %s is not known before it is loaded: %s", path, error)
         return None
+
+
+def architectures_of(arguments: argparse.Namespace) -> list[str]:
+    """As SGLang's registry of models calls them; none where that cannot be told."""
+    path = getattr(arguments, "model_path", None)
+    try:
+        named = _configuration(path, arguments).get("architectures") if path else None
+    except (OSError, ValueError, ImportError):
+        return []  # a warning says so already
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
 def count(configuration: Mapping[str, Any]) -> int | None:

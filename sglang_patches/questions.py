@@ -1,5 +1,5 @@
 """Questions that every rank is asked (``/server_info``, ``/flush_cache``, ...): as many answers are expected as come. And the
-one order to all ranks that is refused.
+orders to all ranks that are refused.
 
 SGLang asks one question of a kind at a time, and waits for a number of answers without a limit of time. One answer too many
 that is expected therefore blocks its kind for ever.
@@ -10,6 +10,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
+
+from sglang_patches import hooks
+
+_MANAGER = "managers.tokenizer_manager.TokenizerManager."
+_CONTROL = "managers.tokenizer_control_mixin.TokenizerControlMixin."
+
+
+def register() -> None:
+    hooks.hook(_MANAGER + "pause_generation", refuse_to_pause)
+    hooks.hook(_MANAGER + "update_weights_from_disk", refuse_to_change, "replace")
+    hooks.hook(_CONTROL + "update_weights_from_distributed", refuse_to_change, "replace")
+    hooks.hook(_CONTROL + "update_weights_from_tensor", refuse_to_change, "replace")
+    hooks.hook(_CONTROL + "update_weights_from_ipc", refuse_to_change, "replace")
+    hooks.hook(_CONTROL + "begin_weight_update", refuse_to_change, "replace")
+    hooks.hook(_CONTROL + "release_memory_occupation", refuse_to_change, "replace")
+    hooks.hook(_CONTROL + "resume_memory_occupation", refuse_to_change, "replace")
 
 
 def expect_answers(manager: Any, lost: int, live: int) -> None:
@@ -32,6 +48,19 @@ def _communicators(manager: Any) -> list[Any]:
     from sglang.srt.managers.communicator import FanOutCommunicator
 
     return [each for each in vars(manager).values() if isinstance(each, FanOutCommunicator)]
+
+
+async def refuse_to_change(*_: Any, **__: Any) -> None:
+    """Other weights, or memory that is given up for a while. Each rank would do so at a step of its own, and meet the others
+    there, who are at another. One that comes later would have the weights of the start, and so would experts that are
+    brought in from the checkpoint or from the backup."""
+    from fastapi import HTTPException
+
+    raise HTTPException(
+        HTTPStatus.BAD_REQUEST,
+        "weights cannot be changed, nor memory released, with --ep-backend eep: a rank that comes back would have those of "
+        "the start. Start another server with the new weights",
+    )
 
 
 async def refuse_to_pause(original: Callable[[Any, Any], Awaitable[None]], manager: Any, obj: Any) -> None:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from eep.errors import EepError
 from sglang_patches import store
+
+logger = logging.getLogger(__name__)
+RUN = ("Qwen3MoeForCausalLM",)
+"""Architectures that have been run."""
+READ = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+)
+"""Those whose code, in all versions of SGLang that are supported, does what ours needs."""
+ANY_MODEL = "EEP_ANY_MODEL"
 
 
 def refuse_combinations(arguments: argparse.Namespace) -> None:
@@ -46,6 +62,11 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "a prefix cache outside of the device is not supported: a step that is run again may overwrite what it loads",
             ),
             (value("enable_eplb"), "--enable-eplb is not supported: placement is decided by eep"),
+            (value("ep_dispatch_algorithm"), "--ep-dispatch-algorithm is decided by eep; leave it out"),
+            (
+                value("enable_memory_saver"),
+                "--enable-memory-saver is not supported: what a rank gives up, others may need",
+            ),
             (value("elastic_ep_backend"), "--elastic-ep-backend is another elastic backend; choose one of the two"),
             (value("init_expert_location", "trivial") != "trivial", "--init-expert-location is decided by eep"),
             (
@@ -68,6 +89,25 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
     ]
     if wrong:
         raise SystemExit("--ep-backend eep cannot be used like this:\n  " + "\n  ".join(wrong))
+
+
+def refuse_model(architectures: Sequence[str]) -> None:
+    """SystemExit if a model does not leave the exchange of tokens to a backend, or is not known to: its ranks would add up
+    what they have of different requests. ``architectures`` as its configuration names them; none if that is not known."""
+    if not architectures or any(each in RUN for each in architectures):
+        return
+    if any(each in READ for each in architectures):
+        logger.warning(
+            "--ep-backend eep has not been run with %s, though SGLang's code of it suits: compare its answers with those of "
+            "one rank",
+            ", ".join(architectures),
+        )
+    elif os.environ.get(ANY_MODEL) != "1":
+        raise SystemExit(
+            f"--ep-backend eep cannot serve {', '.join(architectures)}: it is not known to leave the exchange of tokens to a "
+            f"backend. Known are {', '.join((*RUN, *READ))}. With {ANY_MODEL}=1 any other is served; then compare its "
+            "answers with those of one rank"
+        )
 
 
 def check_services(arguments: argparse.Namespace) -> None:

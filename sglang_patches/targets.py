@@ -38,9 +38,11 @@ class Target:
 
 
 _MANAGER = "managers.tokenizer_manager.TokenizerManager."
+_CONTROL = "managers.tokenizer_control_mixin.TokenizerControlMixin."
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
 _EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
 _FLOAT32 = "float32 on a GPU"
+_UNALIKE = "a rank that comes later would differ from the others"
 
 TARGETS = (
     Target("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
@@ -77,6 +79,13 @@ TARGETS = (
     Target(_MANAGER + "_handle_batch_output", "what was delivered"),
     Target(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
     Target(_MANAGER + "pause_generation", "a rank that is paused would be taken for lost", ("obj",)),
+    Target(_MANAGER + "update_weights_from_disk", _UNALIKE),
+    Target(_CONTROL + "update_weights_from_distributed", _UNALIKE),
+    Target(_CONTROL + "update_weights_from_tensor", _UNALIKE),
+    Target(_CONTROL + "update_weights_from_ipc", _UNALIKE),
+    Target(_CONTROL + "begin_weight_update", _UNALIKE, since="0.5.21"),
+    Target(_CONTROL + "release_memory_occupation", _UNALIKE),
+    Target(_CONTROL + "resume_memory_occupation", _UNALIKE),
     Target(
         "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
     ),

@@ -78,6 +78,12 @@ def adopt(layers: list[Any], here: instance.Instance) -> ExpertWeights:
     """Move the expert parameters of ``layers`` into one region."""
     slots = here.first_placement.slots_per_rank
     names = [name for name, each in layers[0].named_parameters(recurse=False) if each.dim() and each.shape[0] == slots]
+    for name, _ in layers[0].named_parameters(recurse=False):
+        if name not in names and name.endswith("input_scale"):
+            raise SystemExit(
+                f"--ep-backend eep: {name} is one for all experts that a rank has loaded, and would be wrong for those that "
+                "it gets later; use a checkpoint whose activations are scaled while it runs"
+            )
     for name in names:
         if not getattr(layers[0], name).is_contiguous():
             raise SystemExit(

@@ -342,6 +342,13 @@ def test_ranks_are_not_paused(mode: str) -> None:
     assert mode in refused.value.detail
 
 
+def test_what_ranks_hold_is_not_changed() -> None:
+    fastapi = pytest.importorskip("fastapi")
+    with pytest.raises(fastapi.HTTPException, match="Start another server") as refused:
+        asyncio.run(questions.refuse_to_change(object(), object(), request=None))
+    assert refused.value.status_code == 400
+
+
 def test_requests_can_be_ended_and_held_back() -> None:
     asked: list[Any] = []
 

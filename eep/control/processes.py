@@ -98,6 +98,9 @@ class _Life:
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.child: Child | None = None
+        self.has_begun = False
+        self.is_unwanted = False
+        """Since before its task had a first step."""
         self.fenced = False
         self.ended = False
         self.task: asyncio.Task[None] | None = None
@@ -137,13 +140,19 @@ class Processes:
             return  # its number may be somebody else's by now
         if life.child is not None:
             kill_all_of(life.child)
-        elif life.task is not None:
+        elif life.task is not None and life.has_begun:
             life.task.cancel()
+        else:  # a task that is cancelled now would never run, and nobody would hear of its end
+            life.is_unwanted = True
 
     async def close(self) -> None:
         await self._launcher.close()
 
     async def _live(self, rank: int, life: _Life) -> None:
+        life.has_begun = True
+        if life.is_unwanted:
+            self._over(rank, life, "ended before it was started", False)
+            return
         marks = {**self._environment, RANK: str(rank), INCARNATION: str(life.incarnation)}
         try:
             life.child = await self._launcher.start(rank, life.incarnation, marks)

@@ -111,6 +111,8 @@ def test_kernels_for_experts_on_a_gpu() -> None:
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
         ({"enable_hierarchical_cache": True}, "outside of the device"),
         ({"enable_lmcache": True}, "outside of the device"),
+        ({"ep_dispatch_algorithm": "static"}, "--ep-dispatch-algorithm"),
+        ({"enable_memory_saver": True}, "--enable-memory-saver"),
         ({"ep_size": 2}, "--ep-size"),
         ({"enable_dp_attention": False}, "--enable-dp-attention"),
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
@@ -178,6 +180,26 @@ def test_what_the_flag_implies() -> None:
 def with_model(folder: Path, configuration: dict[str, Any], **changes: Any) -> argparse.Namespace:
     (folder / "config.json").write_text(json.dumps(configuration))
     return given(model_path=str(folder), **changes)
+
+
+@pytest.mark.parametrize("named", [["Qwen3MoeForCausalLM"], [], None, "not a list"])
+def test_models_that_were_run_and_those_that_do_not_say_what_they_are(tmp_path: Path, named: Any) -> None:
+    arguments.parse(with_model(tmp_path, {"num_experts": 16, "architectures": named}))
+
+
+def test_a_model_that_was_not_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arguments.parse(with_model(tmp_path, {"n_routed_experts": 16, "architectures": ["DeepseekV3ForCausalLM"]}))
+    assert "has not been run with DeepseekV3ForCausalLM" in caplog.text
+
+
+def test_a_model_whose_ranks_would_add_up_different_requests_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = with_model(tmp_path, {"num_experts": 16, "architectures": ["MixtralForCausalLM"]})
+    with pytest.raises(SystemExit, match=r"cannot serve MixtralForCausalLM.*Qwen3MoeForCausalLM.*EEP_ANY_MODEL=1"):
+        arguments.parse(known)
+    monkeypatch.setenv("EEP_ANY_MODEL", "1")
+    arguments.parse(known)
 
 
 @pytest.mark.parametrize("configuration", [{"num_experts": 16}, {"text_config": {"n_routed_experts": 16}}])

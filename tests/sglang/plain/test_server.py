@@ -4,7 +4,10 @@ endpoint."""
 from __future__ import annotations
 
 import importlib
+import json
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +84,31 @@ def test_four_ranks_answer_as_the_model_does(by_itself: list[list[int]], four_ra
 def test_four_ranks_answer_as_one_does(reference: Answers, four_ranks: Answers) -> None:
     assert four_ranks.tokens == reference.tokens
     assert four_ranks.texts == reference.texts
+
+
+@pytest.mark.parametrize(
+    ("path", "order", "why"),
+    [
+        ("/update_weights_from_disk", {"model_path": "elsewhere"}, "Start another server"),
+        ("/release_memory_occupation", {}, "Start another server"),
+        ("/pause_generation", {"mode": "in_place"}, "for lost"),
+    ],
+)
+def test_orders_that_would_make_ranks_differ_are_refused(
+    plain: Server, path: str, order: dict[str, str], why: str
+) -> None:
+    request = urllib.request.Request(
+        plain.url + path, json.dumps(order).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    assert refused.value.code == 400
+    assert why in refused.value.read().decode()
+
+
+def test_a_health_check_is_answered(plain: Server) -> None:
+    with urllib.request.urlopen(f"{plain.url}/health_generate", timeout=60) as answer:
+        assert answer.status == 200
 
 
 def test_the_loss_of_one_rank_is_covered_by_the_slots_that_there_are_by_default(plain: Server) -> None:

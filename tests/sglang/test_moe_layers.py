@@ -1,0 +1,63 @@
+"""What is made of the MoE layers of a model when it is loaded, and which cannot be had. With layers that are made up: the
+kinds meant here were not to be served by a CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
+
+from sglang_patches import dispatcher, instance, options, weights
+from sglang_patches.token_forms import MoeShape
+
+
+def runner(**changes: Any) -> SimpleNamespace:
+    """How SGLang describes the kernels of a layer."""
+    known = {
+        "num_experts": 24,
+        "num_local_experts": 6,
+        "hidden_size": 64,
+        "top_k": 2,
+        "params_dtype": torch.bfloat16,
+        "layer_id": 3,
+        "routed_scaling_factor": 2.5,
+    }
+    return SimpleNamespace(**{**known, **changes})
+
+
+def test_kernels_do_not_scale_what_the_model_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers: list[tuple[int, MoeShape]] = []
+    here = SimpleNamespace(add_layer=lambda layer, shape: layers.append((layer, shape)) or 0)
+    monkeypatch.setattr(instance, "current", lambda: here)
+    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(redundant_experts=8))
+    monkeypatch.setattr(dispatcher, "make_dispatcher", lambda here, layer: layer)
+    described = runner()
+    assert dispatcher._create(described) == 0
+    assert layers == [(3, MoeShape(16, 6, 64, 2, torch.bfloat16))]
+    assert described.routed_scaling_factor is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_tokens_of_another_type_are_refused_while_the_model_is_made(dtype: torch.dtype) -> None:
+    here = instance.Instance.__new__(instance.Instance)
+    here.shape, here.layer_ids = None, []
+    with pytest.raises(SystemExit, match=r"float32 or bfloat16.*--dtype bfloat16"):
+        here.add_layer(0, MoeShape(16, 6, 64, 2, dtype))
+    assert here.layer_ids == []
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, scale: torch.Tensor) -> None:
+        super().__init__()
+        self.w13_weight = torch.nn.Parameter(torch.zeros((6, 8, 4)))
+        self.w13_input_scale = torch.nn.Parameter(scale)
+
+
+def test_a_scale_of_all_experts_that_were_loaded_is_refused() -> None:
+    here: Any = SimpleNamespace(first_placement=SimpleNamespace(slots_per_rank=6))
+    with pytest.raises(SystemExit, match=r"w13_input_scale is one for all experts"):
+        weights.adopt([Layer(torch.tensor(0.5))], here)
