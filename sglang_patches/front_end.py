@@ -229,8 +229,14 @@ def register() -> None:
 
 
 def _prepare_directory(*_: Any, **__: Any) -> None:
-    """In the process that launches the server, before it has children. The supervisor's keeper removes it."""
+    """In the process that launches the server, before it has children. The supervisor's keeper removes it, with all that is
+    in it. SystemExit if it has something in it already, which may be another server's, or anybody's."""
     wanted = os.environ.get(DIRECTORY)
+    if wanted and os.path.isdir(wanted) and os.listdir(wanted):
+        raise SystemExit(
+            f"{DIRECTORY}={wanted} is not empty: another server may use it, and it is removed when this one ends. Name a "
+            "directory that does not exist yet, or none"
+        )
     directory = PrivateDirectory.create(Path(wanted) if wanted else None).path
     os.environ[DIRECTORY] = str(directory)
     if options.required().faults:

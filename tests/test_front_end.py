@@ -19,7 +19,7 @@ pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugi
 
 from eep.requests import Manner
 from eep.view import View
-from sglang_patches import front_end, ledger_adapter, questions, recipe
+from sglang_patches import front_end, ledger_adapter, options, questions, recipe
 from sglang_patches.front_end import FrontEnd
 from sglang_patches.resume import DELIVERED
 from sglang_patches.seeds import Seeds
@@ -416,3 +416,14 @@ def test_an_output_that_says_less_of_some_requests_is_not_taken_for_one_of_fewer
     )
     with pytest.raises(ValueError, match="shorter"):
         list(ledger_adapter.rows_of(short))
+
+
+def test_a_directory_that_has_something_in_it_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be removed when the server ends, or be that of another server."""
+    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(faults=False))
+    monkeypatch.setenv(options.DIRECTORY, str(tmp_path / "new"))
+    front_end._prepare_directory()
+    assert (tmp_path / "new" / "key").exists()
+    with pytest.raises(SystemExit, match="is not empty"):
+        front_end._prepare_directory()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["key"]
