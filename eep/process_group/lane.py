@@ -81,12 +81,14 @@ class Lane:
         finally:
             self._gate.leave()
 
-    def probe(self, sources: int, pokes: int, timeout: float) -> Message | None:
-        """The next message of one of ``sources`` (a bit mask), if one came before the wait ended."""
+    def probe(self, epoch: int, sources: int, pokes: int, timeout: float) -> Message | None:
+        """The next message of one of ``sources`` (a bit mask) in the view of ``epoch``, if one came before the wait ended."""
         message = Message()
         self._gate.enter()
         try:
             self._check_open("recv")
+            if self._endpoint.view.epoch != epoch:
+                return None
             code = self._library.eep_probe(
                 self._context, self._number, sources, pokes, _nanoseconds(timeout), ctypes.byref(message)
             )
@@ -95,12 +97,15 @@ class Lane:
             self._gate.leave()
         return message if message.arrived else None
 
-    def receive(self, source: int, address: int, size: int, timeout: float) -> None:
-        """Takes the message of ``source`` that :meth:`probe` has shown."""
+    def receive(self, epoch: int, source: int, address: int, size: int, timeout: float) -> bool:
+        """Takes the message of ``source`` that :meth:`probe` has shown. False if it went with the view of ``epoch``: whatever
+        comes first in the next is another."""
         done = ctypes.c_uint32()
         self._gate.enter()
         try:
             self._check_open("recv")
+            if self._endpoint.view.epoch != epoch:
+                return False
             code = self._library.eep_recv(
                 self._context, self._number, source, address, size, _nanoseconds(timeout), ctypes.byref(done)
             )
@@ -109,6 +114,7 @@ class Lane:
                 raise self._failure(f"recv from rank {source}", timeout)
         finally:
             self._gate.leave()
+        return True
 
     def pokes(self) -> int:
         return int(self._library.eep_pokes(self._context))

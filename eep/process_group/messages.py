@@ -132,19 +132,20 @@ class Messages:
         for posted in self._posted:
             sources |= active if posted.source is None else 1 << posted.source
         patience = min(posted.deadline for posted in self._posted) - now
-        if (message := self._lane.probe(sources, pokes, patience)) is not None:
-            self._take(message)
+        if (message := self._lane.probe(view.epoch, sources, pokes, patience)) is not None:
+            self._take(view.epoch, message)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, epoch: int, message: Message) -> None:
         source, tag, size = int(message.source), int(message.tag), int(message.bytes)
         posted = self._taker(source, tag)
         if posted is not None and posted.tensor.numel() * posted.tensor.element_size() == size:
-            self._lane.receive(source, posted.tensor.data_ptr(), size, self.timeout)
-            self._finish(posted, source)
+            if self._lane.receive(epoch, source, posted.tensor.data_ptr(), size, self.timeout):
+                self._finish(posted, source)
             return
         # Not asked for yet, or of another size than was asked for: it must leave the pipe all the same.
         tensor = torch.empty(size, dtype=torch.uint8)
-        self._lane.receive(source, tensor.data_ptr(), size, self.timeout)
+        if not self._lane.receive(epoch, source, tensor.data_ptr(), size, self.timeout):
+            return
         if posted is None:
             self._aside.append((source, tag, tensor))
         else:
