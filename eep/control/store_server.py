@@ -38,6 +38,11 @@ from eep.control.wire import Received
 _GET_INTERFACE_ADDRESS = 0x8915
 MAX_WATCHES = 64
 """Per connection; a supervisor needs two."""
+MAX_CONNECTIONS = 256
+SPEAKS_WITHIN = 5.0
+"""Seconds until a message with the job's key must have come: clients connect when they have something to say. Whoever cannot
+say it is not to keep a connection from one who can."""
+_ACCEPTS_AGAIN_AFTER = 1.0
 
 
 def address_of(interface: str) -> str:
@@ -58,6 +63,8 @@ class StoreServer:
         self._store, self._key, self._reject = store, key, reject
         self._listener: socket.socket | None = None
         self._connections: dict[Connection, dict[int, asyncio.Task[None]]] = {}
+        self._strangers: dict[Connection, asyncio.TimerHandle] = {}
+        """Those that have not said anything yet, and when they are let go."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, interface: str, port: int = 0) -> tuple[str, int]:
@@ -73,26 +80,50 @@ class StoreServer:
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
+            self._listener = None
         for connection in list(self._connections):
             connection.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
         assert self._listener is not None
+        loop = asyncio.get_running_loop()
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
+        except OSError as error:  # no descriptors are left: asked again at once, there would be none either
+            self._reject("not-accepted", f"a connection to the store: {error}")
+            loop.remove_reader(self._listener)
+            loop.call_later(_ACCEPTS_AGAIN_AFTER, self._accept_again)
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._reject("unwelcome", f"a connection to the store was refused, {len(self._connections)} are open")
+            sock.close()
+            return
         connection = Connection(sock, self._key, ToStore, received=self._received, closed=self._closed)
         self._connections[connection] = {}
+        self._strangers[connection] = loop.call_later(
+            SPEAKS_WITHIN, connection.close, "silent", f"it said nothing within {SPEAKS_WITHIN:g} s"
+        )
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _heard_from(self, connection: Connection) -> None:
+        if (timer := self._strangers.pop(connection, None)) is not None:
+            timer.cancel()
 
     def _closed(self, connection: Connection, kind: str, reason: str) -> None:
+        self._heard_from(connection)
         for watch in self._connections.pop(connection, {}).values():
             watch.cancel()
         if kind:
             self._reject(kind, f"a client of the store: {reason}")
 
     def _received(self, connection: Connection, received: Received[Any]) -> None:
+        self._heard_from(connection)
         message, watches = received.message, self._connections[connection]
         if isinstance(message, Unwatch):
             watch = watches.pop(message.call, None)

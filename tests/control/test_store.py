@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from eep.control import store_server
 from eep.control.etcd import EtcdStore
 from eep.control.remote_store import RemoteStore
 from eep.control.store import (
@@ -178,6 +180,61 @@ def test_a_stranger_cannot_use_a_shared_store() -> None:
             await stranger.compare_and_swap("k", ABSENT, b"mine")
         assert rejected == ["bad-seal"]
         assert await store.get("k") is None
+        await server.close()
+
+    asyncio.run(body())
+
+
+def test_strangers_who_say_nothing_are_let_go_and_more_than_there_is_room_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_server, "SPEAKS_WITHIN", 0.3)
+    monkeypatch.setattr(store_server, "MAX_CONNECTIONS", 3)
+
+    async def body() -> None:
+        store, key, rejected = EmbeddedStore(), new_key(), list[str]()
+        server = StoreServer(store, key, lambda kind, reason: rejected.append(kind))
+        address = server.listen("lo")
+        known = RemoteStore(address, key, answer_within=PATIENCE)
+        assert (await known.compare_and_swap("k", ABSENT, b"v")).done
+        silent = [await asyncio.open_connection(*address) for _ in range(3)]
+        for reader, _ in silent:
+            await asyncio.wait_for(reader.read(), PATIENCE)  # until it is closed
+        assert sorted(rejected) == ["silent", "silent", "unwelcome"]
+        assert await known.get("k") is not None, "who has spoken may be silent for as long as it likes"
+        for _, writer in silent:
+            writer.close()
+        await known.close()
+        await server.close()
+
+    asyncio.run(body())
+
+
+def test_a_host_without_descriptors_accepts_again_when_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_server, "_ACCEPTS_AGAIN_AFTER", 0.2)
+
+    async def body() -> None:
+        store, key, rejected = EmbeddedStore(), new_key(), list[str]()
+        server = StoreServer(store, key, lambda kind, reason: rejected.append(kind))
+        address = server.listen("lo")
+        listener = server._listener
+        assert listener is not None
+
+        class Without:
+            """The listener, once without descriptors."""
+
+            def accept(self) -> None:
+                server._listener = listener
+                raise OSError(errno.EMFILE, "Too many open files")
+
+            def fileno(self) -> int:
+                return listener.fileno()
+
+        server._listener = Without()  # type: ignore[assignment]
+        remote = RemoteStore(address, key, answer_within=PATIENCE)
+        assert (await remote.compare_and_swap("k", ABSENT, b"v")).done
+        assert rejected == ["not-accepted"]
+        await remote.close()
         await server.close()
 
     asyncio.run(body())
