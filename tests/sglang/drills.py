@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from eep.drill.devices import Device
 from eep.drill.load import Load
 from eep.drill.margins import clear_prompts
 from eep.drill.server import Server
@@ -55,6 +56,11 @@ class Drilled:
         assert all(
             answer.usage == (len(self.prompts[answer.prompt]), len(answer.tokens)) for answer in story.load.answers
         ), "the counts are those of a run without faults"
+
+
+def caching(device: Device) -> Device:
+    """With SGLang's prefix cache, which drills do without: with it, answers depend more on what was asked before."""
+    return replace(device, flags=tuple(flag for flag in device.flags if flag != "--disable-radix-cache"))
 
 
 def scrape(server: Server) -> dict[str, float]:

@@ -7,23 +7,22 @@ import importlib
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eep.drill import devices
+from eep.drill.devices import CPU
 from eep.drill.load import Load
 from eep.drill.server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from sglang_patches.warm_up import ASKED_FOR
+from tests.sglang.drills import caching as with_cache
 
 pytestmark = pytest.mark.timeout(900)  # a server is started, on a machine that may be busy
 
 RANKS, TOKENS = 4, 16
-CACHING = replace(devices.CPU, flags=tuple(flag for flag in devices.CPU.flags if flag != "--disable-radix-cache"))
 AS_IN_WARMING_UP = [[first, *[1] * ones] for first, ones in ((1, 1), (2, 2), (3, 14), (4, 15), (7, 30), (20, 6))]
 """Prompts that begin as those do with which a rank warms up."""
 
@@ -33,7 +32,7 @@ def caching(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory)
     """With the slots that are there by default, so that a rank alone cannot reach all experts."""
     place = tmp_path_factory.mktemp("caching")
     arguments = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
-    server = Server(model, arguments, place / "log", {ASKED_FOR: "1"}, directory=place / "d", device=CACHING)
+    server = Server(model, arguments, place / "log", {ASKED_FOR: "1"}, directory=place / "d", device=with_cache(CPU))
     with server:
         yield server
     assert server.leftovers() == []

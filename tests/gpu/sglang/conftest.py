@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.drill.devices import CUDA
+from eep.drill.devices import CUDA, Device
 from eep.drill.server import FOUR_RANKS, Server
 from eep.tiny_model import make_model
 from tests.sglang.drills import Drilled
@@ -37,12 +37,19 @@ def mps(sglang: None) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def serving(model: Path, place: Path, environment: dict[str, str], *flags: str) -> Iterator[Server]:
+def serving(
+    model: Path, place: Path, environment: dict[str, str], *flags: str, device: Device = CUDA
+) -> Iterator[Server]:
     """A server that leaves nothing behind."""
     (place / "metrics").mkdir()
     environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": str(place / "metrics")}
     server = Server(
-        model, (*flags, "--eep-timeout-ms", "20000", "--enable-metrics"), place / "log", environment, place / "d", CUDA
+        model,
+        (*flags, "--eep-timeout-ms", "20000", "--enable-metrics"),
+        place / "log",
+        environment,
+        place / "d",
+        device,
     )
     with server:
         yield server
