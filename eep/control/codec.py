@@ -34,7 +34,7 @@ def encode(record: Instance | Report) -> bytes:
 def decode_instance(value: bytes) -> Instance:
     try:
         instance = _instances.decode(value)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordError(f"what is stored as {INSTANCE_KEY!r} is no record: {error}") from error
     if not len(instance.owners) == len(instance.granted) == instance.view.max_ranks:
         raise RecordError(f"the record under {INSTANCE_KEY!r} does not agree with itself on max_ranks")
@@ -44,7 +44,7 @@ def decode_instance(value: bytes) -> Instance:
 def decode_report(value: bytes, host: str) -> Report:
     try:
         report = _reports.decode(value)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordError(f"what is stored as {report_key(host)!r} is no report: {error}") from error
     if host_of(report.ident) != host:
         raise RecordError(f"the report of {host} was written by {report.ident}")

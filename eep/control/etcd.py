@@ -145,7 +145,7 @@ class EtcdStore:
                     if not isinstance(answer, dict) or status != 200 or "error" in answer:
                         self._fail(endpoint, path, line.decode(errors="replace"))
                     yield answer
-        except (HttpError, msgspec.MsgspecError) as error:
+        except (HttpError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._leave(endpoint)
             raise StoreError(str(error)) from error
 

@@ -141,7 +141,7 @@ class Channel(Generic[M]):
         self._got, self._epoch = sequence + 1, epoch
         try:
             return Received(self._decoder.decode(payload), epoch)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise WireError("bad-message", f"a sealed frame holds no message we know: {error}") from error
 
 

@@ -132,7 +132,7 @@ def encode(record: RankRecord | BackupRecord) -> bytes:
 def decode(value: bytes, kind: type[Record]) -> Record:
     try:
         record = msgspec.msgpack.decode(value, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadRecord(f"not a {kind.__name__}: {error}") from error
     record.check()
     return record

@@ -11,7 +11,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eep.errors import EepError
@@ -112,6 +112,7 @@ def test_impossible_records_are_dropped(record: RankRecord | BackupRecord) -> No
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
+@example(b"\xdf\x00\x00\x00\x01\xa4\x00\x00\x00\x80")  # the name of a field that is no text
 def test_garbage_is_a_bad_record_and_nothing_else(value: bytes) -> None:
     with pytest.raises(BadRecord):
         decode(value, BackupRecord)
