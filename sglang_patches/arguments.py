@@ -46,6 +46,14 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="How long a rank waits for another within a step before it suspects it (default: 1000, on a GPU 10000).",
     )
     add(
+        "--eep-repair-timeout-s",
+        type=float,
+        metavar="S",
+        default=None,
+        help="How long ranks have to bring in the experts that a new view gives them before they are started again: more "
+        "where many come from a slow disk (default: 120).",
+    )
+    add(
         "--eep-redundant-experts",
         type=int,
         metavar="N",
@@ -128,6 +136,9 @@ def parse(arguments: argparse.Namespace) -> Options:
     timeout = default_timeout if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
     if not 0 < timeout < 1e9:
         raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
+    repair_timeout = 120.0 if arguments.eep_repair_timeout_s is None else arguments.eep_repair_timeout_s
+    if not 0 < repair_timeout < 1e6:
+        raise SystemExit(f"--eep-repair-timeout-s must be positive, got {repair_timeout}")
     experts = model_shape.experts_of(arguments)
     refusals.refuse_model(model_shape.architectures_of(arguments))
     redundant = slots.redundant_experts(arguments, experts)
@@ -148,6 +159,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         max_ranks=max_ranks,
         fewest_ranks=1 if experts is None else slots.fewest_ranks(experts, (experts + redundant) // ranks),
         timeout_ms=timeout,
+        repair_timeout_s=repair_timeout,
         redundant_experts=slots.redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=arguments.eep_store or "",

@@ -64,6 +64,7 @@ def policy(wanted: Options) -> Policy:
         longest_backoff=5.0,
         stable_after=10.0,
         start_deadline=_LOADED_WITHIN,
+        settle_deadline=wanted.repair_timeout_s,
     )
 
 

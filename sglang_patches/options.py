@@ -26,6 +26,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     fewest_ranks: int = 1
     """How many it takes to hold every expert."""
     timeout_ms: float = 1000.0
+    repair_timeout_s: float = 120.0
+    """How long ranks have to settle in a view: mostly to bring in experts."""
     redundant_experts: int = 0
     """Slots beyond the number of experts, over all ``max_ranks``."""
     backup: Literal["off", "live", "checkpoint"] = "off"

@@ -13,11 +13,13 @@ from typing import Any
 
 from sglang_patches import hooks
 
+_NOBODY = "_eep_nobody_is_in"
 _MANAGER = "managers.tokenizer_manager.TokenizerManager."
 _CONTROL = "managers.tokenizer_control_mixin.TokenizerControlMixin."
 
 
 def register() -> None:
+    hooks.hook("managers.communicator.FanOutCommunicator.__call__", ask)
     hooks.hook(_MANAGER + "pause_generation", refuse_to_pause)
     hooks.hook(_MANAGER + "update_weights_from_disk", refuse_to_change, "replace")
     hooks.hook(_CONTROL + "update_weights_from_distributed", refuse_to_change, "replace")
@@ -31,15 +33,13 @@ def register() -> None:
 def expect_answers(manager: Any, lost: int, live: int) -> None:
     """``lost`` ranks that were in are gone, and ``live`` are left. A rank that was asked something and is gone will not
     answer: whoever asked goes on with the answers of the others. What is asked next is asked of those that are left.
-
-    With nobody left, one answer is expected of what is asked next: SGLang cannot wait for none.
     """
-    expected = max(live, 1)
     for communicator in _communicators(manager):
-        communicator.set_fan_out(expected)
+        setattr(communicator, _NOBODY, live == 0)
+        communicator.set_fan_out(live)
         if communicator._result_fan_out is not None and communicator._result_event is not None:
             # More than are in, when it was asked before the first view: SGLang begins with all ranks that there may be.
-            communicator._result_fan_out = min(communicator._result_fan_out - lost, expected)
+            communicator._result_fan_out = min(communicator._result_fan_out - lost, live)
             if len(communicator._result_values) >= communicator._result_fan_out:
                 communicator._result_event.set()
 
@@ -48,6 +48,18 @@ def _communicators(manager: Any) -> list[Any]:
     from sglang.srt.managers.communicator import FanOutCommunicator
 
     return [each for each in vars(manager).values() if isinstance(each, FanOutCommunicator)]
+
+
+async def ask(original: Callable[[Any, Any], Awaitable[Any]], communicator: Any, question: Any) -> Any:
+    """Nobody would answer while nobody is in, not even when ranks are back: they were not asked."""
+    if getattr(communicator, _NOBODY, False):
+        from fastapi import HTTPException
+
+        raise HTTPException(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "no rank is in to answer this; they are being started again. Ask again in a while",
+        )
+    return await original(communicator, question)
 
 
 async def refuse_to_change(*_: Any, **__: Any) -> None:

@@ -78,6 +78,9 @@ TARGETS = (
     Target(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
     Target(_MANAGER + "_handle_batch_output", "what was delivered"),
     Target(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
+    Target(
+        "managers.communicator.FanOutCommunicator.__call__", "what is asked of all ranks while nobody is in", ("obj",)
+    ),
     Target(_MANAGER + "pause_generation", "a rank that is paused would be taken for lost", ("obj",)),
     Target(_MANAGER + "update_weights_from_disk", _UNALIKE),
     Target(_CONTROL + "update_weights_from_distributed", _UNALIKE),

@@ -92,6 +92,37 @@ def test_a_rank_that_comes_does_not_answer_what_was_asked_before(manager: Any) -
     assert asyncio.run(answers_of(manager, "a", "b", "c")) == ["a", "b", "c"]
 
 
+def test_what_is_asked_while_nobody_is_in_is_refused_until_somebody_is(manager: Any) -> None:
+    fastapi = pytest.importorskip("fastapi")
+    happens(manager, TWO_OF_FOUR)
+    happens(manager, 0)
+    happens(manager, 1)
+
+    async def asks() -> Any:
+        return await asyncio.wait_for(questions.ask(type(manager.ask).__call__, manager.ask, "how are you?"), 5)
+
+    with pytest.raises(fastapi.HTTPException, match="no rank is in") as refused:
+        asyncio.run(asks())
+    assert refused.value.status_code == 503
+    happens(manager, View(2, (0, 1), (1, 1, -1, -1)))
+    assert asyncio.run(answers_of(manager, "a", "b")) == ["a", "b"]
+
+
+def test_what_stood_in_line_when_the_last_rank_went_ends_with_the_next_view(manager: Any) -> None:
+    async def body() -> None:
+        happens(manager, TWO_OF_FOUR)
+        first, second = (asyncio.create_task(manager.ask("how are you?")) for _ in range(2))
+        await asyncio.sleep(0)
+        happens(manager, 0)
+        happens(manager, 1)
+        assert await asyncio.wait_for(first, 5) == []
+        await asyncio.sleep(0)
+        happens(manager, View(2, (0, 1), (1, 1, -1, -1)))
+        assert await asyncio.wait_for(second, 5) == []
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_ranks_are_not_paused(mode: str) -> None:
     fastapi = pytest.importorskip("fastapi")

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from eep.control.accepting import Accepting
 from eep.control.connection import Connection
 from eep.control.messages import (
     Answer,
@@ -78,7 +79,7 @@ class Front:
         self._watchers: set[Connection] = set()
         self._gone: dict[int, int] = {}
         """The last incarnation of each rank that watchers were told is gone."""
-        self._listener: socket.socket | None = None
+        self._accepting: Accepting | None = None
 
     @property
     def registered(self) -> dict[int, int]:
@@ -91,13 +92,13 @@ class Front:
         os.fchmod(listener.fileno(), 0o600)  # before it has a name; the umask is not ours alone to change
         listener.bind(str(self._path))
         listener.listen(256)
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+        self._accepting = Accepting(
+            listener, self._took, lambda error: self._desk.reject("not-accepted", f"a connection: {error}")
+        )
 
     def close(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
+        if self._accepting is not None:
+            self._accepting.close()
             self._path.unlink(missing_ok=True)
         for connection in list(self._connections):
             connection.close()
@@ -133,12 +134,7 @@ class Front:
         if member is not None:
             member[1].close()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
+    def _took(self, sock: socket.socket) -> None:
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid() or len(self._connections) >= MAX_CONNECTIONS:
             self._desk.reject("unwelcome", f"a connection of user {uid} was refused, {len(self._connections)} are open")

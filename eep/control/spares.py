@@ -84,7 +84,13 @@ class SpareLauncher:
         self._refill.launched(self._now(), rank, incarnation)
         child = self._take(order, rank, incarnation)
         if child is None:
-            child = self._new().take(order)
+            spare = self._new()
+            try:
+                child = spare.take(order)
+            except OSError:
+                spare.kill()
+                await spare.gone()
+                raise
             if self._refill.wanted:
                 self._say("COLD", "no spare was there to take", rank, incarnation)
         self._look()

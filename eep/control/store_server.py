@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
+from eep.control.accepting import Accepting
 from eep.control.connection import Connection
 from eep.control.key_value import Entry, LeaseEndedError
 from eep.control.store import EmbeddedStore, Listing
@@ -42,7 +43,6 @@ MAX_CONNECTIONS = 256
 SPEAKS_WITHIN = 5.0
 """Seconds until a message with the job's key must have come: clients connect when they have something to say. Whoever cannot
 say it is not to keep a connection from one who can."""
-_ACCEPTS_AGAIN_AFTER = 1.0
 
 
 def address_of(interface: str) -> str:
@@ -61,7 +61,7 @@ class StoreServer:
 
     def __init__(self, store: EmbeddedStore, key: bytes, reject: Callable[[str, str], None]) -> None:
         self._store, self._key, self._reject = store, key, reject
-        self._listener: socket.socket | None = None
+        self._accepting: Accepting | None = None
         self._connections: dict[Connection, dict[int, asyncio.Task[None]]] = {}
         self._strangers: dict[Connection, asyncio.TimerHandle] = {}
         """Those that have not said anything yet, and when they are let go."""
@@ -71,45 +71,30 @@ class StoreServer:
         """Serve on this interface only; gives the address, with the port that was chosen if it is 0."""
         listener = socket.create_server((address_of(interface), port), backlog=64)
         listener.setblocking(False)
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+        self._accepting = Accepting(
+            listener, self._took, lambda error: self._reject("not-accepted", f"a connection to the store: {error}")
+        )
         host, port = listener.getsockname()[:2]
         return host, port
 
     async def close(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-            self._listener = None
+        if self._accepting is not None:
+            self._accepting.close()
+            self._accepting = None
         for connection in list(self._connections):
             connection.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        loop = asyncio.get_running_loop()
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError as error:  # no descriptors are left: asked again at once, there would be none either
-            self._reject("not-accepted", f"a connection to the store: {error}")
-            loop.remove_reader(self._listener)
-            loop.call_later(_ACCEPTS_AGAIN_AFTER, self._accept_again)
-            return
+    def _took(self, sock: socket.socket) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
             self._reject("unwelcome", f"a connection to the store was refused, {len(self._connections)} are open")
             sock.close()
             return
         connection = Connection(sock, self._key, ToStore, received=self._received, closed=self._closed)
         self._connections[connection] = {}
-        self._strangers[connection] = loop.call_later(
+        self._strangers[connection] = asyncio.get_running_loop().call_later(
             SPEAKS_WITHIN, connection.close, "silent", f"it said nothing within {SPEAKS_WITHIN:g} s"
         )
-
-    def _accept_again(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _heard_from(self, connection: Connection) -> None:
         if (timer := self._strangers.pop(connection, None)) is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from eep.control import spares
 from eep.control.processes import RANK, Child, name_of, readable
 from eep.control.refill import Refill
 from eep.control.spare_entry import MAX_ORDER
@@ -291,6 +292,28 @@ def test_a_spare_is_warmed_for_the_rank_that_died_last() -> None:
             kill(supervisor, 1)
             second = await a_spare(supervisor, launcher, (first,))
             assert (directory / f"for-{second}").read_text() == "1"
+
+    asyncio.run(body())
+
+
+def test_a_process_that_does_not_take_its_order_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was made for a rank, because no spare was there: nobody else would end it."""
+
+    async def body() -> None:
+        launcher = SpareLauncher(name_of(ranks.sleeps), refill=Refill(0))
+        made: list[int] = []
+
+        def take(spare: spares._Spare, order: bytes) -> Child:
+            made.append(spare.child.pid)
+            raise OSError("no buffer space available")
+
+        monkeypatch.setattr(spares._Spare, "take", take)
+        with pytest.raises(OSError, match="no buffer space"):
+            await launcher.start(0, 0, {})
+        assert len(made) == 1
+        assert not is_running(made[0])
+        assert not Path(f"/proc/{made[0]}").exists(), "a zombie is left"
+        await launcher.close()
 
     asyncio.run(body())
 

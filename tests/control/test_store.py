@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -205,36 +204,6 @@ def test_strangers_who_say_nothing_are_let_go_and_more_than_there_is_room_for_ar
         for _, writer in silent:
             writer.close()
         await known.close()
-        await server.close()
-
-    asyncio.run(body())
-
-
-def test_a_host_without_descriptors_accepts_again_when_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_server, "_ACCEPTS_AGAIN_AFTER", 0.2)
-
-    async def body() -> None:
-        store, key, rejected = EmbeddedStore(), new_key(), list[str]()
-        server = StoreServer(store, key, lambda kind, reason: rejected.append(kind))
-        address = server.listen("lo")
-        listener = server._listener
-        assert listener is not None
-
-        class Without:
-            """The listener, once without descriptors."""
-
-            def accept(self) -> None:
-                server._listener = listener
-                raise OSError(errno.EMFILE, "Too many open files")
-
-            def fileno(self) -> int:
-                return listener.fileno()
-
-        server._listener = Without()  # type: ignore[assignment]
-        remote = RemoteStore(address, key, answer_within=PATIENCE)
-        assert (await remote.compare_and_swap("k", ABSENT, b"v")).done
-        assert rejected == ["not-accepted"]
-        await remote.close()
         await server.close()
 
     asyncio.run(body())

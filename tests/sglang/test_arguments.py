@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eep.errors import EepError
-from sglang_patches import arguments, slots
+from sglang_patches import arguments, controller, slots
 from sglang_patches.cuda import devices, flags
 
 GOOD: dict[str, Any] = {
@@ -37,6 +37,7 @@ GOOD: dict[str, Any] = {
     "max_running_requests": None,
     "eep_max_ranks": None,
     "eep_timeout_ms": None,
+    "eep_repair_timeout_s": None,
     "eep_redundant_experts": None,
     "eep_backup": None,
     "eep_store": None,
@@ -54,6 +55,7 @@ def given(**changes: Any) -> argparse.Namespace:
 def test_the_defaults() -> None:
     options = arguments.parse(given())
     assert (options.max_ranks, options.timeout_ms, options.redundant_experts) == (4, 1000.0, 0)
+    assert controller.policy(options).settle_deadline == 120.0
     assert (options.backup, options.on_lost_coverage, options.relaunch) == ("off", "refuse", True)
 
 
@@ -130,6 +132,7 @@ def test_kernels_for_experts_on_a_gpu() -> None:
         ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
+        ({"eep_repair_timeout_s": 0.0}, "--eep-repair-timeout-s"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
         ({"eep_spares": -1}, "--eep-spares"),
     ],
@@ -151,8 +154,9 @@ def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eep.experts.engine.require", lambda: None)
-    known = given(eep_backup="checkpoint", eep_on_lost_coverage="mask")
+    known = given(eep_backup="checkpoint", eep_on_lost_coverage="mask", eep_repair_timeout_s=900.0)
     options = arguments.parse(known)
+    assert controller.policy(options).settle_deadline == 900.0
     assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
     arguments.imply(known, options)
     assert known.disable_radix_cache, "what was computed without some experts is not for those who come later"

@@ -1,0 +1,47 @@
+"""Takes connections from a listening socket, in an event loop, also on a host that runs out of descriptors.
+
+A connection that cannot be taken stays in the queue, and its socket stays readable: asked again at once, the loop would do
+nothing else. So it is asked again after a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+AGAIN_AFTER = 1.0
+
+
+class Accepting:
+    """Owns ``listener``, which does not block. ``took`` gets each connection; ``failed`` is told why one cannot be taken."""
+
+    def __init__(
+        self, listener: socket.socket, took: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+    ) -> None:
+        self.listener, self._took, self._failed = listener, took, failed
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None
+        self._begin()
+
+    def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self.listener)
+        self.listener.close()
+
+    def _begin(self) -> None:
+        self._again = None
+        self._loop.add_reader(self.listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            self._loop.remove_reader(self.listener)
+            self._again = self._loop.call_later(AGAIN_AFTER, self._begin)
+            self._failed(error)
+            return
+        self._took(connection)
