@@ -45,6 +45,27 @@ class Cluster:
         return int(self.host.max()) + 1
 
 
+def turned(cluster: Cluster, layers: int) -> IntArray:
+    """``[layers, ranks]``: the ranks in the order in which a layer looks at them.
+
+    What is as good on one rank as on another goes to the first. If that were the same one in every layer, it would hold
+    the second copies of all layers, and bring in what is lost with another all by itself. So ranks that are alike, of one
+    host and one speed, take turns.
+    """
+    order = np.tile(np.arange(cluster.ranks), (layers, 1))
+    kinds = np.unique(np.stack([cluster.host, cluster.weight]), axis=1, return_inverse=True)[1].ravel()
+    for kind in range(int(kinds.max()) + 1):
+        alike = np.flatnonzero(kinds == kind)
+        order[:, alike] = alike[(np.arange(len(alike)) + np.arange(layers)[:, None]) % len(alike)]
+    return order
+
+
+def take_turns(slot_expert: IntArray, order: IntArray, slots_per_rank: int) -> IntArray:
+    """The slots of each layer with its ranks in ``order[layer]``."""
+    by_rank = slot_expert.reshape(len(slot_expert), -1, slots_per_rank)
+    return np.take_along_axis(by_rank, order[:, :, None], axis=1).reshape(slot_expert.shape)
+
+
 def copies(slot_expert: IntArray, experts: int) -> IntArray:
     """How many slots hold each expert: ``[layers, experts]``."""
     layers = len(slot_expert)

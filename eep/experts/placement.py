@@ -7,7 +7,9 @@ placement, and ``Placement.digest`` lets ranks make sure of that before they act
   applies when there are not;
 * copies of one expert are on different ranks, and on different hosts where a slot allows;
 * what can stay stays: the slots rewritten are exactly ``fewest_moves``, or at most ``extra_moves`` more when
-  asked.
+  asked;
+* ranks that are alike take turns from layer to layer, so that what is brought in after a loss is brought in by
+  all of them at once.
 
 Ranks are numbered by capacity: the slots of rank ``r`` are ``r * slots_per_rank`` and on, whether or not it
 is active.
@@ -33,6 +35,8 @@ from eep.experts.packing import (
     IntArray,
     copies,
     rank_loads,
+    take_turns,
+    turned,
     without_twins,
 )
 from eep.experts.retaining import fewest_moves, from_scratch, left_out, retain, spend
@@ -166,6 +170,8 @@ def plan(
     before = np.full((layers, len(columns)), EMPTY, dtype=np.int64)
     if current is not None:
         before = without_twins(current.physical_to_logical[:, columns], slots_per_rank)
+    turns = turned(cluster, layers)
+    before = take_turns(before, turns, slots_per_rank)
 
     missing = left_out(before, demand)
     if missing.any() and when_short == "refuse":
@@ -182,7 +188,7 @@ def plan(
             after[rows] = retain(before[rows], demand[rows], missing[rows], cluster)
         spend(int(extra_moves * fewest.sum()) + balance_moves, after, demand, cluster)
     table = np.full((layers, len(topology) * slots_per_rank), EMPTY, dtype=np.int64)
-    table[:, columns] = after
+    table[:, columns] = take_turns(after, np.argsort(turns, axis=1), slots_per_rank)
     return Placement(table, experts, slots_per_rank)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.eplb_greedy import eplb_greedy
-from eep.experts.packing import EMPTY, IntArray
+from eep.experts.packing import EMPTY, Cluster, IntArray, take_turns, turned
 from eep.experts.placement import CoverageError, Placement, moves, plan
 from eep.experts.retaining import fewest_moves
 
@@ -116,6 +116,32 @@ def test_the_same_arguments_give_the_same_placement(instance: tuple[np.ndarray, 
     assert plan(load.copy(), None, reversed(everyone), slots, list(topology)).digest == first.digest
     again = plan(load, first, everyone, slots, topology)
     assert again.digest == first.digest, "nothing was lost, so nothing may move"
+
+
+@pytest.mark.parametrize(("experts", "ranks", "slots"), [(256, 8, 37), (256, 16, 18), (128, 8, 19), (256, 32, 9)])
+def test_what_was_lost_is_brought_in_by_all_who_are_left(experts: int, ranks: int, slots: int) -> None:
+    load, topology = np.ones((48, experts)), [0] * ranks
+    first = plan(load, None, range(ranks), slots, topology)
+    for lost in range(ranks):
+        active = [rank for rank in range(ranks) if rank != lost]
+        after = plan(load, first, active, slots, topology)
+        written = after.physical_to_logical != first.on(active).physical_to_logical
+        by_each = written.reshape(-1, ranks, slots).sum(axis=(0, 2))[active]
+        assert by_each.max() <= 1.4 * by_each.mean()
+
+
+@relaxed
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.5, 1.0])), min_size=1, max_size=9), st.integers(1, 9))
+def test_ranks_take_turns_with_those_that_are_alike(ranks: list[tuple[int, float]], layers: int) -> None:
+    hosts, weights = (np.array(each) for each in zip(*ranks, strict=True))
+    cluster = Cluster(2, np.unique(hosts, return_inverse=True)[1], weights, len(ranks))
+    order = turned(cluster, layers)
+    assert (np.sort(order, axis=1) == np.arange(len(ranks))).all()
+    assert (cluster.host[order] == cluster.host).all()
+    assert (cluster.weight[order] == cluster.weight).all()
+    slots = np.arange(layers * len(ranks) * 2).reshape(layers, -1)
+    there = take_turns(slots, order, 2)
+    assert (take_turns(there, np.argsort(order, axis=1), 2) == slots).all()
 
 
 def test_copies_are_on_different_hosts_when_hosts_have_room() -> None:
