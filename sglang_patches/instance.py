@@ -234,6 +234,7 @@ class Instance:
             weights.checksums,
             member_rendezvous() / "experts",
             self.location.publish,
+            repair_within=self.options.repair_timeout_s,
             checkpoint=self.checkpoint,
             backup=kept.client,
             offer=kept.offer,

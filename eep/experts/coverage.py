@@ -59,6 +59,7 @@ class Coverage:
         directory: Path,
         published: Callable[[Placement], None],
         *,
+        repair_within: float,
         checkpoint: Reader | None = None,
         backup: BackupClient | None = None,
         offer: LiveOffer | None = None,
@@ -68,13 +69,14 @@ class Coverage:
     ) -> None:
         """``memory`` holds what ``first`` says; ``directory`` is private, and shared by the ranks of this host.
 
-        ``offer`` is told what the slots hold. ``counted`` says how often each expert was asked for here; when some must be
-        masked, it is those asked for least.
+        A repair that takes longer than ``repair_within`` seconds has failed. ``offer`` is told what the slots hold.
+        ``counted`` says how often each expert was asked for here; when some must be masked, it is those asked for least.
         """
         directory.mkdir(mode=0o700, exist_ok=True)
         self._rank, self._name = rank, f"{_HELD}r{rank}.i{incarnation}"
         self._first, self._memory, self._checksums = first, memory, checksums
         self._directory, self._published, self._device = directory, published, device
+        self._repair_within = repair_within
         self._checkpoint, self._backup, self._offer, self._when_short = checkpoint, backup, offer, when_short
         size = first.slots_per_rank
         self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
@@ -136,7 +138,13 @@ class Coverage:
             try:
                 # Nobody waits for anybody: a source that was overwritten meanwhile does not verify, and another one is taken.
                 report = repair(
-                    steps, self._rank, self._memory, lambda o: self._reader(o, peers), self._checksums, barrier=_nothing
+                    steps,
+                    self._rank,
+                    self._memory,
+                    lambda o: self._reader(o, peers),
+                    self._checksums,
+                    barrier=_nothing,
+                    timeout=self._repair_within,
                 )
             except RepairFailed as error:
                 if np.array_equal(after.physical_to_logical, self._first.physical_to_logical):

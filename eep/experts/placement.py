@@ -8,8 +8,8 @@ placement, and ``Placement.digest`` lets ranks make sure of that before they act
 * copies of one expert are on different ranks, and on different hosts where a slot allows;
 * what can stay stays: the slots rewritten are exactly ``fewest_moves``, or at most ``extra_moves`` more when
   asked;
-* ranks that are alike take turns from layer to layer, so that what is brought in after a loss is brought in by
-  all of them at once.
+* where loads are equal, ranks that are alike take turns from layer to layer, so that all of them share what is
+  brought in after a loss.
 
 Ranks are numbered by capacity: the slots of rank ``r`` are ``r * slots_per_rank`` and on, whether or not it
 is active.

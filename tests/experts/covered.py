@@ -30,6 +30,7 @@ class Rank:
         when_short: WhenShort = "refuse",
         counted: FloatArray | None = None,
         backup: BackupClient | None = None,
+        repair_within: float = 120.0,
     ) -> None:
         self.rank = rank
         first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
@@ -48,6 +49,7 @@ class Rank:
             self.sums,
             directory,
             self._show,
+            repair_within=repair_within,
             checkpoint=CheckpointReader(disk) if disk else None,
             backup=backup,
             when_short=when_short,

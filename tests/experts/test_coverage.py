@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from eep.experts.backup import BackupOptions, BackupService
 from eep.experts.backup_client import BackupClient
+from eep.experts.checkpoint import CheckpointReader
 from eep.experts.coverage import LACKING
 from eep.experts.engine import Engine
 from eep.experts.layout import ExpertLayout
@@ -32,10 +34,16 @@ from tests.experts.covered import RANKS, Rank
 
 @contextlib.contextmanager
 def ranks(
-    directory: Path, slots: int, disk: Path | None, when_short: WhenShort = "refuse", backup: BackupClient | None = None
+    directory: Path,
+    slots: int,
+    disk: Path | None,
+    when_short: WhenShort = "refuse",
+    backup: BackupClient | None = None,
+    repair_within: float = 120.0,
 ) -> Iterator[dict[int, Rank]]:
     group = {
-        rank: Rank(directory / "e", rank, slots, disk, 0, when_short, counts_of(rank), backup) for rank in range(RANKS)
+        rank: Rank(directory / "e", rank, slots, disk, 0, when_short, counts_of(rank), backup, repair_within)
+        for rank in range(RANKS)
     }
     try:
         yield group
@@ -227,6 +235,27 @@ def test_without_a_source_it_waits_for_whoever_brings_what_is_lost(
         # It comes back with what it loads when it starts, and so everything is there again.
         group[2] = Rank(tmp_path / "e", 2, 3, None, incarnation=1)
         enter(group, View(smaller.epoch + 1, (0, 1, 2, 3), (0, 0, 1, 0)))
+
+
+@pytest.mark.parametrize(("within", "is_enough"), [(0.1, False), (30.0, True)])
+def test_how_long_a_repair_may_take_is_for_its_caller_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, is_enough: bool
+) -> None:
+    read = CheckpointReader.read
+
+    def slowly(reader: CheckpointReader, wants: Sequence[Want]) -> None:
+        time.sleep(0.5)
+        read(reader, wants)
+
+    monkeypatch.setattr(CheckpointReader, "read", slowly)
+    view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), repair_within=within) as group:
+        enter(group, view)
+        group[2].close()
+        smaller = view.without([2])
+        answers = [group[rank].coverage.repair(smaller) for rank in smaller.active]
+        assert (LACKING not in answers) == is_enough
+        time.sleep(0 if is_enough else 0.6)  # until whoever still reads into these slots has done so
 
 
 def test_a_rank_that_lacks_what_it_was_started_with_ends(tmp_path: Path) -> None:
