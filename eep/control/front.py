@@ -6,12 +6,10 @@ connection and is counted.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -190,13 +188,12 @@ class Front:
         descriptors = [connection.take_descriptor() for announced in (message.page, message.pulse) if announced]
         if None in descriptors:
             return f"rank {message.rank} announced descriptors that did not come with its registration"
-        loop, stopped = asyncio.get_running_loop(), PulseStopped(message.rank, message.incarnation)
+        stopped = PulseStopped(message.rank, message.incarnation)
         try:
             if message.page:
                 self._pages[message.rank] = self._open_page(descriptors[0] or 0)
             if message.pulse:
-                feed = self._desk.feed
-                self._pulses[message.rank] = PulseWatch(descriptors[-1] or 0, lambda: _call_in(loop, feed, stopped))
+                self._pulses[message.rank] = PulseWatch(descriptors[-1] or 0, lambda: self._desk.feed(stopped))
         except (ValueError, OSError, RuntimeError) as error:
             return f"what rank {message.rank} sent is no control page or no pulse: {error}"
         return None
@@ -221,9 +218,3 @@ class Front:
             case other:
                 raise AssertionError(f"the schema lets {other} in but nobody handles it")
         self._desk.feed(event)
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, feed: Callable[[Event], None], event: Event) -> None:
-    """Feed from another thread; nobody is to be told once the loop has ended."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(feed, event)

@@ -10,11 +10,13 @@ The supervisor only ever reads the page. The pidfd stays the proof of the exit; 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import mmap
 import platform
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from eep.errors import PeerUnreachable
 from eep.memory.shm import SharedMemory
@@ -71,7 +73,7 @@ class Pulse:
 
 
 class PulseWatch:
-    """The supervisor's side: calls ``stopped`` once, from a thread of its own, when the pulse stops."""
+    """The supervisor's side: calls ``stopped`` once, in the event loop in which it is made, when the pulse stops."""
 
     def __init__(self, descriptor: int, stopped: Callable[[], None]) -> None:
         """Takes ``descriptor`` over. Raises ValueError if it is no pulse."""
@@ -84,12 +86,17 @@ class PulseWatch:
         memory.close()  # the mapping stays for as long as we look at it
         self._word = ctypes.c_uint32.from_buffer(self._page)
         self._stopped = stopped
+        self._loop = asyncio.get_running_loop()
         self._closed = False
         threading.Thread(target=self._feel, name="eep-pulse-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Nobody is to be told any more."""
+        """Nobody is told any more, whatever has been felt."""
         self._closed = True
+
+    def _tell(self) -> None:
+        if not self._closed:  # else the exit was known before: on a busy machine a pidfd may be ahead of our thread
+            self._stopped()
 
     def _feel(self) -> None:
         address = ctypes.addressof(self._word)
@@ -98,7 +105,8 @@ class PulseWatch:
         while not self._closed:
             value = self._word.value
             if value & _OWNER_DIED:
-                self._stopped()
+                with suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._tell)
                 return
             if not value & _WAITERS:
                 return  # not a lock that anybody holds: the pidfd has to do

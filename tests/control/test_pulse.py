@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from eep.control import front
 from eep.control.pulse import PULSE_BYTES, PulseWatch, is_supported
+from eep.membership import Status
 from eep.memory.shm import SharedMemory
-from tests.control.harness import PATIENCE, ROOT
+from tests.control import ranks
+from tests.control.harness import PATIENCE, ROOT, supervised, until
 
 pytestmark = pytest.mark.skipif(
     not is_supported(), reason="robust futexes are used on Linux with glibc, x86-64 and arm64"
@@ -43,20 +48,24 @@ def start() -> tuple[subprocess.Popen[bytes], int]:
     return process, descriptor
 
 
+def feel_the_end(descriptor: int, end: Callable[[], object]) -> None:
+    """Watch a pulse, do what ends it, and wait until that was felt."""
+
+    async def body() -> None:
+        stopped = asyncio.Event()
+        PulseWatch(descriptor, stopped.set)
+        end()
+        await asyncio.wait_for(stopped.wait(), PATIENCE)
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
 def test_the_pulse_stops_when_the_process_dies(how: str) -> None:
     process, descriptor = start()
-    stopped = threading.Event()
-    PulseWatch(descriptor, stopped.set)
-    os.kill(process.pid, signal.SIGSTOP)  # stopped is not dead
-    os.kill(process.pid, signal.SIGCONT)
-    assert not stopped.is_set()
     assert process.stdin is not None
-    if how == "exit":
-        process.stdin.close()
-    else:
-        process.send_signal(signal.Signals[how])
-    assert stopped.wait(PATIENCE)
+    end = process.stdin.close if how == "exit" else lambda: process.send_signal(signal.Signals[how])
+    feel_the_end(descriptor, end)
     process.wait(PATIENCE)
 
 
@@ -64,20 +73,65 @@ def test_a_watch_that_begins_after_the_death_sees_it() -> None:
     process, descriptor = start()
     process.kill()
     process.wait(PATIENCE)
-    stopped = threading.Event()
-    PulseWatch(descriptor, stopped.set)
-    assert stopped.wait(PATIENCE)
+    feel_the_end(descriptor, lambda: None)
+
+
+def test_a_stopped_process_is_not_dead() -> None:
+    async def body() -> None:
+        process, descriptor = start()
+        stopped = asyncio.Event()
+        watch = PulseWatch(descriptor, stopped.set)
+        os.kill(process.pid, signal.SIGSTOP)
+        await asyncio.sleep(0.2)
+        assert not stopped.is_set()
+        watch.close()
+        process.kill()
+        process.wait(PATIENCE)
+
+    asyncio.run(body())
 
 
 def test_what_is_no_pulse_is_refused_or_ignored() -> None:
-    short = os.memfd_create("short")
-    with pytest.raises(ValueError, match="page"):
-        PulseWatch(short, lambda: None)
-    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
-    os.ftruncate(unsealed, PULSE_BYTES)
-    with pytest.raises(ValueError, match="not sealed"):
-        PulseWatch(unsealed, lambda: None)
-    blank = SharedMemory.create("blank", PULSE_BYTES).fd
-    stopped = threading.Event()
-    PulseWatch(blank, stopped.set)
-    assert not stopped.wait(0.2), "a page that nobody ever locked was taken for a death"
+    async def body() -> None:
+        short = os.memfd_create("short")
+        with pytest.raises(ValueError, match="page"):
+            PulseWatch(short, lambda: None)
+        unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+        os.ftruncate(unsealed, PULSE_BYTES)
+        with pytest.raises(ValueError, match="not sealed"):
+            PulseWatch(unsealed, lambda: None)
+        blank = SharedMemory.create("blank", PULSE_BYTES).fd
+        stopped = asyncio.Event()
+        PulseWatch(blank, stopped.set)
+        await asyncio.sleep(0.2)
+        assert not stopped.is_set(), "a page that nobody ever locked was taken for a death"
+
+    asyncio.run(body())
+
+
+def test_a_pulse_that_is_felt_after_the_exit_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the pidfd may be ahead of the thread that feels the pulse."""
+    the_exit_is_known, felt = threading.Event(), threading.Event()
+
+    class LateWatch(PulseWatch):
+        def _feel(self) -> None:
+            in_time = self._loop
+
+            class LateLoop:
+                def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+                    the_exit_is_known.wait(PATIENCE)
+                    in_time.call_soon_threadsafe(callback)
+                    felt.set()
+
+            self._loop = LateLoop()  # type: ignore[assignment]
+            super()._feel()
+
+    async def body() -> None:
+        async with supervised(ranks.finishes, 1) as supervisor:
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+            the_exit_is_known.set()
+            assert await asyncio.to_thread(felt.wait, PATIENCE)
+            assert supervisor.rejected == {}
+
+    monkeypatch.setattr(front, "PulseWatch", LateWatch)
+    asyncio.run(body())
