@@ -47,7 +47,10 @@ class ServerStore(EtcdStore):
     async def close(self) -> None:
         with suppress(StoreError, LeaseEndedError):
             await self.clear()
-            if self._life is not None:
+        if (
+            self._life is not None
+        ):  # also when that failed: all that was written without a lease of its own goes with it
+            with suppress(StoreError, LeaseEndedError):
                 await self.end_lease(self._life)
         await super().close()
 

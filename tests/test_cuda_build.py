@@ -16,7 +16,10 @@ CROSSING = ("dispatch", "combine", "barrier", "collective_move", "collective_red
 """Files of kernels that signal to other ranks."""
 KERNELS = (*CROSSING, "pack", "publish", "weights")
 
-pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, which is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, which is not installed"),
+    pytest.mark.timeout(900),  # the first test compiles for all
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,13 @@ from tests.ranks import DIED, RankProcess, Ranks
 
 ALL, VICTIM, SURVIVORS = (0, 1, 2, 3), 2, (0, 1, 3)
 CONFIG = moe.Config(ranks=4, max_ranks=4)
-DEADLINE_MS = 1500.0
+SOON_MS, PATIENT_MS = 3000.0, 60_000.0
+"""How long a rank waits where somebody is missed for certain, and everywhere else, where a loaded machine may be slow."""
 
 
 @pytest.fixture
 def group(rendezvous: eep.Rendezvous):  # noqa: ANN201
-    with Ranks(rendezvous, CONFIG, timeout_ms=DEADLINE_MS) as ranks:
+    with Ranks(rendezvous, CONFIG, timeout_ms=PATIENT_MS) as ranks:
         ranks.start(ALL)
         ranks.connect(ALL)
         yield ranks
@@ -28,11 +29,13 @@ def group(rendezvous: eep.Rendezvous):  # noqa: ANN201
 def step_with_fault(group: Ranks, seed: int) -> dict[int, eep.Status]:
     """A step in which something goes wrong; whatever a survivor trusts nevertheless is compared."""
     statuses = {}
+    group.all(ALL, "set_timeout", SOON_MS)
     for rank in ALL:
         group[rank].send("step", seed, ALL)
     for rank in SURVIVORS:
         outputs, statuses[rank] = group[rank].answer()
         group.check_outputs(rank, outputs, seed, ALL)
+    group.all(SURVIVORS, "set_timeout", PATIENT_MS)
     return statuses
 
 
@@ -67,7 +70,7 @@ def test_kill_at_every_point(group: Ranks, point: str) -> None:
 @pytest.mark.parametrize("point", ["dispatch.mid_rows", "combine.before_rows"])
 def test_kill_in_the_expert_layout(rendezvous: eep.Rendezvous, point: str) -> None:
     config = moe.Config(ranks=4, max_ranks=4, layout="expert", wire="fp8")
-    with Ranks(rendezvous, config, timeout_ms=DEADLINE_MS) as group:
+    with Ranks(rendezvous, config, timeout_ms=PATIENT_MS) as group:
         group.start(ALL)
         group.connect(ALL)
         group[VICTIM].call("arm", point, "kill")
@@ -83,6 +86,7 @@ def test_kills_at_random_moments(group: Ranks) -> None:
     dice = random.Random(5)
     for cycle, victim in enumerate([0, 3, 1, 0, 2]):
         survivors = tuple(rank for rank in ALL if rank != victim)
+        group.all(ALL, "set_timeout", SOON_MS)
         for rank in ALL:
             group[rank].send("step", 100 * cycle, ALL, 10_000)
         time.sleep(dice.uniform(0.0, 0.15))
@@ -91,6 +95,7 @@ def test_kills_at_random_moments(group: Ranks) -> None:
             outputs, status = group[rank].answer()
             assert victim in status.suspects
             group.check_outputs(rank, outputs, 100 * cycle, ALL)
+        group.all(survivors, "set_timeout", PATIENT_MS)
         group.all(survivors, "disconnect", [victim])
         group.check_steps(survivors, seed=7)
         group.replace(victim, survivors)
@@ -109,7 +114,6 @@ def test_down_to_the_last_rank(group: Ranks) -> None:
 
 
 def test_a_stop_shorter_than_the_deadline_costs_nothing(group: Ranks) -> None:
-    group.all(ALL, "set_timeout", 60_000)
     group[VICTIM].call("arm", "dispatch.after_rows", "stop")
     for rank in ALL:
         group[rank].send("step", 3, ALL)
@@ -159,6 +163,7 @@ def test_an_incarnation_waits_for_the_end_of_the_one_whose_inbox_it_gets(group: 
 
 def test_a_suspect_is_waited_for_once(group: Ranks) -> None:
     group[VICTIM].kill()
+    group.all(SURVIVORS, "set_timeout", SOON_MS)
     counts, status = group.all(SURVIVORS, "dispatch_only", 1, ALL)[0]
     assert status.suspects == (VICTIM,)
     assert counts[VICTIM] == 0
@@ -206,6 +211,7 @@ def test_a_message_that_is_lost_is_missed_by_all_but_its_sender(group: Ranks, po
     outputs, _ = group[VICTIM].answer()
     group.check_outputs(VICTIM, outputs, 10, ALL)
     # Only that message was lost: in the next epoch it is one of them.
+    group[VICTIM].call("set_timeout", PATIENT_MS)
     group.all(ALL, "connect", list(ALL), epoch=2)
     group.check_steps(ALL, seed=20, count=2)
 
@@ -220,6 +226,7 @@ def test_garbage_in_flag_words_is_not_taken_for_a_message(group: Ranks) -> None:
         group.check_steps(ALL, seed=seed)
     group[VICTIM].kill()
     group[0].call("scribble_flags", 99)
+    group.all(SURVIVORS, "set_timeout", SOON_MS)
     assert group.all(SURVIVORS, "dispatch_only", 1, ALL)[0][1].suspects == (VICTIM,)
 
 
@@ -236,6 +243,7 @@ def test_garbage_in_flag_words_is_not_taken_for_a_message(group: Ranks) -> None:
 )
 def test_a_message_that_cannot_be_is_dropped_whole(group: Ranks, message: dict[str, int]) -> None:
     group[VICTIM].call("send_message", 0, **message)
+    group.all(SURVIVORS, "set_timeout", SOON_MS)
     for rank in SURVIVORS:
         group[rank].send("dispatch_only", 1, ALL)
     counts, status = group[0].answer()
@@ -243,6 +251,7 @@ def test_a_message_that_cannot_be_is_dropped_whole(group: Ranks, message: dict[s
     assert counts[VICTIM] == 0
     for rank in (1, 3):
         assert group[rank].answer()[1].suspects == (VICTIM,)
+    group.all(SURVIVORS, "set_timeout", PATIENT_MS)
     group.all(SURVIVORS, "disconnect", [VICTIM])
     group.check_steps(SURVIVORS, seed=2)
 
@@ -250,6 +259,7 @@ def test_a_message_that_cannot_be_is_dropped_whole(group: Ranks, message: dict[s
 @pytest.mark.parametrize(("field", "value"), [("region", 0), ("control", 0), ("slot", 4_000_000), ("incarnation", 77)])
 def test_a_table_that_was_scribbled_over_costs_a_peer(group: Ranks, field: str, value: int) -> None:
     group[0].call("scribble_table", VICTIM, field, value)
+    group.all(ALL, "set_timeout", SOON_MS)
     for rank in ALL:
         group[rank].send("step", 1, ALL)
     outputs, status = group[0].answer()
@@ -308,11 +318,15 @@ def test_several_join_at_once(group: Ranks) -> None:
 
 def joiner_that_has_mapped_the_others(group: Ranks) -> tuple[RankProcess, eep.View]:
     """In the place of the victim, not let in yet; and the view of those who will."""
+    memories = group[VICTIM].call("memories")
     group[VICTIM].kill()
     view = group.all(SURVIVORS, "disconnect", [VICTIM])[0]
     joiner = group.launch(VICTIM)
-    joiner.call("prepare")
-    return joiner, view
+    for _ in range(10):  # it passes by whoever does not answer at once
+        joiner.call("prepare")
+        if joiner.call("memories") == memories:
+            return joiner, view
+    raise AssertionError("not all of the others could be mapped")
 
 
 def test_a_joiner_that_has_mapped_the_others_needs_nothing_more_of_them(group: Ranks) -> None:

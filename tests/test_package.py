@@ -9,6 +9,8 @@ import sys
 import textwrap
 import venv
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -18,6 +20,7 @@ def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:
     return done.stdout
 
 
+@pytest.mark.timeout(900)
 def test_the_wheel_works_outside_the_checkout(tmp_path: pathlib.Path) -> None:
     # Without the CUDA library, whose compilation other tests see to and which takes a minute.
     wheel = ("pip", "wheel", "-q", "--no-deps", "--config-settings=cmake.define.EEP_CUDA=OFF")

@@ -116,7 +116,7 @@ class Server:
         mark = f"{_MARK}={self._mark}".encode()
         return [pid for pid in _pids() if mark in _read(pid, "environ")]
 
-    def leftovers(self, within: float = 10.0) -> list[str]:
+    def leftovers(self, within: float = 60.0) -> list[str]:
         """What is still there of a server that has ended; children may take a moment to follow. What another server
         beside it has mapped is not counted."""
         end = time.monotonic() + within

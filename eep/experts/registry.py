@@ -25,6 +25,8 @@ MOST_BYTES = 8 << 20
 """The largest record. That of a backup of DeepSeek-V3 has a quarter of a megabyte."""
 
 _PAUSE_S = 0.02
+_LOOKS = 100
+"""After so many replacements while it was looked at, a record counts as not there."""
 
 
 class Registry(Protocol):
@@ -114,14 +116,31 @@ class DirectoryRegistry:
 
 
 def _read_if_held(path: pathlib.Path) -> bytes | None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(descriptor, "rb") as stream:
-        with contextlib.suppress(BlockingIOError):
-            # Shared, so that two who look at the same time do not take each other for the writer.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    for _ in range(_LOOKS):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
             return None
-        value = stream.read(MOST_BYTES + 1)
-        return value if len(value) <= MOST_BYTES else None
+        with os.fdopen(descriptor, "rb") as stream:
+            if _is_held(descriptor):
+                value = stream.read(MOST_BYTES + 1)
+                return value if len(value) <= MOST_BYTES else None
+            if _is_named(descriptor, path):
+                return None
+        # Its writer lives: it has put another record in the place of the one that we opened.
+    return None
+
+
+def _is_held(descriptor: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        # Shared, so that two who look at the same time do not take each other for the writer.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    return True
+
+
+def _is_named(descriptor: int, path: pathlib.Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False

@@ -18,6 +18,7 @@ from eep.experts.registry import MOST_BYTES
 
 _PREFIX = "experts/"
 _ANSWER_S = 30.0  # for the store to do what it was asked, retries included
+_PAUSE_S = 0.1
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ class StoreRegistry:
         self._ttl = ttl
         self._seen: dict[str, bytes] = {}
         self._mine: dict[str, tuple[bytes, int]] = {}
+        self._writing = asyncio.Lock()
+        self._trouble = "nothing"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="eep-store-registry", daemon=True)
         self._thread.start()
@@ -68,7 +71,7 @@ class StoreRegistry:
         ]
         if not self._listed.wait(_ANSWER_S):
             self.close()
-            raise EepError("the store does not answer: is it running, and is its address right?")
+            raise self._no_answer()
 
     def publish(self, key: str, value: bytes) -> None:
         if len(value) > MOST_BYTES:
@@ -96,34 +99,53 @@ class StoreRegistry:
             self._loop.close()
 
     async def _publish(self, key: str, value: bytes) -> None:
-        known = self._mine.get(key)
-        lease = known[1] if known else await self._store.grant(self._ttl)
+        async with self._writing:
+            known = self._mine.get(key)
+            await self._write(key, value, known[1] if known else None)
+
+    async def _write(self, key: str, value: bytes, lease: int | None) -> None:
+        """For as long as whoever asked has patience: a store that is busy, or elects a leader, is away for seconds."""
         while True:
-            entry = await self._store.get(_PREFIX + key)
-            swap = await self._store.compare_and_swap(_PREFIX + key, entry.version if entry else 0, value, lease)
-            if swap.done:
-                break
+            try:
+                if lease is None:
+                    lease = await self._store.grant(self._ttl)
+                entry = await self._store.get(_PREFIX + key)
+                swap = await self._store.compare_and_swap(_PREFIX + key, entry.version if entry else 0, value, lease)
+                if swap.done:
+                    break
+            except Exception as error:
+                self._trouble = str(error)
+                lease = None  # it may be that which has ended
+                await asyncio.sleep(_PAUSE_S)
         self._mine[key] = (value, lease)
         self._seen[key] = value
 
     async def _withdraw(self, key: str) -> None:
-        known = self._mine.pop(key, None)
-        if known is not None:
-            await self._store.end_lease(known[1])
-        self._seen.pop(key, None)
+        async with self._writing:
+            known = self._mine.pop(key, None)
+            self._seen.pop(key, None)
+            if known is not None:
+                with contextlib.suppress(Exception):  # it ends by itself: nobody keeps it alive any more
+                    await self._store.end_lease(known[1])
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._ttl / 3)
-            for key, (value, lease) in list(self._mine.items()):
+            for key, known in list(self._mine.items()):
                 with contextlib.suppress(Exception):  # the store is away for a while; the next turn tries again
-                    if not await self._store.keep_alive(lease) and key in self._mine:
-                        del self._mine[key]
-                        await self._publish(key, value)
+                    async with asyncio.timeout(self._ttl):
+                        await self._renew(key, known)
+
+    async def _renew(self, key: str, known: tuple[bytes, int]) -> None:
+        value, lease = known
+        if not await self._store.keep_alive(lease):
+            async with self._writing:
+                if self._mine.get(key) == known:  # neither withdrawn nor replaced meanwhile
+                    await self._write(key, value, None)
 
     async def _follow(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # as above; a new watch begins with everything that is there
+            try:  # as above; a new watch begins with everything that is there
                 changes = self._store.watch(_PREFIX)
                 async for change in changes:
                     if hasattr(change, "entries"):
@@ -132,6 +154,8 @@ class StoreRegistry:
                         self._seen.pop(change.key.removeprefix(_PREFIX), None)
                     else:
                         self._seen[change.key.removeprefix(_PREFIX)] = change.value
+            except Exception as error:
+                self._trouble = str(error)
             await asyncio.sleep(self._ttl / 10)
 
     def _list(self, entries: Mapping[str, _Entry]) -> None:
@@ -139,7 +163,15 @@ class StoreRegistry:
         self._listed.set()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ANSWER_S)
+        try:
+            return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, _ANSWER_S), self._loop).result()
+        except TimeoutError as error:
+            raise self._no_answer() from error
+
+    def _no_answer(self) -> EepError:
+        return EepError(
+            f"the store does not answer: is it running, and is its address right? It last failed with: {self._trouble}"
+        )
 
 
 async def _call(make: Callable[[], T]) -> T:

@@ -14,7 +14,7 @@ from eep.control.member import Member
 from tests import moe
 
 CONFIG = moe.Config()
-DEADLINE_MS = 3000.0
+DEADLINE_MS = 10_000.0
 
 
 def main() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -10,6 +13,8 @@ import subprocess
 import time
 import urllib.request
 from pathlib import Path
+
+from tests.control.harness import wait_until_all_threads_stand_still
 
 STARTS_WITHIN = 60.0
 
@@ -20,14 +25,14 @@ def why_not() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Not of those that the kernel hands out: a node that is started again must not find its port taken by a client."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found
 
 
 class EtcdCluster:
@@ -60,6 +65,7 @@ class EtcdCluster:
             *("--initial-advertise-peer-urls", peer),
             *("--initial-cluster", cluster),
             *("--initial-cluster-state", "new"),
+            *("--heartbeat-interval", "300", "--election-timeout", "3000"),  # patient: all of them share this machine
             *("--log-level", "error"),
             *self._tls,
         ]
@@ -96,18 +102,27 @@ class EtcdCluster:
         self._processes[node] = None
 
     def pause(self, node: int) -> None:
-        self._signal(node, signal.SIGSTOP)
+        wait_until_all_threads_stand_still(self._signal(node, signal.SIGSTOP))
 
     def resume(self, node: int) -> None:
         self._signal(node, signal.SIGCONT)
 
-    def _signal(self, node: int, number: signal.Signals) -> None:
+    def _signal(self, node: int, number: signal.Signals) -> int:
         process = self._processes[node]
         assert process is not None
         process.send_signal(number)
+        return process.pid
 
     def leader(self) -> int:
-        """The node that leads now, asked of each node itself."""
+        """The node that leads now, asked of each node itself; while they elect one, that which they elect."""
+        deadline = time.monotonic() + STARTS_WITHIN
+        while (leader := self._leader()) is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError("no node leads")
+            time.sleep(0.1)
+        return leader
+
+    def _leader(self) -> int | None:
         for node, endpoint in enumerate(self.endpoints):
             request = urllib.request.Request(f"{endpoint}/v3/maintenance/status", b"{}", method="POST")
             try:
@@ -115,9 +130,10 @@ class EtcdCluster:
                     body = answer.read().decode()
             except OSError:
                 continue
-            if body.split('"leader":"')[1].split('"')[0] == body.split('"member_id":"')[1].split('"')[0]:
+            said = json.loads(body)
+            if said.get("leader", "0") == said["header"]["member_id"]:
                 return node
-        raise RuntimeError("no node leads")
+        return None
 
     def close(self) -> None:
         for node, process in enumerate(self._processes):

@@ -35,7 +35,8 @@ async def main(first: Forked) -> None:
     await supervisor.start()
     try:
         while True:
-            await until(supervisor, runs_with(supervisor, RANKS))
+            run = runs_with(supervisor, RANKS)
+            await until(supervisor, lambda run=run: run() and set(supervisor.pids) == set(RANKS))
             print("running", launcher.server_pid, *(supervisor.pids[rank] for rank in RANKS), flush=True)
             asked = (await asyncio.to_thread(sys.stdin.readline)).split()
             if asked == ["stop"]:

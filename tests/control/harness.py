@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,16 @@ def is_running(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def wait_until_all_threads_stand_still(pid: int) -> None:
+    """After SIGSTOP: it reaches one thread, which then stops the others; until then any of them may still answer."""
+    tasks = Path(f"/proc/{pid}/task")
+    while True:
+        with suppress(FileNotFoundError, ProcessLookupError):  # one has ended since they were listed
+            if all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()):
+                return
+        time.sleep(0.01)
 
 
 async def until_gone(pids: list[int]) -> None:

@@ -9,7 +9,7 @@ from tests.control import session_rank
 
 
 def main() -> None:
-    session_rank.main(repair)
+    session_rank.main(repair, deadline_ms=60_000)  # nobody but the one that is killed may be replaced
 
 
 def repair(view: View) -> int:

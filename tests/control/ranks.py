@@ -151,7 +151,9 @@ def leaves_a_mark(directory: str) -> None:
 
 
 def sleeps() -> None:
-    """Takes part in nothing."""
+    """Takes part in nothing, and says so if it is told where."""
+    if (path := os.environ.get("EEP_TEST_SLEEPS")) is not None:
+        Path(path).touch()
     time.sleep(3600)
 
 

@@ -24,7 +24,7 @@ LAYERS = 3
 _APART = 1_000_000
 
 
-def main(repair: Repair = lambda view: 7, overlapped: bool = False) -> None:
+def main(repair: Repair = lambda view: 7, overlapped: bool = False, deadline_ms: float = DEADLINE_MS) -> None:
     torch.set_num_threads(1)
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
@@ -34,12 +34,12 @@ def main(repair: Repair = lambda view: 7, overlapped: bool = False) -> None:
         store=dist.HashStore(),
         rank=rank,
         world_size=CONFIG.max_ranks,
-        timeout=timedelta(milliseconds=DEADLINE_MS),
+        timeout=timedelta(milliseconds=deadline_ms),
         pg_options=eep.pg.Options(defer_join=True, rendezvous=place / "groups"),
     )
     group = dist.group.WORLD
     buffers = [
-        CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=DEADLINE_MS)
+        CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=deadline_ms)
         for name in ("tokens", "more-tokens")
     ]
     session = Session(group.world, buffers, repair, lambda chosen: run_layers(buffers[chosen], rank, -1, session))

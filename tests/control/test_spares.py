@@ -158,7 +158,7 @@ def test_a_spare_that_has_just_died_is_passed_over() -> None:
             assert child.pid != spare
             assert lines(supervisor, "COLD")[-1].rank == 7
             os.kill(child.pid, signal.SIGKILL)
-            assert await child.exit_code() == -signal.SIGKILL
+            assert await child.exit_code()  # by our hand, or by its own: nothing told it which rank it is
             os.close(child.pidfd)
 
     asyncio.run(body())
@@ -334,14 +334,17 @@ def test_what_cannot_be_told_is_refused() -> None:
 
 
 ALONE = """
-import asyncio, sys
+import asyncio, pathlib, sys
 from eep.control.refill import Refill
 from eep.control.spares import SpareLauncher
 async def main():
     at_once = Refill(1, settles_within=0.0)
-    launcher = SpareLauncher("tests.control.ranks:sleeps", refill=at_once, preload=sys.argv[1:])
-    rank = await launcher.start(0, 0, {})
-    while not launcher._pool or bool(sys.argv[1:]) == launcher._pool[0].is_ready:
+    launcher = SpareLauncher("tests.control.ranks:sleeps", refill=at_once, preload=sys.argv[2:])
+    rank = await launcher.start(0, 0, {"EEP_TEST_SLEEPS": sys.argv[1]})
+    # Until it has taken its order the rank, too, is one of those that end with the launcher.
+    while not pathlib.Path(sys.argv[1]).exists():
+        await asyncio.sleep(0.01)
+    while not launcher._pool or bool(sys.argv[2:]) == launcher._pool[0].is_ready:
         await asyncio.sleep(0.01)
     print(rank.pid, launcher._pool[0].child.pid, flush=True)
     await asyncio.sleep(3600)
@@ -350,12 +353,12 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("preload", [(), ("tests.control.slow_to_import",)], ids=["ready", "importing"])
-def test_spares_end_with_their_launcher_even_without_a_keeper(preload: tuple[str, ...]) -> None:
+def test_spares_end_with_their_launcher_even_without_a_keeper(preload: tuple[str, ...], tmp_path: Path) -> None:
     """And ranks do not: whoever supervises them has a keeper for that."""
 
     async def body() -> None:
         program = subprocess.Popen(
-            [sys.executable, "-c", ALONE, *preload],
+            [sys.executable, "-c", ALONE, tmp_path / "sleeps", *preload],
             stdout=subprocess.PIPE,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},

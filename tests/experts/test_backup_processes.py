@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -23,6 +22,7 @@ from eep.experts.records import BACKUPS, BackupRecord, encode
 from eep.experts.registry import DirectoryRegistry, wait_for_change
 from eep.experts.repair import SourceLost, Want
 from eep.memory.shm import SharedMemory
+from tests.control.harness import wait_until_all_threads_stand_still
 from tests.experts import model
 from tests.experts.ranks import Rank
 
@@ -300,13 +300,6 @@ def test_reads_that_fail_do_not_eat_up_memory(engine: Engine, monkeypatch: pytes
         with pytest.raises(TransferFailed):
             other.read(engine.session, [(4096, target)])
     assert sum(scratch.numel() for scratch in other._abandoned) <= 12 << 16
-
-
-def wait_until_all_threads_stand_still(pid: int) -> None:
-    """A signal reaches one thread, which then stops the others; until then any of them may still answer."""
-    tasks = pathlib.Path(f"/proc/{pid}/task")
-    while any((task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.iterdir()):
-        time.sleep(0.01)
 
 
 def test_a_stopped_service_is_given_up_and_its_late_answer_lands_nowhere(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import signal
@@ -65,6 +66,27 @@ def test_records_are_replaced_and_withdrawn(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="a record may have"):
         first.publish("ranks/0", b"x" * (MOST_BYTES + 1))
     assert os.listdir(tmp_path / "r") == []
+
+
+def test_a_record_that_is_replaced_while_somebody_looks_is_there(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = DirectoryRegistry(tmp_path / "r"), DirectoryRegistry(tmp_path / "r")
+    writer.publish("ranks/0", b"one")
+    lock, looks = fcntl.flock, list[int]()
+
+    def replaced_first(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_SH:
+            looks.append(descriptor)
+            if len(looks) == 1:
+                writer.publish("ranks/0", b"two")
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replaced_first)
+    assert reader.scan("") == {"ranks/0": b"two"}
+    monkeypatch.setattr(fcntl, "flock", lock)
+    writer.close()
+    assert reader.scan("") == {}
 
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path) -> None:

@@ -137,7 +137,7 @@ def test_a_message_from_the_dead_is_not_waited_for(group: Start) -> None:
 
 
 def test_a_stopped_rank_is_waited_for_and_then_given_up(group: Start) -> None:
-    members = group(3, timeout_ms=1500)
+    members = group(3, timeout_ms=6000)
     members[1].stop()
     for rank in (0, 2):
         members[rank].send("run", "all_reduce", 1)
@@ -232,7 +232,7 @@ def test_a_joiner_that_dies_leaves_the_survivors_as_they_were(group: Start, mome
         joiner.kill()
     for rank in (0, 1):
         if not (moment == "mapped" and rank == 0):
-            members[rank].send("recover", [2], 2.0)
+            members[rank].send("recover", [2], 6.0)
     check_nothing_has_changed(members, view)
     members.rejoin(2, [0, 1])
     check_sums(members, [0, 1, 2], 10)
@@ -244,9 +244,9 @@ def test_survivors_that_ask_for_an_absent_rank_at_different_times_are_told_the_s
     members[2].kill()
     go_on_without(members, [2], [0, 1])
     view = members[0].call("view")
-    members[0].send("recover", [2], 3.0)
+    members[0].send("recover", [2], 8.0)
     time.sleep(1.0)
-    members[1].send("recover", [2], 3.0)
+    members[1].send("recover", [2], 8.0)
     check_nothing_has_changed(members, view)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from eep.drill.devices import Device
@@ -72,4 +73,8 @@ def scrape(server: Server) -> dict[str, float]:
 
 def descriptors(server: Server) -> dict[int, int]:
     """How many each process of the server has open."""
-    return {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in server.processes()}
+    found = {}
+    for pid in server.processes():
+        with suppress(FileNotFoundError):  # it has ended since
+            found[pid] = len(os.listdir(f"/proc/{pid}/fd"))
+    return found

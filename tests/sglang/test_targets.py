@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,12 +27,19 @@ def sources(version: str) -> Path:
         found = next(WHEELS.glob(f"sglang-{version}-*.whl"), None)
         if found is None:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", WHEELS, f"sglang=={version}"]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+            try:
+                said = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False).stderr
+            except subprocess.TimeoutExpired as error:
+                said = str(error)
             found = next(WHEELS.glob(f"sglang-{version}-*.whl"), None)
             if found is None:
-                pytest.skip(f"the wheel of SGLang {version} could not be downloaded: {result.stderr.strip()[-300:]}")
+                pytest.skip(f"the wheel of SGLang {version} could not be downloaded: {said.strip()[-300:]}")
+        partly = WHEELS / f"sglang-{version}-partly"
+        for before in (partly, unpacked):
+            shutil.rmtree(before, ignore_errors=True)
         with zipfile.ZipFile(found) as wheel:
-            wheel.extractall(unpacked, [name for name in wheel.namelist() if name.startswith("sglang/srt/")])
+            wheel.extractall(partly, [name for name in wheel.namelist() if name.startswith("sglang/srt/")])
+        partly.rename(unpacked)
     return unpacked / "sglang" / "srt"
 
 

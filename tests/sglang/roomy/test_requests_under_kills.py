@@ -250,7 +250,7 @@ def test_the_kinds_are_what_they_are_called(served: Served) -> None:
     assert len(different) == 7, "each seed and each way to sample has its own answer, and none is the greedy one"
 
 
-@pytest.mark.parametrize(("rank", "after"), [(1, 10), pytest.param(0, 62, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("rank", "after"), [(1, 5), pytest.param(0, 62, marks=pytest.mark.long)])
 def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, after: int) -> None:
     """Early, and late: what is not streamed comes to the front end in pieces of 50 tokens."""
     served.wait_until_all_are_in()
