@@ -18,129 +18,24 @@ by length.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
 
-MOVED = "~"
-"""Between an id and the number of moves in a wire id. Aborting by prefix, as engines do, finds every life."""
+from eep.request_records import Counts, Delivery, Entry, Lost, Manner, Replay, Request, State
 
-
-class Manner(Enum):
-    RESUME = "resume"
-    RESTART = "restart"
-
-
-class State(Enum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    ABORTING = "aborting"
-    """Its client wants no more; the rank has been told and will answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is known when a request is accepted. Each sample of ``n > 1`` is a request of its own."""
-
-    id: str
-    prompt: tuple[int, ...] | None = None
-    """None when the engine alone knows it; it is then part of what the caller keeps to send again."""
-    max_new_tokens: int | None = None
-    manner: Manner = Manner.RESUME
-    inexact: str = ""
-    """Why the rest may differ from what the lost rank would have produced; empty when it cannot."""
-    immovable: str = ""
-    """Why it cannot be replayed at all; empty when it can."""
-
-
-class Counts(NamedTuple):
-    """What a reply says about its size. (A tuple, as :class:`Delivery`, because one is made for every token that passes.)"""
-
-    prompt: int
-    completion: int
-    cached: int = 0
-
-
-class Delivery(NamedTuple):
-    """What of an output is new to the client, and the counts as if nothing had happened: of a request that moved, the prompt
-    and the cache hit of its first life, and every token that it was given."""
-
-    id: str
-    tokens: tuple[int, ...]
-    text: str
-    counts: Counts
-    withheld: int
-    """How many tokens at the front were left out because the client has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """How a request goes on: send it again under ``wire``."""
-
-    id: str
-    wire: str
-    manner: Manner
-    prompt: tuple[int, ...] | None
-    delivered: tuple[int, ...]
-    max_new_tokens: int | None
-    """What is left of the limit after ``delivered``."""
-    inexact: str
-
-    @property
-    def input_ids(self) -> tuple[int, ...]:
-        """Prompt and delivered tokens in one. Seeded sampling by position goes on at its length."""
-        if self.prompt is None:
-            raise ValueError(f"the prompt of request {self.id} is not known here")
-        return self.prompt + self.delivered
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """What the loss of a rank means for its requests."""
-
-    replays: tuple[Replay, ...] = ()
-    aborted: tuple[str, ...] = ()
-    """Their clients had asked to abort; nobody else will answer them now."""
-    complete: tuple[str, ...] = ()
-    """They had all tokens they may have; only the word that they are finished was lost."""
-    failed: tuple[tuple[str, str], ...] = ()
-    """Cannot be replayed, and why."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """One request as it stands."""
-
-    request: Request
-    accepted_at: float
-    state: State = State.WAITING
-    waiting_since: float = 0.0
-    rank: int = -1
-    incarnation: int = -1
-    moves: int = 0
-    delivered: list[int] = field(default_factory=list)
-    text_length: int = 0
-    first_counts: Counts | None = None
-    diverged: bool = False
-    """A restart produced other tokens than the client already has."""
-    withhold_tokens: int = 0
-    withhold_text: int = 0
-
-    @property
-    def wire(self) -> str:
-        return f"{self.request.id}{MOVED}{self.moves}" if self.moves else self.request.id
-
-    @property
-    def remaining(self) -> int | None:
-        limit = self.request.max_new_tokens
-        return None if limit is None else max(limit - len(self.delivered), 0)
+MOST_FRUITLESS_MOVES = 8
+"""A request that takes rank after rank with it must not take them all, again and again. More than are ever lost at once,
+of what may well be innocent."""
 
 
 class Ledger:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._wires: dict[str, Entry] = {}
+        # Kept, not counted: they are asked for with every request, of which thousands may be open.
+        self._waiting: dict[str, Entry] = {}
+        self._loads: Counter[int] = Counter()
+        self._accepted = 0
         self.moved = 0
         self.dropped = 0
         """Outputs of no life that is open: late, or of something that was never accepted."""
@@ -164,8 +59,9 @@ class Ledger:
             raise ValueError(f"request {request.id!r} is open already; ids must be distinct")
         if request.id in self._wires:
             raise ValueError(f"request {request.id!r} has the wire id of another; choose another id")
-        entry = Entry(request, now, waiting_since=now)
-        self._entries[request.id] = entry
+        self._accepted += 1
+        entry = Entry(request, now, self._accepted, waiting_since=now)
+        self._entries[request.id] = self._waiting[request.id] = entry
         self._wires[entry.wire] = entry
         return entry
 
@@ -175,6 +71,8 @@ class Ledger:
         if entry.state is not State.WAITING:
             raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting one is assigned")
         entry.state, entry.rank, entry.incarnation = State.RUNNING, rank, incarnation
+        del self._waiting[request_id]
+        self._loads[rank] += 1
 
     def delivered(
         self, wire: str, tokens: Sequence[int], counts: Counts, *, text: str = "", finished: bool = False
@@ -188,7 +86,12 @@ class Ledger:
             entry.first_counts = counts
         new, repeated = tuple(tokens), 0
         if entry.moves:
+            if self._diverges(entry, new):
+                self._forget(entry)
+                return Delivery(entry.request.id, (), "", entry.first_counts, len(new), diverged=True)
             new, text, repeated = self._without_what_it_has(entry, new, text)
+        if new:
+            entry.fruitless_moves = 0
         entry.delivered += new
         entry.text_length += len(text)
         if entry.moves:
@@ -231,17 +134,13 @@ class Ledger:
 
     def loads(self) -> dict[int, int]:
         """How many requests each rank has."""
-        counted: dict[int, int] = {}
-        for entry in self._entries.values():
-            if entry.state is not State.WAITING:
-                counted[entry.rank] = counted.get(entry.rank, 0) + 1
-        return counted
+        return {rank: count for rank, count in self._loads.items() if count}
 
     # What waits.
 
     def waiting(self) -> list[str]:
         """Those that no rank has, in order of acceptance."""
-        return [request_id for request_id, entry in self._entries.items() if entry.state is State.WAITING]
+        return [entry.request.id for entry in sorted(self._waiting.values(), key=lambda entry: entry.number)]
 
     def replay_of(self, request_id: str) -> Replay:
         """How a waiting request is to be sent."""
@@ -252,11 +151,7 @@ class Ledger:
 
     def give_up(self, now: float, limit: float) -> list[str]:
         """Forget those that have waited for ``limit`` seconds; the caller tells their clients to try again."""
-        overdue = [
-            entry
-            for entry in self._entries.values()
-            if entry.state is State.WAITING and now - entry.waiting_since >= limit
-        ]
+        overdue = [entry for entry in self._waiting.values() if now - entry.waiting_since >= limit]
         for entry in overdue:
             self._forget(entry)
         return [entry.request.id for entry in overdue]
@@ -266,12 +161,17 @@ class Ledger:
     def _forget(self, entry: Entry) -> None:
         del self._entries[entry.request.id]
         del self._wires[entry.wire]
+        if entry.state is State.WAITING:
+            del self._waiting[entry.request.id]
+        else:
+            self._loads[entry.rank] -= 1
 
     def _lose(self, entries: Iterable[Entry], now: float) -> Lost:
         replays: list[Replay] = []
         aborted: list[str] = []
         complete: list[str] = []
         failed: list[tuple[str, str]] = []
+        harmful: list[str] = []
         for entry in entries:
             if entry.state is State.WAITING:
                 continue
@@ -284,14 +184,20 @@ class Ledger:
             elif entry.remaining == 0 and entry.delivered:
                 self._forget(entry)
                 complete.append(entry.request.id)
+            elif entry.fruitless_moves >= MOST_FRUITLESS_MOVES:
+                self._forget(entry)
+                harmful.append(entry.request.id)
             else:
                 self._move(entry, now)
                 replays.append(self._replay(entry))
-        return Lost(tuple(replays), tuple(aborted), tuple(complete), tuple(failed))
+        return Lost(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
     def _move(self, entry: Entry, now: float) -> None:
         del self._wires[entry.wire]
+        self._loads[entry.rank] -= 1
+        self._waiting[entry.request.id] = entry
         entry.moves += 1
+        entry.fruitless_moves += 1
         while entry.wire in self._wires:  # a client may have chosen an id that looks like one of ours
             entry.moves += 1
         self.moved += 1
@@ -312,15 +218,17 @@ class Ledger:
             request.inexact if entry.delivered else "",
         )
 
+    def _diverges(self, entry: Entry, tokens: tuple[int, ...]) -> bool:
+        """Whether a life that began anew repeats something else than its client has."""
+        start = len(entry.delivered) - entry.withhold_tokens
+        return any(mine != theirs for mine, theirs in zip(entry.delivered[start:], tokens, strict=False))
+
     def _without_what_it_has(
         self, entry: Entry, tokens: tuple[int, ...], text: str
     ) -> tuple[tuple[int, ...], str, int]:
         """What of this output its client does not have from an earlier life; and how many tokens it has."""
         repeated = min(entry.withhold_tokens, len(tokens))
-        if repeated:
-            start = len(entry.delivered) - entry.withhold_tokens
-            entry.diverged |= list(tokens[:repeated]) != entry.delivered[start : start + repeated]
-            entry.withhold_tokens -= repeated
+        entry.withhold_tokens -= repeated
         cut = min(entry.withhold_text, len(text))
         entry.withhold_text -= cut
         return tokens[repeated:], text[cut:], repeated

@@ -257,6 +257,10 @@ def _event_loop(controller: Any) -> None:
                 request = module.sock_recv(controller.recv_from_tokenizer, flags=zmq.NOBLOCK)
             except zmq.Again:
                 break
+            except Exception as error:
+                # The front end checks what it sends; should something get past it, one request is lost and not the server.
+                logger.error("a message of the front end cannot be read, and is dropped: %s", error)
+                continue
             mark_the_dead(controller, ranks, outbox)
             if type(request).__name__ == "ShutdownReq":
                 # Passed on, it would have every scheduler end on its own, and the supervisor would start it again.

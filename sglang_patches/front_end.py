@@ -1,45 +1,41 @@
 """In the front end: every request is in the ledger, goes to a rank that is in, and is replayed when that rank is lost.
 A health check is no request: it is sent to a rank that is in, once, and never replayed.
 
-SGLang's TokenizerManager is left as it is. We stand at its two sockets: what it sends to the schedulers passes through
-:meth:`FrontEnd.send`, and what comes back through :meth:`FrontEnd.output` and :meth:`FrontEnd.abort_answer`, where a
-request that has moved gets its own id, counts and continuation back. Who is in is told by a watcher of the
-supervisor that runs in the controller.
+What goes to the schedulers passes through :meth:`FrontEnd.send`, and what comes back through :meth:`FrontEnd.output` and
+:meth:`FrontEnd.abort_answer`, where a request that has moved gets its own id, counts and continuation back. It stands in
+SGLang's TokenizerManager (:mod:`sglang_patches.front_end_hooks`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable
-from functools import partial
-from http import HTTPStatus
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import Any
 
-from eep.control.private import PrivateDirectory
-from eep.control.watcher import Watcher
-from eep.fault_orders import allow_in
 from eep.observe.metrics import Sheet
-from eep.requests import Ledger, Lost, choose_rank
+from eep.request_records import Lost
+from eep.requests import MOST_FRUITLESS_MOVES, Ledger, choose_rank
 from eep.view import View
-from sglang_patches import garbage, hooks, ledger_adapter, options, questions
-from sglang_patches.options import DIRECTORY
+from sglang_patches import finish_reasons, ledger_adapter
 from sglang_patches.seeds import Seeds
 
 logger = logging.getLogger(__name__)
 
-WAIT_LIMIT = "EEP_WAIT_LIMIT_S"
-_DEFAULT_WAIT_LIMIT = 300.0
+DEFAULT_WAIT_LIMIT = 300.0
 _LOOKS_EVERY = 1.0
-_MANAGER = "managers.tokenizer_manager.TokenizerManager."
-_ATTRIBUTE = "_eep_front_end"
+_DIVERGED = (
+    "the rank that served this request was lost, it was begun anew on another, as what it returns cannot be continued, and "
+    "there it went another way than what you have been sent"
+)
+_HARMFUL = (
+    f"{MOST_FRUITLESS_MOVES + 1} ranks in a row were lost while they served this request, which may be what ends them"
+)
 
 
 class FrontEnd:
     """``dispatch`` sends a message to the controller; ``answer(id, finish_reason, prompt_tokens)`` ends a request with our
-    own words.
+    own words; ``drop(wire)`` has the rank that serves it stop.
 
     All methods are for the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
     with one of ``health_checks`` are those of health checks.
@@ -49,11 +45,12 @@ class FrontEnd:
         self,
         dispatch: Callable[[Any], None],
         answer: Callable[[str, dict[str, Any] | None, int], None],
+        drop: Callable[[str], None],
         *,
         deterministic: bool = False,
         seeds: Seeds | None = None,
         health_checks: tuple[str, ...] = (),
-        wait_limit: float = _DEFAULT_WAIT_LIMIT,
+        wait_limit: float = DEFAULT_WAIT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
         lost_lives: Callable[[int, int], None] | None = None,
@@ -63,7 +60,7 @@ class FrontEnd:
         self._gone: dict[int, int] = {}
         self._kept: dict[str, Any] = {}
         self._check: Any = None
-        self._dispatch, self._answer = dispatch, answer
+        self._dispatch, self._answer, self._drop = dispatch, answer, drop
         self._deterministic, self._seeds = deterministic, seeds
         self._health_checks = health_checks
         self._wait_limit, self._clock = wait_limit, clock
@@ -78,23 +75,33 @@ class FrontEnd:
     def send(self, message: Any) -> None:
         kind = type(message).__name__
         if kind.startswith("BatchTokenized"):
-            for each in message:
-                self._accept(each)
-            self._send_what_waits()
+            self._accept(list(message))
         elif kind.startswith("Tokenized"):
-            self._accept(message)
-            self._send_what_waits()
+            self._accept([message])
         elif kind == "AbortReq":
             self._abort(message)
         else:
             self._dispatch(message)
 
-    def _accept(self, message: Any) -> None:
-        if message.rid.startswith(self._health_checks):
-            self._send_check(message)
-            return
-        self.ledger.accept(ledger_adapter.request_of(message, self._deterministic), self._clock())
-        self._kept[message.rid] = ledger_adapter.kept_copy(message, self._seeds)
+    def _accept(self, messages: list[Any]) -> None:
+        """All of them, or none: an error is told to their client, who then waits for none of them."""
+        for message in messages:
+            ledger_adapter.check_types(message.sampling_params)
+        mine: list[str] = []
+        try:
+            for message in messages:
+                if message.rid.startswith(self._health_checks):
+                    self._send_check(message)
+                    continue
+                self.ledger.accept(ledger_adapter.request_of(message, self._deterministic), self._clock())
+                mine.append(message.rid)
+                self._kept[message.rid] = ledger_adapter.kept_copy(message, self._seeds)
+            self._send_what_waits(mine)
+        except Exception:
+            for request_id in mine:
+                self.ledger.ended(request_id)
+                self._kept.pop(request_id, None)
+            raise
 
     def _send_check(self, message: Any) -> None:
         """A busy scheduler drops a health check without a word, and SGLang forgets it without an abort: the ledger would keep
@@ -111,9 +118,12 @@ class FrontEnd:
         asked = getattr(message, "routed_dp_rank", None)
         return asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
 
-    def _send_what_waits(self) -> None:
+    def _send_what_waits(self, mine: Collection[str] = ()) -> None:
+        """One that cannot be sent is ended, and is no hindrance to the others. If it is one of ``mine``, its error is raised
+        at the end."""
         if self._check is not None:
             self._send_check(self._check)
+        failed: Exception | None = None
         for request_id in self.ledger.waiting():
             kept, replay = self._kept[request_id], self.ledger.replay_of(request_id)
             rank = self._rank_for(kept)
@@ -121,9 +131,19 @@ class FrontEnd:
                 break
             if replay.inexact:
                 logger.warning("request %s may go on differently on rank %d: %s", request_id, rank, replay.inexact)
-            self.ledger.assigned(request_id, rank, self.live[rank])
-            self._dispatch(ledger_adapter.message_for(kept, replay, rank))
+            try:
+                self._dispatch(ledger_adapter.message_for(kept, replay, rank))
+            except Exception as error:
+                self.ledger.ended(request_id)
+                if request_id in mine:
+                    failed = error
+                else:
+                    self._end(request_id, finish_reasons.failed(f"this request cannot be sent to a rank: {error}"))
+            else:
+                self.ledger.assigned(request_id, rank, self.live[rank])
         self._look_later()
+        if failed is not None:
+            raise failed
 
     def _abort(self, message: Any) -> None:
         """Schedulers take an id for the beginning of ids, and so do we; each life of a request begins with its id."""
@@ -141,6 +161,11 @@ class FrontEnd:
             if delivery is None:
                 if not wire.startswith(self._health_checks):  # SGLang knows whether somebody waits for a check
                     output.rids[row] = late
+                continue
+            if delivery.diverged:
+                output.rids[row] = late
+                self._drop(wire)
+                self._end(delivery.id, finish_reasons.try_again(_DIVERGED))
                 continue
             output.rids[row] = delivery.id
             if wire != delivery.id:
@@ -183,7 +208,10 @@ class FrontEnd:
         for request_id in lost.complete:
             self._end(request_id, {"type": "length", "length": self._kept[request_id].sampling_params.max_new_tokens})
         for request_id, why in lost.failed:
-            self._end(request_id, _try_again(f"the rank that served this request was lost, and {why}"))
+            self._end(request_id, finish_reasons.try_again(f"the rank that served this request was lost, and {why}"))
+        for request_id in lost.harmful:
+            logger.error("request %s was on %d ranks in a row that were lost", request_id, MOST_FRUITLESS_MOVES + 1)
+            self._end(request_id, finish_reasons.failed(_HARMFUL))
         if lost.replays:
             self._metrics.add("requests_moved", len(lost.replays))
             logger.info("replaying %d requests on %s", len(lost.replays), sorted(self.live) or "whoever comes back")
@@ -195,7 +223,8 @@ class FrontEnd:
         """Give up on requests that have waited for too long."""
         self._looking = False
         for request_id in self.ledger.give_up(self._clock(), self._wait_limit):
-            self._end(request_id, _try_again(f"no rank came back within {self._wait_limit:g} s to serve this request"))
+            why = f"no rank came back within {self._wait_limit:g} s to serve this request"
+            self._end(request_id, finish_reasons.try_again(why))
         self._look_later()
 
     def _look_later(self) -> None:
@@ -206,107 +235,3 @@ class FrontEnd:
     def _end(self, request_id: str, finish_reason: dict[str, Any] | None) -> None:
         kept = self._kept.pop(request_id, None)
         self._answer(request_id, finish_reason, len(getattr(kept, "input_ids", None) or ()))
-
-
-def _try_again(why: str) -> dict[str, Any]:
-    return {
-        "type": "abort",
-        "status_code": HTTPStatus.SERVICE_UNAVAILABLE,
-        "err_type": "ServiceUnavailable",
-        "message": f"{why}; try again",
-    }
-
-
-# The hooks.
-
-
-def register() -> None:
-    hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _prepare_directory, "before")
-    hooks.hook(_MANAGER + "auto_create_handle_loop", _start_watching, "after")
-    hooks.hook(_MANAGER + "_dispatch_to_scheduler", _dispatch_to_scheduler)
-    hooks.hook(_MANAGER + "_handle_batch_output", _handle_batch_output)
-    hooks.hook(_MANAGER + "_handle_abort_req", _handle_abort_req)
-
-
-def _prepare_directory(*_: Any, **__: Any) -> None:
-    """In the process that launches the server, before it has children. The supervisor's keeper removes it, with all that is
-    in it. SystemExit if it has something in it already, which may be another server's, or anybody's."""
-    wanted = os.environ.get(DIRECTORY)
-    if wanted and os.path.isdir(wanted) and os.listdir(wanted):
-        raise SystemExit(
-            f"{DIRECTORY}={wanted} is not empty: another server may use it, and it is removed when this one ends. Name a "
-            "directory that does not exist yet, or none"
-        )
-    directory = PrivateDirectory.create(Path(wanted) if wanted else None).path
-    os.environ[DIRECTORY] = str(directory)
-    if options.required().faults:
-        allow_in(directory)
-    logger.info("eep: the supervisor's directory is %s ('eep status --dir', 'eep events --dir')", directory)
-
-
-def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:
-    found = getattr(manager, _ATTRIBUTE, None)
-    if found is None:
-        from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
-        from sglang.srt.managers.io_struct import AbortReq
-
-        send = dispatch or type(manager)._dispatch_to_scheduler.__wrapped__
-        found = FrontEnd(
-            lambda message: send(manager, message),
-            lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
-            deterministic=options.required().seeded,
-            seeds=Seeds.for_server(manager.server_args),
-            health_checks=(HEALTH_CHECK_RID_PREFIX,),
-            wait_limit=float(os.environ.get(WAIT_LIMIT, _DEFAULT_WAIT_LIMIT)),
-            later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
-            lost_lives=partial(questions.expect_answers, manager),
-        )
-        setattr(manager, _ATTRIBUTE, found)
-    return found
-
-
-def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
-    """As SGLang answers for a request that never ran, and with the counts of one that did: OpenAI's endpoints need them."""
-    state = manager.rid_to_state.get(message.rid)
-    type(manager)._handle_abort_req.__wrapped__(manager, message)
-    if state is not None and state.out_list:
-        for name, count in (("prompt_tokens", prompt_tokens), ("cached_tokens", 0)):
-            state.out_list[-1]["meta_info"].setdefault(name, count)
-
-
-def _start_watching(_: None, manager: Any) -> None:
-    front_end = _front_end_of(manager)
-    if getattr(front_end, "watcher", None) is not None:
-        return
-    call = manager.event_loop.call_soon_threadsafe
-
-    def on_view(view: View, running: bool) -> None:
-        call(_apply_view, manager, front_end, view)
-
-    def on_gone(rank: int, incarnation: int, reason: str) -> None:
-        call(front_end.on_gone, rank, incarnation)
-
-    front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
-    garbage.leave_out_what_is_there(manager)
-
-
-def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
-    front_end.on_view(view)
-    questions.expect_answers(manager, 0, len(front_end.live))
-
-
-def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
-    _front_end_of(manager, original).send(message)
-
-
-async def _handle_batch_output(original: Callable[[Any, Any], Any], manager: Any, output: Any) -> None:
-    from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
-
-    # Output that nobody waits for is an error to SGLang, except that of a health check.
-    _front_end_of(manager).output(output, late=f"{HEALTH_CHECK_RID_PREFIX}_late_output")
-    await original(manager, output)
-
-
-def _handle_abort_req(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
-    if _front_end_of(manager).abort_answer(message):
-        original(manager, message)

@@ -21,7 +21,7 @@ AREAS = (
     "warm_up",
     "launcher",
     "controller",
-    "front_end",
+    "front_end_hooks",
     "questions",
     "resume",
     "seeds",

@@ -115,6 +115,8 @@ class Instance:
     def session(self) -> Session:
         """Asking for it the first time means: this rank is ready."""
         if self._session is None:
+            # As soon as a view has this rank in it others look for what it holds, and look again only in the next view.
+            self.coverage  # noqa: B018
             garbage.leave_out_what_is_here(collect=True)
             self._session = Session(process_groups.world(), self._buffers, self._repair, self.run_empty)
         return self._session

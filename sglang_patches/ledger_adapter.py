@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import repeat
 from typing import Any
 
-from eep.requests import Counts, Delivery, Manner, Replay, Request
+import msgspec
+
+from eep.request_records import Counts, Delivery, Manner, Replay, Request
 from sglang_patches.resume import DELIVERED
 from sglang_patches.seeds import Seeds
 
@@ -42,6 +45,31 @@ _OF_THE_PROMPT = (
     "input_token_ids_logprobs_idx",
 )
 UNSEEDED = "it is sampled, by kernels that know no seeds (those of --sampling-backend pytorch do)"
+
+
+def check_types(parameters: Any) -> None:
+    """ValueError if a sampling parameter is not of the type that SGLang says it has. SGLang itself does not look, and the
+    process that takes the request off the wire would end at it, and the server with that."""
+    if isinstance(parameters, msgspec.Struct):
+        plain = copy.copy(parameters)
+        if hasattr(plain, "custom_params"):
+            plain.custom_params = None  # these may be anything, in SGLang's own wrapping
+        try:
+            _decoder(type(plain)).decode(msgspec.msgpack.encode(plain))
+        except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+            raise ValueError(f"sampling_params: {_named(plain, str(error))}") from None
+
+
+@cache
+def _decoder(kind: type) -> Any:
+    return msgspec.msgpack.Decoder(kind)
+
+
+def _named(parameters: msgspec.Struct, error: str) -> str:
+    """The error with the name of the field, which travels as a number: ``- at `$[3]```."""
+    for number, name in enumerate(parameters.__struct_fields__):
+        error = error.replace(f"`$[{number}]", f"`{name}")
+    return error
 
 
 def request_of(message: Any, deterministic: bool) -> Request:

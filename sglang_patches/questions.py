@@ -28,6 +28,7 @@ def register() -> None:
     hooks.hook(_CONTROL + "begin_weight_update", refuse_to_change, "replace")
     hooks.hook(_CONTROL + "release_memory_occupation", refuse_to_change, "replace")
     hooks.hook(_CONTROL + "resume_memory_occupation", refuse_to_change, "replace")
+    hooks.hook(_CONTROL + "check_weights", refuse_to_compare, "replace")
 
 
 def expect_answers(manager: Any, lost: int, live: int) -> None:
@@ -72,6 +73,16 @@ async def refuse_to_change(*_: Any, **__: Any) -> None:
         HTTPStatus.BAD_REQUEST,
         "weights cannot be changed, nor memory released, with --ep-backend eep: a rank that comes back would have those of "
         "the start. Start another server with the new weights",
+    )
+
+
+async def refuse_to_compare(*_: Any, **__: Any) -> None:
+    """``/weights_checker``. Ranks compare sums with each other, each at a step of its own, where it meets others."""
+    from fastapi import HTTPException
+
+    raise HTTPException(
+        HTTPStatus.BAD_REQUEST,
+        "weights cannot be compared with --ep-backend eep: ranks hold different experts, and would talk outside of steps",
     )
 
 

@@ -78,7 +78,26 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "prefill/decode disaggregation is not supported",
             ),
             (value("enable_pdmux"), "--enable-pdmux is not supported: it runs parts of steps"),
-            (value("enable_lora"), "--enable-lora is not supported"),
+            (value("enable_lora") or value("lora_paths"), "--enable-lora and --lora-paths are not supported"),
+            (
+                value("enable_prefill_delayer"),
+                "--enable-prefill-delayer is not supported: ranks would tell each other something outside of their steps",
+            ),
+            (
+                value("enable_expert_distribution_metrics")
+                or value("expert_balancedness_report_mode", "off") not in (None, "off"),
+                "a report of how balanced experts are is not supported: ranks would add it up outside of their steps",
+            ),
+            (
+                value("enable_custom_logit_processor") and not value("disable_overlap_schedule"),
+                "--enable-custom-logit-processor needs --disable-overlap-schedule: in a step that is run again, a processor "
+                "would see a token more than it did",
+            ),
+            (
+                value("max_queued_requests") is not None,
+                "--max-queued-requests is not supported: the requests of a lost rank come to the others at once, and would "
+                "be dropped",
+            ),
             (
                 (value("tokenizer_worker_num") or 1) > 1,
                 "--tokenizer-worker-num must be 1: the requests that a lost rank had are known to one front end",

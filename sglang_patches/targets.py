@@ -89,6 +89,7 @@ TARGETS = (
     Target(_CONTROL + "begin_weight_update", _UNALIKE, since="0.5.21"),
     Target(_CONTROL + "release_memory_occupation", _UNALIKE),
     Target(_CONTROL + "resume_memory_occupation", _UNALIKE),
+    Target(_CONTROL + "check_weights", _UNALIKE),
     Target(
         "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
     ),

@@ -9,16 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
 
-from eep.requests import Manner
+from eep.request_records import Manner
+from eep.requests import MOST_FRUITLESS_MOVES
 from eep.view import View
-from sglang_patches import front_end, ledger_adapter, options, recipe
+from sglang_patches import front_end_hooks, ledger_adapter, options, recipe
 from sglang_patches.front_end import FrontEnd
 from sglang_patches.resume import DELIVERED
 from sglang_patches.seeds import Seeds
+
+UNSENDABLE = 10**25
+"""For ``top_k``: what is to be sent is a number, but not one that the wire has."""
 
 
 @dataclasses.dataclass
@@ -79,16 +84,23 @@ class Server:
 
     def __init__(self, **options: Any) -> None:
         self.sent: list[Any] = []
+        self.dropped: list[str] = []
         self.answered: list[tuple[str, Any]] = []
         self.prompt_tokens: dict[str, int] = {}
         self.now = 0.0
         self.front_end = FrontEnd(
-            self.sent.append,
+            self._dispatch,
             self._answer,
+            self.dropped.append,
             clock=lambda: self.now,
             wait_limit=30.0,
             **options,
         )
+
+    def _dispatch(self, message: Any) -> None:
+        if getattr(getattr(message, "sampling_params", None), "top_k", 1) == UNSENDABLE:
+            raise OverflowError("an integer of more than 64 bits")
+        self.sent.append(message)
 
     def _answer(self, rid: str, reason: Any, prompt_tokens: int) -> None:
         self.answered.append((rid, reason))
@@ -316,8 +328,87 @@ def test_a_directory_that_has_something_in_it_is_not_taken(tmp_path: Path, monke
     """It would be removed when the server ends, or be that of another server."""
     monkeypatch.setattr(options, "required", lambda: SimpleNamespace(faults=False))
     monkeypatch.setenv(options.DIRECTORY, str(tmp_path / "new"))
-    front_end._prepare_directory()
+    front_end_hooks._prepare_directory()
     assert (tmp_path / "new" / "key").exists()
     with pytest.raises(SystemExit, match="is not empty"):
-        front_end._prepare_directory()
+        front_end_hooks._prepare_directory()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["key"]
+
+
+def test_one_that_cannot_be_sent_is_an_error_to_its_client_and_no_hindrance_to_others() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    with pytest.raises(OverflowError):
+        server.accept("bad", sampling_params=Parameters(top_k=UNSENDABLE))
+    bad = TokenizedGenerateReqInput("bad in a batch", sampling_params=Parameters(top_k=UNSENDABLE))
+    with pytest.raises(OverflowError):
+        server.front_end.send(BatchTokenizedGenerateReqInput([TokenizedGenerateReqInput("beside it"), bad]))
+    assert len(server.front_end.ledger) == 0
+    assert server.answered == [], "SGLang answers for an error that it is raised"
+    server.accept("good")
+    assert server.front_end.ledger.loads() == {0: 1}
+
+
+def test_one_that_waited_and_then_cannot_be_sent_is_answered_and_the_others_are_sent() -> None:
+    server = Server()
+    server.accept("bad", sampling_params=Parameters(top_k=UNSENDABLE))
+    server.accept("good")
+    server.view(1, r0=0)
+    assert [message.rid for message in server.sent] == ["good"]
+    ((name, reason),) = server.answered
+    assert name == "bad"
+    assert reason["status_code"] == 500
+    assert "more than 64 bits" in reason["message"]
+    assert list(server.front_end._kept) == ["good"]
+
+
+def test_a_parameter_of_the_wrong_type_is_refused_before_anything_is_sent() -> None:
+    class SamplingParams(msgspec.Struct, kw_only=True, array_like=True):
+        max_new_tokens: int | None = 8
+        json_schema: str | None = None
+        top_k: int = 1
+        temperature: float = 1.0
+        custom_params: dict[str, str] | None = None
+        n: int = 1
+
+    server = Server()
+    server.view(1, r0=0)
+    for wrong in ({"max_new_tokens": 16.0}, {"json_schema": {"type": "object"}}, {"top_k": 10**25}):
+        parameters: Any = SamplingParams(**wrong)
+        with pytest.raises(ValueError, match="sampling_params: "):
+            server.accept("bad", sampling_params=parameters)
+    parameters = SamplingParams(max_new_tokens=16.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at `max_new_tokens`"):
+        server.accept("bad", sampling_params=parameters)
+    assert (server.sent, len(server.front_end.ledger)) == ([], 0)
+    parameters = SamplingParams(temperature=0, custom_params={"anything": object()})  # type: ignore[dict-item]
+    server.accept("good", sampling_params=parameters)
+    assert [message.rid for message in server.sent] == ["good"]
+
+
+def test_a_restart_that_goes_another_way_is_told_to_the_client_and_stopped() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    server.accept("a", return_hidden_states=True)
+    server.deliver("a", [1, 2], "xy", 2)
+    server.front_end.on_gone(0, 0)
+    message = server.deliver("a~1", [1, 5, 6], "xzz", 3)
+    assert message.rids == ["LATE"]
+    assert server.dropped == ["a~1"]
+    ((name, reason),) = server.answered
+    assert (name, reason["status_code"]) == ("a", 503)
+    assert "another way" in reason["message"]
+    assert len(server.front_end.ledger) == 0
+
+
+def test_a_request_that_ends_rank_after_rank_is_ended_itself() -> None:
+    server = Server()
+    for life in range(MOST_FRUITLESS_MOVES + 1):
+        server.view(life + 1, r0=life)
+        if life == 0:
+            server.accept("bad")
+        server.front_end.on_gone(0, life)
+    ((name, reason),) = server.answered
+    assert (name, reason["status_code"]) == ("bad", 500)
+    assert "may be what ends them" in reason["message"]
+    assert len(server.sent) == MOST_FRUITLESS_MOVES + 1

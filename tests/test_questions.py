@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
 
 from eep.view import View
-from sglang_patches import front_end, questions
+from sglang_patches import front_end_hooks, questions
 from sglang_patches.front_end import FrontEnd
 
 
@@ -35,7 +35,10 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, name, module)
     manager = SimpleNamespace(ask=module.FanOutCommunicator(lambda question: None, 4))
     manager.front_end = FrontEnd(
-        lambda message: None, lambda *_: None, lost_lives=partial(questions.expect_answers, manager)
+        lambda message: None,
+        lambda *_: None,
+        lambda wire: None,
+        lost_lives=partial(questions.expect_answers, manager),
     )
     return manager
 
@@ -54,7 +57,7 @@ def happens(manager: Any, happening: Any) -> None:
     if isinstance(happening, str):
         manager.ask.handle_recv(happening)
     elif isinstance(happening, View):
-        front_end._apply_view(manager, manager.front_end, happening)
+        front_end_hooks._apply_view(manager, manager.front_end, happening)
     else:
         manager.front_end.on_gone(happening, 0)
 

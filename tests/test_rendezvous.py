@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import socket
 import stat
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -102,6 +104,25 @@ def test_who_does_not_speak_the_protocol_gets_nothing(rendezvous: eep.Rendezvous
         # It still answers those who do.
         fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
         assert buffer.refused_requests == 3
+
+
+def test_a_rank_without_descriptors_for_a_moment_answers_afterwards(
+    rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, iter(range(3))
+
+    def failing(listening: socket.socket) -> Any:
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    with CONFIG.buffer(0, rendezvous) as buffer:
+        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
+        assert buffer.refused_requests == 3
+        answering = buffer._peers._listener._thread
+        assert answering.is_alive()
+    assert not answering.is_alive()
 
 
 def test_buffers_made_differently_do_not_connect(rendezvous: eep.Rendezvous) -> None:

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from eep.requests import Counts, Ledger, Lost, Manner, Request, State, choose_rank
+from eep.request_records import Counts, Lost, Manner, Request, State
+from eep.requests import MOST_FRUITLESS_MOVES, Ledger, choose_rank
 
 PROMPT = (7, 8, 9)
 
@@ -91,17 +92,54 @@ def test_a_restart_withholds_what_the_client_has() -> None:
     assert (first.tokens, first.text, first.withheld) == ((), "", 2)
     assert (second.tokens, second.text, second.withheld) == ((4,), "d", 1)
     assert second.counts.completion == 4
-    assert not ledger.entry("a").diverged
+    assert not first.diverged
+    assert not second.diverged
 
 
-def test_a_restart_that_goes_another_way_is_noticed() -> None:
+def test_a_restart_that_goes_another_way_is_over() -> None:
     ledger = running(manner=Manner.RESTART, inexact="sampled without a seed")
     ledger.delivered("a", [1, 2], counts(2))
     (replay,) = ledger.rank_lost(1, 4, 1.0).replays
     assert replay.inexact == "sampled without a seed"
     ledger.assigned("a", 0, 0)
-    ledger.delivered("a~1", [1, 5], counts(2))
-    assert ledger.entry("a").diverged
+    delivery = ledger.delivered("a~1", [1, 5, 6], counts(3), text="abc")
+    assert delivery is not None
+    assert delivery.diverged
+    assert (delivery.tokens, delivery.text) == ((), ""), "it would not fit to what the client has"
+    assert "a" not in ledger
+    assert ledger.delivered("a~1", [7], counts(4)) is None
+
+
+def test_a_request_that_takes_rank_after_rank_with_it_is_not_given_to_all_of_them() -> None:
+    ledger = Ledger()
+    for name in ("bad", "good"):
+        ledger.accept(Request(name, PROMPT, 99), 0.0)
+    for life in range(MOST_FRUITLESS_MOVES + 1):
+        ledger.assigned("bad", 0, life)
+        ledger.assigned("good", 0, life)
+        wire = f"good~{life}" if life else "good"
+        assert ledger.delivered(wire, [life], counts(1)) is not None
+        lost = ledger.rank_lost(0, life, float(life))
+        wanted = ["bad", "good"] if life < MOST_FRUITLESS_MOVES else ["good"]
+        assert [replay.id for replay in lost.replays] == wanted
+    assert lost.harmful == ("bad",)
+    assert ledger.waiting() == ["good"]
+    assert ledger.loads() == {}
+
+
+def test_what_waits_goes_in_the_order_of_acceptance_whatever_happened_since() -> None:
+    ledger = Ledger()
+    for name in "abc":
+        ledger.accept(Request(name, PROMPT, 8), 0.0)
+    ledger.assigned("a", 0, 0)
+    ledger.assigned("b", 1, 0)
+    assert (ledger.waiting(), ledger.loads()) == (["c"], {0: 1, 1: 1})
+    ledger.rank_lost(1, 0, 1.0)
+    ledger.rank_lost(0, 0, 2.0)
+    assert (ledger.waiting(), ledger.loads()) == (["a", "b", "c"], {})
+    ledger.ended("b")
+    assert ledger.give_up(2.0, 2.0) == ["c"]
+    assert ledger.waiting() == ["a"]
 
 
 def test_nothing_delivered_is_nothing_to_differ_from() -> None:

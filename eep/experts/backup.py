@@ -99,7 +99,9 @@ class BackupService:
 
     def refresh(self) -> int:
         """Add what this service should hold now and does not; the number of experts added."""
-        services = decode_all(self.registry.scan(BACKUPS), BACKUPS, BackupRecord)
+        if self.options.name not in (services := self._services()):
+            self._publish_again()
+            services = self._services()
         ranks = decode_all(self.registry.scan(RANKS), RANKS, RankRecord)
         if self._shape is None and ranks:
             self._shape = ranks[min(ranks)].shape
@@ -123,6 +125,16 @@ class BackupService:
         if added < len(wanted):
             self.tell(f"{len(wanted) - added} experts could not be copied; they are tried again")
         return added
+
+    def _services(self) -> dict[str, BackupRecord]:
+        return decode_all(self.registry.scan(BACKUPS), BACKUPS, BackupRecord)
+
+    def _publish_again(self) -> None:
+        """The record has gone: another service of this name had taken its place and has left, or its lease has ended."""
+        try:
+            self._publish()
+        except EepError as error:  # what it keeps is of use again as soon as the registry is there
+            self.tell(f"backup {self.options.name} cannot be found: {error}; it is tried again")
 
     def _wanted(self, services: dict[str, BackupRecord], ranks: dict[str, RankRecord]) -> IntArray:
         assert self._shape is not None

@@ -12,26 +12,28 @@ while it is read; every expert is verified by its checksum, and what does not ve
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
 from eep import faults
-from eep.errors import EepError
+from eep.experts import learning
 from eep.experts.backup_client import BackupClient
 from eep.experts.checksums import Checksums
-from eep.experts.layout import ExpertMemory, checksum
+from eep.experts.layout import ExpertMemory
 from eep.experts.load import AgreedLoad
 from eep.experts.offering import LiveOffer
 from eep.experts.packing import EMPTY, FloatArray, IntArray
 from eep.experts.placement import CoverageError, Placement, WhenShort, plan
 from eep.experts.records import RankRecord, Shape, decode_all, encode
 from eep.experts.registry import DirectoryRegistry
-from eep.experts.repair import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, Want, repair
-from eep.experts.repair_plan import Origin, Tier, Transfer, plan_repair
+from eep.experts.repair import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, repair
+from eep.experts.repair_plan import Origin, RepairPlan, Tier, plan_repair
 from eep.experts.transport import MappedPeers, RegionServer
 from eep.memory import Memory
 from eep.validity import check_coverage
@@ -83,6 +85,8 @@ class Coverage:
         self._registry = DirectoryRegistry(directory / "held")
         self._load = AgreedLoad(self._registry, rank, counted or self._no_load)
         self._degraded = False
+        self._late: tuple[Future[Any], ...] = ()
+        """Who still reads for a repair that has failed. It writes into slots, and must not do so once they are verified."""
         self._server = RegionServer(directory, rank, incarnation, shared)
         self.brought_in: Counter[Tier] = Counter()
         """Bytes of experts that came from elsewhere, so far."""
@@ -130,42 +134,56 @@ class Coverage:
             disk=self._checkpoint is not None,
         ).of(self._rank)
         if steps.transfers:
-            for transfer in steps.transfers:
-                self._held[transfer.layer, transfer.slot] = EMPTY
-            self._learn_checksums(steps.transfers)
-            self._say_what_is_held()
-            peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
             try:
-                # Nobody waits for anybody: a source that was overwritten meanwhile does not verify, and another one is taken.
-                report = repair(
-                    steps,
-                    self._rank,
-                    self._memory,
-                    lambda o: self._reader(o, peers),
-                    self._checksums,
-                    barrier=_nothing,
-                    timeout=self._repair_within,
-                )
+                self._bring_in(view, steps)
             except RepairFailed as error:
                 if np.array_equal(after.physical_to_logical, self._first.physical_to_logical):
                     raise  # what it lacks is what it was started with: its next life loads that
-                logger.warning("epoch %d: %s Nothing runs until another rank has come", view.epoch, error)
+                logger.warning("epoch %d: nothing runs until another rank has come: %s", view.epoch, error)
                 return LACKING
-            finally:
-                peers.close()
-            for transfer in steps.transfers:
-                self._held[transfer.layer, transfer.slot] = transfer.expert
-            self.brought_in += report.bytes_by_tier
-            moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
-            logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
-            for setback in report.setbacks[:_MOST_SETBACKS]:
-                logger.info("epoch %d: %s; another source was used", view.epoch, setback)
         self._say_what_is_held()
         faults.at("repair.done")
         check_coverage(view, after)
         self._published(after)
         self._say_what_is_masked(view, after)
         return int(after.digest[:16], 16)
+
+    def _bring_in(self, view: View, steps: RepairPlan) -> None:
+        """Does what this rank has to do. Slots are given up only when everything is there that it takes to fill them anew."""
+        deadline = time.monotonic() + self._repair_within
+        self._late = tuple(wait(self._late, timeout=self._repair_within).not_done)
+        if self._late:
+            raise RepairFailed(
+                f"{len(self._late)} sources still read into slots for an earlier repair", steps.transfers, self._late
+            )
+        learning.for_transfers(self._checksums, steps.transfers, self._memory, self._backup, self._checkpoint)
+        for transfer in steps.transfers:
+            self._held[transfer.layer, transfer.slot] = EMPTY
+        self._say_what_is_held()
+        peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
+        try:
+            # Nobody waits for anybody: a source that was overwritten meanwhile does not verify, and another one is taken.
+            report = repair(
+                steps,
+                self._rank,
+                self._memory,
+                lambda o: self._reader(o, peers),
+                self._checksums,
+                barrier=_nothing,
+                timeout=max(0.0, deadline - time.monotonic()),
+            )
+        except RepairFailed as error:
+            self._late = error.still_reading
+            raise
+        finally:
+            peers.close()
+        for transfer in steps.transfers:
+            self._held[transfer.layer, transfer.slot] = transfer.expert
+        self.brought_in += report.bytes_by_tier
+        moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
+        logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
+        for setback in report.setbacks[:_MOST_SETBACKS]:
+            logger.info("epoch %d: %s; another source was used", view.epoch, setback)
 
     def close(self) -> None:
         if self._offer is not None:
@@ -197,40 +215,11 @@ class Coverage:
             elif record is not None and record.slots == size and record.shape == self._shape():
                 stored = record.slot_numbers().reshape(-1, size)
                 numbers = np.where(stored == EMPTY, EMPTY, stored % experts)
-                self._learn_from(record, stored)
+                learning.from_rank(self._checksums, record, stored)
             else:
                 continue
             table[:, rank * size : (rank + 1) * size] = numbers
         return Placement(table, experts, size)
-
-    def _learn_from(self, record: RankRecord, stored: IntArray) -> None:
-        layers, experts = self._checksums.values.shape
-        sums = record.slot_checksums().reshape(stored.shape)
-        for layer, slot in np.argwhere(stored != EMPTY).tolist():
-            expert = int(stored[layer, slot]) - layer * experts
-            if 0 <= layer < layers and 0 <= expert < experts and not self._checksums.known[layer, expert]:
-                self._checksums.values[layer, expert] = sums[layer, slot]
-                self._checksums.known[layer, expert] = True
-
-    def _learn_checksums(self, transfers: Sequence[Transfer]) -> None:
-        """Of experts that no rank has had before our eyes: the backups know them, which were filled with verified bytes, and
-        the checkpoint is what all were loaded from."""
-        unknown = [(t.layer, t.expert) for t in transfers if not self._checksums.known[t.layer, t.expert]]
-        if unknown and self._backup is not None:
-            try:
-                kept = self._backup.checksums()
-            except EepError as error:
-                logger.warning("the backups are not believed: %s", error)
-            else:
-                fresh = kept.known & ~self._checksums.known
-                self._checksums.values[fresh] = kept.values[fresh]
-                self._checksums.known[fresh] = True
-        for layer, expert in unknown:
-            if not self._checksums.known[layer, expert] and self._checkpoint is not None:
-                aside = [torch.empty_like(piece) for piece in self._memory.pieces(layer, 0)]
-                self._checkpoint.read([Want(layer, expert, 0, aside)])
-                self._checksums.values[layer, expert] = checksum(aside)
-                self._checksums.known[layer, expert] = True
 
     def _say_what_is_held(self) -> None:
         experts = self._first.experts

@@ -34,7 +34,7 @@ class Registry(Protocol):
         """Show ``value`` under ``key`` for as long as this process lives, in place of an earlier one."""
 
     def withdraw(self, key: str) -> None:
-        """Show nothing under ``key`` any more. It need not be there."""
+        """Show nothing of this process under ``key`` any more. It need not be there, and may be another's by now."""
 
     def scan(self, prefix: str) -> dict[str, bytes]:
         """Everything under keys that begin with ``prefix`` whose writer lives."""
@@ -92,7 +92,10 @@ class DirectoryRegistry:
         with self._lock:
             descriptor = self._mine.pop(key, None)
             if descriptor is not None:
-                self._file(key).unlink(missing_ok=True)
+                # Another writer may have put its record in the place of ours. Should it do so between these two lines its
+                # record is lost; whoever must be found looks whether it can be, and publishes again.
+                if _is_named(descriptor, path := self._file(key)):
+                    path.unlink(missing_ok=True)
                 os.close(descriptor)
 
     def scan(self, prefix: str) -> dict[str, bytes]:

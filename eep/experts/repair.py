@@ -38,11 +38,16 @@ class SourceLost(EepError):
 
 
 class RepairFailed(EepError):
-    """Some experts could be had from nowhere. The slots that were to hold them must not be served."""
+    """Some experts could be had from nowhere. The slots that were to hold them must not be served.
 
-    def __init__(self, message: str, transfers: Sequence[Transfer]) -> None:
+    ``still_reading``: the reads that the repair did not wait for any longer. Each may write into its slots until it is done,
+    so no other repair may begin before.
+    """
+
+    def __init__(self, message: str, transfers: Sequence[Transfer], still_reading: Sequence[Future[Any]] = ()) -> None:
         super().__init__(message)
         self.transfers = tuple(transfers)
+        self.still_reading = tuple(still_reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +192,10 @@ def _run(
     reading: dict[Future[str | None], list[_Job]] = {}
     verifying: dict[Future[list[str | None]], list[_Job]] = {}
     failed: list[Transfer] = []
-    pool = ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="eep-repair")
+    late: list[list[_Job]] = []
+    pool = ThreadPoolExecutor(
+        _MOST_WORKERS, thread_name_prefix="eep-repair", initializer=_use, initargs=(memory.region.device,)
+    )
     try:
         while reading or verifying or any(waiting.values()):
             busy = {_source(batch[0].origin) for batch in reading.values()}
@@ -199,7 +207,8 @@ def _run(
             under_way: list[Future[Any]] = [*reading, *verifying]
             done, _ = wait(under_way, timeout=patience, return_when=FIRST_COMPLETED)
             if not done:
-                raise _late([*reading.values(), *verifying.values()])
+                late = [*reading.values(), *verifying.values()]
+                break
             for read in [future for future in reading if future in done]:
                 batch, trouble = reading.pop(read), read.result()
                 faults.at("repair.mid")
@@ -212,8 +221,17 @@ def _run(
     finally:
         # A source that is stuck keeps its thread, not us; the error says that its slots must not be served.
         pool.shutdown(wait=False, cancel_futures=True)
+    if late:
+        # Only now is it certain who reads: those that had not begun never will.
+        raise _late(late, [read for read in reading if not read.done()])
     if failed:
         raise RepairFailed(f"{_nowhere(failed)} Last: {report.setbacks[-1]}", failed)
+
+
+def _use(device: torch.device) -> None:
+    """A new thread has the first GPU as its current one, and memory is mapped on the current one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _read(batch: list[_Job], reader_of: Callable[[Origin], Reader]) -> str | None:
@@ -256,10 +274,10 @@ def _settle(
             failed.append(job.transfer)
 
 
-def _late(batches: Sequence[list[_Job]]) -> RepairFailed:
+def _late(batches: Sequence[list[_Job]], reading: Sequence[Future[Any]]) -> RepairFailed:
     stuck = [job.transfer for batch in batches for job in batch]
     where = ", ".join(sorted({str(batch[0].origin) for batch in batches}))
-    return RepairFailed(f"{where} did not deliver {len(stuck)} experts before the timeout", stuck)
+    return RepairFailed(f"{where} did not deliver {len(stuck)} experts before the timeout", stuck, reading)
 
 
 def _source(origin: Origin) -> tuple[Tier, int, str]:

@@ -123,8 +123,9 @@ class StoreRegistry:
     async def _withdraw(self, key: str) -> None:
         async with self._writing:
             known = self._mine.pop(key, None)
-            self._seen.pop(key, None)
             if known is not None:
+                if self._seen.get(key) == known[0]:  # else it is another's, under a lease of its own
+                    del self._seen[key]
                 with contextlib.suppress(Exception):  # it ends by itself: nobody keeps it alive any more
                     await self._store.end_lease(known[1])
 

@@ -27,6 +27,7 @@ from eep.view import View
 
 _HELLO = b"EEP-EXPERTS-1\n"
 _PATIENCE_S = 2.0  # for a peer that has connected and then says nothing
+_PAUSE_S = 0.01  # until somebody is let in again after that has failed
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -71,6 +72,7 @@ class RegionServer:
 
     def __init__(self, directory: pathlib.Path, rank: int, incarnation: int, memory: Memory) -> None:
         self.refused = 0
+        self._closed = threading.Event()
         self._memory = memory
         self._path = socket_path(directory, rank, incarnation)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -81,6 +83,7 @@ class RegionServer:
         self._thread.start()
 
     def close(self) -> None:
+        self._closed.set()
         # Shutting a listening socket down makes accept() fail at once in the other thread.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -93,7 +96,11 @@ class RegionServer:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                return
+                # There may be no descriptors left for a moment. Whoever waits is let in when there are some again.
+                if self._closed.wait(_PAUSE_S):
+                    return
+                self.refused += 1
+                continue
             with connection:
                 connection.settimeout(_PATIENCE_S)
                 try:

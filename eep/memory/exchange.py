@@ -28,6 +28,7 @@ CONTROL_BYTES = 4096
 _HELLO = b"EEP-HELLO-1\n"
 _ANSWER = struct.Struct(f"<12sIIQQ{ctypes.sizeof(Shape)}s{MAX_RANKS}i")
 _PATIENCE_S = 2.0  # for a peer that has connected and then says nothing
+_PAUSE_S = 0.01  # until somebody is let in again after that has failed
 
 assert ctypes.sizeof(ControlPage) <= CONTROL_BYTES
 
@@ -68,6 +69,7 @@ class Listener:
         view: Callable[[], View],
     ) -> None:
         self.refused = 0
+        self._closed = threading.Event()
         self._claim = claim
         self._shape = bytes(shape)
         self._memory = (region.fd, control.fd)
@@ -80,6 +82,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
+        self._closed.set()
         # Shutting a listening socket down makes accept() fail at once in the other thread.
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -93,7 +96,11 @@ class Listener:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                return
+                # There may be no descriptors left for a moment. Whoever waits is let in when there are some again.
+                if self._closed.wait(_PAUSE_S):
+                    return
+                self.refused += 1
+                continue
             with connection:
                 connection.settimeout(_PATIENCE_S)
                 try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from eep.experts.layout import ExpertMemory
 from eep.experts.packing import FloatArray
 from eep.experts.placement import Placement, WhenShort, plan
 from eep.memory.shm import SharedMemory
+from eep.view import View
 from tests.experts import model
 
 RANKS = 4
@@ -66,3 +70,42 @@ class Rank:
     def close(self) -> None:
         self.coverage.close()
         self.shared.close()
+
+
+@contextlib.contextmanager
+def ranks(
+    directory: Path,
+    slots: int,
+    disk: Path | None,
+    when_short: WhenShort = "refuse",
+    backup: BackupClient | None = None,
+    repair_within: float = 120.0,
+) -> Iterator[dict[int, Rank]]:
+    group = {
+        rank: Rank(directory / "e", rank, slots, disk, 0, when_short, counts_of(rank), backup, repair_within)
+        for rank in range(RANKS)
+    }
+    try:
+        yield group
+    finally:
+        for rank in group.values():
+            rank.close()
+
+
+def counts_of(rank: int) -> FloatArray:
+    """What a rank has counted: the same order everywhere, the last experts the most asked for, other numbers."""
+    return np.tile(np.arange(model.EXPERTS) * 10.0 + rank, (model.LAYERS, 1))
+
+
+def enter(group: dict[int, Rank], view: View, masked: bool = False) -> None:
+    with ThreadPoolExecutor() as together:
+        answers = {rank: together.submit(group[rank].coverage.repair, view) for rank in view.active}
+    digests = {rank: answer.result() for rank, answer in answers.items()}
+    assert len(set(digests.values())) == 1
+    assert None not in digests.values()
+    for rank in view.active:
+        group[rank].check()
+        shown = group[rank].shown
+        assert shown is not None
+        assert shown.degraded == masked
+        assert (shown.on(view.active).replica_counts > 0).all() != masked

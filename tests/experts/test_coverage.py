@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,62 +11,24 @@ import numpy as np
 import pytest
 import torch
 
+from eep.errors import EepError
 from eep.experts.backup import BackupOptions, BackupService
 from eep.experts.backup_client import BackupClient
 from eep.experts.checkpoint import CheckpointReader
+from eep.experts.checksums import Checksums
 from eep.experts.coverage import LACKING
 from eep.experts.engine import Engine
 from eep.experts.layout import ExpertLayout
 from eep.experts.load import AgreedLoad
 from eep.experts.offering import LiveOffer
-from eep.experts.packing import FloatArray
-from eep.experts.placement import WhenShort, plan
+from eep.experts.placement import plan
 from eep.experts.records import BACKUPS, BackupRecord, encode
 from eep.experts.records import RANKS as RANK_RECORDS
 from eep.experts.registry import DirectoryRegistry
 from eep.experts.repair import RepairFailed, Want
 from eep.view import View
 from tests.experts import model
-from tests.experts.covered import RANKS, Rank
-
-
-@contextlib.contextmanager
-def ranks(
-    directory: Path,
-    slots: int,
-    disk: Path | None,
-    when_short: WhenShort = "refuse",
-    backup: BackupClient | None = None,
-    repair_within: float = 120.0,
-) -> Iterator[dict[int, Rank]]:
-    group = {
-        rank: Rank(directory / "e", rank, slots, disk, 0, when_short, counts_of(rank), backup, repair_within)
-        for rank in range(RANKS)
-    }
-    try:
-        yield group
-    finally:
-        for rank in group.values():
-            rank.close()
-
-
-def counts_of(rank: int) -> FloatArray:
-    """What a rank has counted: the same order everywhere, the last experts the most asked for, other numbers."""
-    return np.tile(np.arange(model.EXPERTS) * 10.0 + rank, (model.LAYERS, 1))
-
-
-def enter(group: dict[int, Rank], view: View, masked: bool = False) -> None:
-    with ThreadPoolExecutor() as together:
-        answers = {rank: together.submit(group[rank].coverage.repair, view) for rank in view.active}
-    digests = {rank: answer.result() for rank, answer in answers.items()}
-    assert len(set(digests.values())) == 1
-    assert None not in digests.values()
-    for rank in view.active:
-        group[rank].check()
-        shown = group[rank].shown
-        assert shown is not None
-        assert shown.degraded == masked
-        assert (shown.on(view.active).replica_counts > 0).all() != masked
+from tests.experts.covered import RANKS, Rank, counts_of, enter, ranks
 
 
 @pytest.mark.parametrize("disk", [False, True])
@@ -256,6 +216,21 @@ def test_how_long_a_repair_may_take_is_for_its_caller_to_say(
         answers = [group[rank].coverage.repair(smaller) for rank in smaller.active]
         assert (LACKING not in answers) == is_enough
         time.sleep(0 if is_enough else 0.6)  # until whoever still reads into these slots has done so
+
+
+def test_backups_that_are_not_believed_are_no_reason_to_end(
+    tmp_path: Path, backup: Backup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ranks(tmp_path, 3, None, backup=backup.client) as group:
+        backup.fill(group)
+        group[2].close()
+        group[0].sums.known[:] = False
+
+        def differ(client: BackupClient) -> Checksums:
+            raise EepError("two copies differ")
+
+        monkeypatch.setattr(BackupClient, "checksums", differ)
+        assert group[0].coverage.repair(View(2, (0, 1, 3), (0,) * RANKS)) == LACKING
 
 
 def test_a_rank_that_lacks_what_it_was_started_with_ends(tmp_path: Path) -> None:

@@ -68,6 +68,21 @@ def test_records_are_replaced_and_withdrawn(tmp_path: pathlib.Path) -> None:
     assert os.listdir(tmp_path / "r") == []
 
 
+def test_who_withdraws_leaves_the_record_of_whoever_took_its_place(tmp_path: pathlib.Path) -> None:
+    """As when a service is replaced by a new one of its name, and ends a moment later."""
+    old, new = DirectoryRegistry(tmp_path / "r"), DirectoryRegistry(tmp_path / "r")
+    old.publish("backups/host", b"old")
+    new.publish("backups/host", b"new")
+    old.withdraw("backups/host")
+    assert new.scan("") == {"backups/host": b"new"}
+    old.publish("backups/host", b"old")
+    new.publish("backups/host", b"new")
+    old.close()
+    assert new.scan("") == {"backups/host": b"new"}
+    new.close()
+    assert os.listdir(tmp_path / "r") == []
+
+
 def test_a_record_that_is_replaced_while_somebody_looks_is_there(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

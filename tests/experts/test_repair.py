@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import wait
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import eep.experts.repair as repair_module
 from eep.errors import EepError
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
@@ -105,8 +109,56 @@ def test_a_source_that_is_stuck_ends_the_repair_with_an_error() -> None:
         with pytest.raises(RepairFailed, match="backup stuck did not deliver 24 experts before the timeout") as caught:
             run(plan, memory, sources, timeout=0.2)
         assert len(caught.value.transfers) == 24
+        assert [future.done() for future in caught.value.still_reading] == [False]
     finally:
         stuck.release.set()
+    assert not wait(caught.value.still_reading, timeout=60).not_done
+
+
+def test_who_never_began_to_read_is_not_waited_for() -> None:
+    """More sources than threads: those whose turn did not come are not going to write."""
+    release, number = threading.Event(), repair_module._MOST_WORKERS + 2
+    sources = {f"stuck{index}": Source("stuck") for index in range(number)}
+    for source in sources.values():
+        source.release = release
+    plan, memory, sources, _ = empty_rank(**sources)
+    try:
+        with pytest.raises(RepairFailed) as caught:
+            run(plan, memory, sources, timeout=0.5)
+        assert len(caught.value.still_reading) == repair_module._MOST_WORKERS
+    finally:
+        release.set()
+    assert not wait(caught.value.still_reading, timeout=60).not_done
+
+
+class OnGpu(ExpertMemory):
+    """Says that it is on the fourth GPU, and is not."""
+
+    region: Any
+
+    def __init__(self, memory: ExpertMemory) -> None:
+        self.layout, self.region, self._memory = memory.layout, SimpleNamespace(device=torch.device("cuda:3")), memory
+
+    def pieces(self, layer: int, slot: int) -> list[torch.Tensor]:
+        return self._memory.pieces(layer, slot)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_who_reads_has_the_device_of_the_memory_as_its_own(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
+    """A thread begins with the first GPU, and a peer's memory is mapped on the GPU of the thread that does it."""
+    current: dict[int, torch.device] = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.update({threading.get_ident(): device}))
+    read_on: list[torch.device | None] = []
+
+    class Looks(Source):
+        def read(self, wants: Sequence[Want]) -> None:
+            read_on.append(current.get(threading.get_ident()))
+            super().read(wants)
+
+    plan, memory, sources, full = empty_rank(a=Looks())
+    run(plan, OnGpu(memory) if on_gpu else memory, sources)
+    assert read_on == [torch.device("cuda:3") if on_gpu else None]
+    assert model.wrong_slots(memory, full, 0) == []
 
 
 def test_an_error_of_ours_is_not_taken_for_a_lost_source() -> None:

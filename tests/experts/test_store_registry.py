@@ -86,6 +86,18 @@ def test_records_are_seen_by_others_replaced_and_withdrawn(registries: list[Stor
         first.publish("backups/a", b"x" * (MOST_BYTES + 1))
 
 
+def test_who_withdraws_leaves_the_record_of_whoever_took_its_place(registries: list[StoreRegistry]) -> None:
+    old, new = registries
+    old.publish("backups/host", b"old")
+    new.publish("backups/host", b"new")
+    assert wait_for_change(old, "backups/", {"backups/host": b"old"}, PATIENCE) == {"backups/host": b"new"}
+    old.withdraw("backups/host")
+    assert old.scan("backups/") == {"backups/host": b"new"}
+    old.publish("backups/other", b"1")
+    assert wait_for_change(new, "backups/other", {}, PATIENCE), "it has seen everything that was done before"
+    assert new.scan("backups/host") == {"backups/host": b"new"}
+
+
 @waits_for_leases
 def test_a_record_goes_with_the_lease_of_its_writer(registries: list[StoreRegistry]) -> None:
     first, second = registries

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import socket
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +61,42 @@ def test_who_does_not_say_hello_gets_nothing(tmp_path: pathlib.Path, memory: Sha
         assert (answer, descriptors) == (b"", [])
     server.close()
     assert server.refused == 1
+
+
+def fail_at_first(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Nobody is let in at first, as when descriptors have run out."""
+    accept, failures = socket.socket.accept, iter(range(times))
+
+    def failing(listening: socket.socket) -> Any:
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+
+
+def test_who_has_no_descriptors_left_for_a_moment_answers_afterwards(
+    tmp_path: pathlib.Path, memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at_first(monkeypatch, 3)
+    server = RegionServer(tmp_path, 1, 0, memory)
+    peers = MappedPeers(tmp_path, VIEW, 8192)
+    assert peers.alive(1)
+    assert server.refused == 3
+    peers.close()
+    server.close()
+    assert not server._thread.is_alive()
+
+
+def test_who_has_no_descriptors_left_can_be_closed(
+    tmp_path: pathlib.Path, memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at_first(monkeypatch, 10**9)
+    server = RegionServer(tmp_path, 1, 0, memory)
+    time.sleep(0.1)
+    assert 1 <= server.refused <= 20, "it waits a little each time"
+    server.close()
+    assert not server._thread.is_alive()
 
 
 def test_a_descriptor_that_could_shrink_is_refused(tmp_path: pathlib.Path) -> None:

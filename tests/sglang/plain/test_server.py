@@ -91,19 +91,56 @@ def test_four_ranks_answer_as_one_does(reference: Answers, four_ranks: Answers) 
     [
         ("/update_weights_from_disk", {"model_path": "elsewhere"}, "Start another server"),
         ("/release_memory_occupation", {}, "Start another server"),
+        ("/weights_checker", {"action": "checksum"}, "cannot be compared"),
         ("/pause_generation", {"mode": "in_place"}, "for lost"),
     ],
 )
 def test_orders_that_would_make_ranks_differ_are_refused(
     plain: Server, path: str, order: dict[str, str], why: str
 ) -> None:
+    code, said = refusal_of(plain, path, order)
+    assert code == 400
+    assert why in said
+
+
+def refusal_of(server: Server, path: str, order: dict[str, Any]) -> tuple[int, str]:
     request = urllib.request.Request(
-        plain.url + path, json.dumps(order).encode(), {"Content-Type": "application/json"}, method="POST"
+        server.url + path, json.dumps(order).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=60)
-    assert refused.value.code == 400
-    assert why in refused.value.read().decode()
+        urllib.request.urlopen(request, timeout=600)
+    return refused.value.code, refused.value.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"max_new_tokens": 16.0}, "max_new_tokens"),
+        ({"json_schema": {"type": "object"}}, "json_schema"),
+        ({"top_k": 10**25}, ""),
+    ],
+)
+def test_a_parameter_of_the_wrong_type_is_an_error_to_its_client_alone(
+    plain: Server, four_ranks: Answers, parameters: dict[str, Any], why: str
+) -> None:
+    code, said = refusal_of(plain, "/generate", {"text": "Say 1", "sampling_params": parameters})
+    assert code == 400, said
+    assert why in said
+    assert plain.generate(PROMPTS[0]) == four_ranks.tokens[0]
+
+
+@pytest.mark.long
+def test_a_request_that_ends_every_rank_it_comes_to_is_ended_itself(plain: Server, four_ranks: Answers) -> None:
+    """SGLang does not ask how many log-probabilities there can be, and its scheduler ends when there are fewer."""
+    assert plain.directory is not None
+    order = {"text": "Say 1", "return_logprob": True, "top_logprobs_num": 10**6, "sampling_params": {"temperature": 0}}
+    code, said = refusal_of(plain, "/generate", order)
+    assert code == 500, said
+    assert "may be what ends them" in said
+    story = Story(plain.directory, Load.with_reference(plain.url, [list(PROMPTS[0].encode())], clients=1))
+    assert story.wait_until_all_run(RANKS), plain.log[-3000:]
+    story.close()
+    assert plain.generate(PROMPTS[0]) == four_ranks.tokens[0]
 
 
 def test_a_health_check_is_answered(plain: Server) -> None:
