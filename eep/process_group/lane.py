@@ -13,9 +13,11 @@ from eep.process_group.gate import Gate
 from eep.view import View
 
 
-def group_id(name: str) -> int:
-    """The number by which the members of a group find each other's lanes. Never 0."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+def group_id(name: str, uses: int = 0) -> int:
+    """The number by which the members of a group find each other's lanes. Never 0. ``uses``: how many groups of that name
+    have ended in this view."""
+    text = f"{name}\0{uses}" if uses else name
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
 
 
 class Lane:
@@ -31,6 +33,11 @@ class Lane:
         self._positions_of: tuple[int, list[int], tuple[int, ...]] = 0, [], ()
         self._open = True
         self._register()
+
+    @property
+    def epoch(self) -> int:
+        """Of the view to which a call that is made now belongs."""
+        return self._endpoint.view.epoch
 
     def active(self) -> int:
         """The members that are in the view, as a bit mask."""
@@ -52,12 +59,21 @@ class Lane:
         self.ranks = list(range(size))
         self._register()
 
-    def call(self, name: str, args: CollectiveArgs, timeout: float) -> int:
-        """Runs a collective; the ranks that took part, as a bit mask."""
+    def rename(self, identity: int) -> None:
+        """From now on the members look for this lane by another number. Between two views: nothing is under way."""
+        native.check(self._library, self._library.eep_lane_close(self._context, self._number))
+        self._identity = identity
+        self._register()
+
+    def call(self, name: str, args: CollectiveArgs, timeout: float, epoch: int | None = None) -> int:
+        """Runs a collective; the ranks that took part, as a bit mask. ``epoch`` is that of the view in which the call was
+        made, if it had to wait for its turn since."""
         args.deadline_ns = _nanoseconds(timeout)
         self._gate.enter()
         try:
             self._check_open(name)
+            if epoch is not None and epoch != self._endpoint.view.epoch:
+                raise overtaken(name, epoch, self.epoch)
             args.lane = self._number.value
             code = self._library.eep_collective(self._context, ctypes.byref(args), None)
             native.check(self._library, code)
@@ -67,10 +83,14 @@ class Lane:
             self._gate.leave()
         return int(args.answered)
 
-    def send(self, to: int, tag: int, address: int, size: int, timeout: float) -> None:
+    def send(self, epoch: int, to: int, tag: int, address: int, size: int, timeout: float) -> None:
+        """Sends a message of the view of ``epoch``."""
         done = ctypes.c_uint32()
         self._gate.enter()
         try:
+            self._check_open("send")
+            if epoch != self._endpoint.view.epoch:
+                raise overtaken(f"send to rank {to}", epoch, self.epoch)
             self._check_member("send", to)
             code = self._library.eep_send(
                 self._context, self._number, to, tag, address, size, _nanoseconds(timeout), ctypes.byref(done)
@@ -117,7 +137,7 @@ class Lane:
         return True
 
     def pokes(self) -> int:
-        return int(self._library.eep_pokes(self._context))
+        return int(self._library.eep_pokes(self._context)) if self._open else 0
 
     def poke(self) -> None:
         """Ends the waits of :meth:`probe`, so that whoever probes looks at what has changed."""
@@ -147,7 +167,6 @@ class Lane:
             raise EepError(f"{name}: this process group was destroyed")
 
     def _check_member(self, name: str, rank: int) -> None:
-        self._check_open(name)
         if not self.active() >> rank & 1:
             raise (
                 self._failure(name)
@@ -169,10 +188,12 @@ class DeviceLane(Lane):
     knows already is an error.
     """
 
-    def call(self, name: str, args: CollectiveArgs, timeout: float) -> int:
+    def call(self, name: str, args: CollectiveArgs, timeout: float, epoch: int | None = None) -> int:
         self._gate.enter()
         try:
             self._check_open(name)
+            if epoch is not None and epoch != self._endpoint.view.epoch:
+                raise overtaken(name, epoch, self.epoch)
             if not self._endpoint.is_ok:
                 raise self._failure(name)
             args.lane = self._number.value
@@ -184,6 +205,11 @@ class DeviceLane(Lane):
 
     def poke(self) -> None:
         """There are no messages on a GPU."""
+
+
+def overtaken(name: str, epoch: int, now: int) -> EpochRevoked:
+    """What ends a call that was made in a view and did not run before the next: there it would meet another of theirs."""
+    return EpochRevoked(f"{name} was called in epoch {epoch}, which ended before it ran; run it again in epoch {now}")
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -2,7 +2,7 @@
 
 Messages to one rank go out in the order they were sent, from a thread per destination: one that nobody receives yet holds
 up no other. One thread per group receives: what nobody has asked for is set aside until somebody does. A message belongs to
-the view in which it was sent.
+the view in which it was sent, and a receive to the one in which it was asked for: what a view leaves undone ends with it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from eep.collective_abi import Message
 from eep.endpoint import Endpoint
 from eep.errors import EepError, StepFailed
 from eep.process_group.calls import check
-from eep.process_group.lane import Lane
+from eep.process_group.lane import Lane, overtaken
 from eep.process_group.work import EepWork
+from eep.view import View
 
 
 @dataclass(slots=True, eq=False)
 class _Posted:
     """Somebody waits for a message. ``source`` is None for anybody's."""
 
+    epoch: int
     source: int | None
     tag: int
     tensor: torch.Tensor
     deadline: float
     work: EepWork
 
-    def takes(self, source: int, tag: int) -> bool:
-        return tag == self.tag and self.source in (None, source)
+    def takes(self, epoch: int, source: int, tag: int) -> bool:
+        return epoch == self.epoch and tag == self.tag and self.source in (None, source)
 
 
 class Messages:
@@ -43,8 +45,10 @@ class Messages:
     def __init__(self, endpoint: Endpoint, lane: Lane, timeout: float) -> None:
         self.timeout = timeout
         self._endpoint, self._lane = endpoint, lane
-        self._senders: dict[int, queue.SimpleQueue[tuple[torch.Tensor, int, EepWork] | None]] = {}
+        # Guards all that follows but what was set aside, which is the receiver's own. Who comes after the end is told so
+        # under it: nobody would serve what was put behind the end of a queue.
         self._changed = threading.Condition()
+        self._senders: dict[int, queue.SimpleQueue[tuple[int, torch.Tensor, int, EepWork] | None]] = {}
         self._posted: list[_Posted] = []
         self._aside: list[tuple[int, int, torch.Tensor]] = []
         self._aside_epoch = -1
@@ -54,23 +58,25 @@ class Messages:
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> EepWork:
         _check("send", tensor)
         work = EepWork(f"send to rank {to}", [tensor])
-        self._refuse_if_closed("send")
-        if to not in self._senders:
-            self._senders[to] = queue.SimpleQueue()
-            self._start(self._send_to, to)
-        self._senders[to].put((tensor, tag, work))
+        with self._changed:
+            self._refuse_if_closed("send")
+            if to not in self._senders:
+                self._senders[to] = queue.SimpleQueue()
+                self._start(self._send_to, to)
+            self._senders[to].put((self._lane.epoch, tensor, tag, work))
         return work
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> EepWork:
         _check("recv", tensor)
         work = EepWork(f"recv from {'any rank' if source is None else f'rank {source}'}", [tensor])
-        self._refuse_if_closed("recv")
         with self._changed:
-            self._posted.append(_Posted(source, tag, tensor, time.monotonic() + self.timeout, work))
+            self._refuse_if_closed("recv")
+            deadline = time.monotonic() + self.timeout
+            self._posted.append(_Posted(self._lane.epoch, source, tag, tensor, deadline, work))
             if self._receiver is None:
                 self._receiver = self._start(self._receive)
             self._changed.notify_all()
-        self._lane.poke()
+            self._lane.poke()
         return work
 
     def close(self) -> None:
@@ -78,17 +84,17 @@ class Messages:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for sender in self._senders.values():
-            sender.put(None)
-        self._lane.poke()
+            for sender in self._senders.values():
+                sender.put(None)
+            self._lane.poke()
 
     def _send_to(self, to: int) -> None:
         while (item := self._senders[to].get()) is not None:
-            tensor, tag, work = item
+            epoch, tensor, tag, work = item
 
-            def body(tensor: torch.Tensor = tensor, tag: int = tag) -> tuple[int, ...]:
+            def body(epoch: int = epoch, tensor: torch.Tensor = tensor, tag: int = tag) -> tuple[int, ...]:
                 size = tensor.numel() * tensor.element_size()
-                self._lane.send(to, tag, tensor.data_ptr(), size, self.timeout)
+                self._lane.send(epoch, to, tag, tensor.data_ptr(), size, self.timeout)
                 return (self._lane.ranks.index(to),)
 
             work.run(body)
@@ -100,44 +106,51 @@ class Messages:
                     self._changed.wait()
                 if self._closed:
                     break
-            pokes = self._lane.pokes()
+                # Whoever asks or closes from here on pokes, and so ends the wait that follows.
+                pokes, asked = self._lane.pokes(), list(self._posted)
+            # Read after those who asked: none of them is of a later view.
+            view = self._endpoint.view
+            for posted in asked:
+                if posted.epoch != view.epoch:
+                    self._fail([posted], overtaken(posted.work.name, posted.epoch, view.epoch))
             try:
-                self._look(pokes)
+                self._look(view, pokes)
             except Exception as error:
-                self._fail(list(self._posted), error)
+                self._fail(self._asked_in(view.epoch), error)
         self._fail(list(self._posted), EepError("recv: this process group was destroyed"))
 
-    def _look(self, pokes: int) -> None:
+    def _look(self, view: View, pokes: int) -> None:
         """Serves what can be served; then waits for a message, for a reason to stop, or for a new receiver."""
-        view, active = self._endpoint.view, self._lane.active()
+        active = self._lane.active()
+        if self._endpoint.view is not view:
+            return
         if self._aside_epoch != view.epoch:
             self._aside, self._aside_epoch = [], view.epoch
         if (trouble := self._lane.trouble("recv")) is not None:
             raise trouble
         for source, tag, tensor in list(self._aside):
-            if (posted := self._taker(source, tag)) is not None:
+            if (posted := self._taker(view.epoch, source, tag)) is not None:
                 self._aside = [kept for kept in self._aside if kept[2] is not tensor]
                 self._deliver(posted, source, tensor)
         now = time.monotonic()
-        posted_now = list(self._posted)
-        for posted in posted_now:
+        for posted in self._asked_in(view.epoch):
             wanted = active if posted.source is None else 1 << posted.source
             if not wanted & active or self._all_left(wanted & active):
                 self._fail([posted], StepFailed(f"{posted.work.name}: it is not in the view, or has left"))
             elif now >= posted.deadline:
                 self._fail([posted], StepFailed(f"{posted.work.name}: nothing came within {self.timeout:.0f} s"))
-        if not self._posted:
+        if not (asked := self._asked_in(view.epoch)):
             return
         sources = 0
-        for posted in self._posted:
+        for posted in asked:
             sources |= active if posted.source is None else 1 << posted.source
-        patience = min(posted.deadline for posted in self._posted) - now
+        patience = min(posted.deadline for posted in asked) - now
         if (message := self._lane.probe(view.epoch, sources, pokes, patience)) is not None:
             self._take(view.epoch, message)
 
     def _take(self, epoch: int, message: Message) -> None:
         source, tag, size = int(message.source), int(message.tag), int(message.bytes)
-        posted = self._taker(source, tag)
+        posted = self._taker(epoch, source, tag)
         if posted is not None and posted.tensor.numel() * posted.tensor.element_size() == size:
             if self._lane.receive(epoch, source, posted.tensor.data_ptr(), size, self.timeout):
                 self._finish(posted, source)
@@ -173,8 +186,11 @@ class Messages:
                 self._posted.remove(posted)
             posted.work.end(error=error)
 
-    def _taker(self, source: int, tag: int) -> _Posted | None:
-        return next((posted for posted in list(self._posted) if posted.takes(source, tag)), None)
+    def _asked_in(self, epoch: int) -> list[_Posted]:
+        return [posted for posted in list(self._posted) if posted.epoch == epoch]
+
+    def _taker(self, epoch: int, source: int, tag: int) -> _Posted | None:
+        return next((posted for posted in list(self._posted) if posted.takes(epoch, source, tag)), None)
 
     def _all_left(self, ranks: int) -> bool:
         peers = self._endpoint._peers

@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Mapping
 
+from eep.errors import EepError
 from eep.process_group.calls import Call
 from eep.process_group.lane import Lane
 from eep.process_group.work import EepWork
@@ -19,9 +20,11 @@ class Runner:
         """``lanes`` by kind of device, ``cpu`` among them."""
         self._name, self._lanes = name, lanes
         self._running = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[list[Call], float, EepWork] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[list[Call], float, EepWork, int] | None] = queue.SimpleQueue()
+        # Guards what follows, and that nothing is put into the queue behind its end: nobody would serve it.
+        self._queueing = threading.Lock()
         self._queued = 0
-        self._counting = threading.Lock()
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     def run(self, batch: list[Call], timeout: float, *, in_background: bool) -> EepWork:
@@ -46,30 +49,38 @@ class Runner:
                     return work
             finally:
                 self._running.release()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
-            self._thread.start()
-        with self._counting:
+        with self._queueing:
+            if self._closed:
+                raise EepError(f"{name}: this process group was destroyed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
+                self._thread.start()
             self._queued += 1
-        self._queue.put((batch, timeout, work))
+            self._queue.put((batch, timeout, work, self._lanes["cpu"].epoch))
         return work
 
     def close(self) -> None:
         """What is queued still runs, or fails as the lane is closed."""
-        self._queue.put(None)
+        with self._queueing:
+            self._closed = True
+            self._queue.put(None)
 
     def _serve(self) -> None:
         while (item := self._queue.get()) is not None:
+            batch, timeout, work, epoch = item
             with self._running:
-                self._execute(*item, self._lanes["cpu"])
-            with self._counting:
+                self._execute(batch, timeout, work, self._lanes["cpu"], epoch)
+            with self._queueing:
                 self._queued -= 1
 
-    def _execute(self, batch: list[Call], timeout: float, work: EepWork, lane: Lane) -> None:
+    def _execute(self, batch: list[Call], timeout: float, work: EepWork, lane: Lane, epoch: int | None = None) -> None:
+        """``epoch`` is given for what was queued: it belongs to the view in which it was called."""
         try:
+            if epoch is None and len(batch) > 1:
+                epoch = lane.epoch  # a batch is of one view, whether it was queued or not
             answered = lane.active()
             for call in batch:
-                answered &= lane.call(call.name, call.args, timeout)
+                answered &= lane.call(call.name, call.args, timeout, epoch)
         except BaseException as error:
             work.end(error=error)
         else:

@@ -52,6 +52,8 @@ class World:
             self.endpoint.close()
             raise
         self._lanes: dict[tuple[str, str], Lane] = {}
+        self._uses: dict[tuple[str, str], int] = {}
+        """How many lanes of a name have been closed in this view, where any has: see :meth:`open_lane`."""
         self._on_growth: list[Callable[[int], None]] = []
         self._watch = PeerWatch(self._ended)
 
@@ -75,11 +77,22 @@ class World:
     # ---- lanes ----
 
     def open_lane(self, name: str, ranks: Iterable[int], device: str = "cpu") -> Lane:
-        """A lane for the group of that name. Groups that hold every rank grow with the world."""
+        """A lane for the group of that name. Groups that hold every rank grow with the world.
+
+        A name may be used again within a view: torch does so where groups are named by their ranks. Rounds count from 1
+        then as before, so that whoever is still in the last group of the name would take those of the new one for its own.
+        So the members look for the new one by another number: all have ended as many of that name in this view. On a GPU
+        it is refused: lanes change their place with their number, and what was captured knows the old one.
+        """
         if (device, name) in self._lanes:
             raise EepError(f"there is a process group {name!r} already; destroy it first")
+        if any(used == name and on != "cpu" for on, used in self._uses):
+            raise EepError(
+                f"the process group {name!r} was destroyed in this view (epoch {self.view.epoch}), and others may be in it "
+                "still; give the new one another name (group_name=...), or make it again after the next view"
+            )
         kind = Lane if device == "cpu" else DeviceLane
-        lane = kind(self._endpoints[device], self.gate, group_id(name), list(ranks))
+        lane = kind(self._endpoints[device], self.gate, group_id(name, self._uses.get((device, name), 0)), list(ranks))
         self._lanes[device, name] = lane
         return lane
 
@@ -87,6 +100,8 @@ class World:
         for device in self._endpoints:
             if (lane := self._lanes.pop((device, name), None)) is not None:
                 lane.close()
+                if len(self.view.active) > 1:  # alone, there is nobody who could be in it still
+                    self._uses[device, name] = self._uses.get((device, name), 0) + 1
 
     def on_growth(self, grown: Callable[[int], None]) -> None:
         """``grown(size)`` is called when ranks were added beyond those there were at launch."""
@@ -120,9 +135,10 @@ class World:
         a newer view.
         """
         with self.changing, self.gate.alone(self._end_waits):
-            for endpoint in self.endpoints:
+            for device, endpoint in self._endpoints.items():
                 if endpoint.view != view:
                     endpoint._peers.apply(view, timeout)
+                    self._forget_uses(device)
             self._grow(max(self.size, 1 + max(view.active)))
         self._watch.follow(self.endpoint._peers.processes)
         return view
@@ -143,6 +159,14 @@ class World:
                 endpoint.close()
 
     # ---- within ----
+
+    def _forget_uses(self, device: str) -> None:
+        """A view begins. Its rounds are told from earlier ones by the epoch, and a rank that joins knows nothing of what
+        names were used for before: each means the same to all again."""
+        for kind, name in [each for each in self._uses if each[0] == device]:
+            del self._uses[kind, name]
+            if (lane := self._lanes.get((kind, name))) is not None:
+                lane.rename(group_id(name))
 
     def _grow(self, size: int) -> None:
         if size == self.size:
@@ -165,12 +189,22 @@ class World:
 
     def _ended(self, life: Life) -> None:
         """The process of a peer is gone. If it went without a word, the epoch is over for everybody."""
-        rank, incarnation = life
         view = self.view  # read once: a newer one, without that process, must not suffer for it
-        if rank not in view.active or view.incarnations[rank] != incarnation:
+        if not _is_in(view, life):
             return
-        if self.endpoint._peers.has_left(rank):
-            for endpoint in self.endpoints:
-                endpoint._peers.suspect(rank)
-        else:
+        if not self.endpoint._peers.has_left(life[0]):
             self.revoke(view.epoch)
+            return
+        # A suspicion names no epoch. So it is uttered where no view can be entered meanwhile.
+        self.gate.enter()
+        try:
+            for endpoint in self.endpoints:
+                if _is_in(endpoint.view, life):
+                    endpoint._peers.suspect(life[0])
+        finally:
+            self.gate.leave()
+
+
+def _is_in(view: View, life: Life) -> bool:
+    rank, incarnation = life
+    return rank in view.active and view.incarnations[rank] == incarnation

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.process_group.members import GroupConfig, Members, members
+from tests.process_group.worlds import Worlds
 
 
 @pytest.fixture
@@ -21,3 +22,16 @@ def group(tmp_path: Path) -> Iterator[Callable[..., Members]]:
             )
 
         yield start
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Iterator[Callable[[int], Worlds]]:
+    """Makes worlds of so many ranks in this process; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(size: int) -> Worlds:
+            made = Worlds(tmp_path / "ranks", size)
+            stack.callback(made.close)
+            return made
+
+        yield make
