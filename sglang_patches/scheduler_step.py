@@ -31,6 +31,7 @@ def register() -> None:
     hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _step)
     hooks.hook("managers.scheduler.Scheduler.run_batch", _run_batch)
     hooks.hook("managers.scheduler.Scheduler.process_batch_result", _process)
+    hooks.hook("layers.sampler.Sampler._sync_token_ids_across_tp", _nobody_to_agree_with, "replace")
     hooks.hook("managers.scheduler_components.batch_result_processor.release_kv_cache", overlap.release)
     hooks.hook("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", overlap.count_later)
     hooks.hook("managers.scheduler_components.dp_attn.exchange_sync_rows", _exchange_rows, "replace")
@@ -132,3 +133,8 @@ def until_removed(rank: int, work: Callable[[], T]) -> T:
         # At once, for SGLang's threads would keep the process from ending. Not 0: whether another life of it is wanted is
         # for the supervisor to say, and 0 would tell it that none is.
         os._exit(1)
+
+
+def _nobody_to_agree_with(*_: Any, **__: Any) -> None:
+    """Where a grammar has a say, the ranks that share a request's attention agree on its token. Here that is one rank. It
+    would ask itself, apart from the step, and be told that the view is over when another was lost: a survivor would end."""

@@ -127,6 +127,7 @@ TARGETS = (
     ),
     Target("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
     Target("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
+    Target("layers.sampler.Sampler._sync_token_ids_across_tp", "a rank samples for itself alone"),
     Target("layers.sampler.sampling_from_probs_torch", "draws by seed", ("probs", "sampling_seed", "positions")),
     Target(
         "layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",

@@ -33,6 +33,7 @@ TOKENS = 120
 TEXT = "It was a bright cold day in April, and "
 _MOVED = re.compile(r"replaying (\d+) requests")
 _LOGPROB_TOLERANCE = 1e-4
+_ENDS = "Scheduler hit an exception"
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def test_the_kinds_are_what_they_are_called(served: Served) -> None:
 def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, after: int) -> None:
     """Early, and late: what is not streamed comes to the front end in pieces of 50 tokens."""
     served.wait_until_all_are_in()
-    moved = served.moved()
+    moved, ends = served.moved(), served.server.log.count(_ENDS)
     asked = {name: Asking(served.server, kind, rank) for name, kind in served.kinds.items()}
     unseeded = Asking(served.server, UNSEEDED, rank)
     slowest = [asked[name] for name in ("generate streamed", "regex", "two samples")]
@@ -263,6 +264,7 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
     served.target.kill(rank)
     replies = {name: each.result() for name, each in asked.items()}
     assert ended == [], "these had ended before the rank was killed"
+    assert served.server.log.count(_ENDS) == ends, "a survivor has ended"
     assert served.moved() - moved >= 1 + sum(kind.samples for kind in served.kinds.values())
     for name, reply in replies.items():
         wanted = served.wanted[name]
