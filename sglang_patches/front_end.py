@@ -99,6 +99,8 @@ class FrontEnd:
             self._send_what_waits(mine)
         except Exception:
             for request_id in mine:
+                if self.ledger.id_of(request_id) is not None:
+                    self._drop(request_id)
                 self.ledger.ended(request_id)
                 self._kept.pop(request_id, None)
             raise

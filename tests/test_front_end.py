@@ -2,122 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import stat
-from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
 
 from eep.request_records import Manner
-from eep.requests import MOST_FRUITLESS_MOVES
-from eep.view import View
 from sglang_patches import front_end_hooks, ledger_adapter, options, recipe
-from sglang_patches.front_end import FrontEnd
 from sglang_patches.resume import DELIVERED
 from sglang_patches.seeds import Seeds
-
-UNSENDABLE = 10**25
-"""For ``top_k``: what is to be sent is a number, but not one that the wire has."""
-
-
-@dataclasses.dataclass
-class Parameters:
-    max_new_tokens: int | None = 8
-    top_k: int = 1
-    custom_params: dict[str, Any] | None = None
-    sampling_seed: int | None = None
-    n: int = 1
-
-
-@dataclasses.dataclass
-class TokenizedGenerateReqInput:
-    rid: str
-    input_ids: array[int] = dataclasses.field(default_factory=lambda: array("q", [7, 8]))
-    sampling_params: Parameters = dataclasses.field(default_factory=Parameters)
-    stream: bool = True
-    routed_dp_rank: int | None = None
-    return_hidden_states: bool = False
-    session_params: object = None
-
-
-@dataclasses.dataclass
-class BatchTokenizedGenerateReqInput:
-    batch: list[TokenizedGenerateReqInput]
-
-    def __iter__(self) -> Any:
-        return iter(self.batch)
-
-
-@dataclasses.dataclass
-class AbortReq:
-    rid: str = ""
-    abort_all: bool = False
-
-
-@dataclasses.dataclass
-class BatchStrOutput:
-    rids: list[str]
-    output_ids: list[list[int]]
-    output_strs: list[str]
-    finished_reasons: list[dict[str, str] | None]
-    prompt_tokens: list[int]
-    completion_tokens: list[int]
-    cached_tokens: list[int]
-    output_token_logprobs_val: list[list[float]]
-    input_token_logprobs_val: list[list[float]]
-
-
-def output(rid: str, tokens: list[int], text: str, completion: int, finished: bool = False) -> BatchStrOutput:
-    logprobs = [float(token) for token in tokens]
-    reason = {"type": "stop"} if finished else None
-    return BatchStrOutput([rid], [tokens], [text], [reason], [2], [completion], [0], [logprobs], [[0.5, 0.5]])
-
-
-class Server:
-    """A front end between a list of what was sent and a list of what was answered."""
-
-    def __init__(self, **options: Any) -> None:
-        self.sent: list[Any] = []
-        self.dropped: list[str] = []
-        self.answered: list[tuple[str, Any]] = []
-        self.prompt_tokens: dict[str, int] = {}
-        self.now = 0.0
-        self.front_end = FrontEnd(
-            self._dispatch,
-            self._answer,
-            self.dropped.append,
-            clock=lambda: self.now,
-            wait_limit=30.0,
-            **options,
-        )
-
-    def _dispatch(self, message: Any) -> None:
-        if getattr(getattr(message, "sampling_params", None), "top_k", 1) == UNSENDABLE:
-            raise OverflowError("an integer of more than 64 bits")
-        self.sent.append(message)
-
-    def _answer(self, rid: str, reason: Any, prompt_tokens: int) -> None:
-        self.answered.append((rid, reason))
-        self.prompt_tokens[rid] = prompt_tokens
-
-    def view(self, epoch: int, **incarnations: int) -> None:
-        ranks = {int(name[1:]): incarnation for name, incarnation in incarnations.items()}
-        numbers = tuple(ranks.get(rank, -1) for rank in range(4))
-        self.front_end.on_view(View(epoch, tuple(sorted(ranks)), numbers))
-
-    def accept(self, rid: str, **fields: Any) -> None:
-        self.front_end.send(TokenizedGenerateReqInput(rid, **fields))
-
-    def deliver(self, *arguments: Any, **named: Any) -> BatchStrOutput:
-        message = output(*arguments, **named)
-        self.front_end.output(message, late="LATE")
-        return message
+from tests.front_end_server import (
+    AbortReq,
+    BatchTokenizedGenerateReqInput,
+    Parameters,
+    Server,
+    TokenizedGenerateReqInput,
+)
 
 
 def test_requests_wait_for_the_first_view_and_spread_over_the_ranks() -> None:
@@ -333,82 +237,3 @@ def test_a_directory_that_has_something_in_it_is_not_taken(tmp_path: Path, monke
     with pytest.raises(SystemExit, match="is not empty"):
         front_end_hooks._prepare_directory()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["key"]
-
-
-def test_one_that_cannot_be_sent_is_an_error_to_its_client_and_no_hindrance_to_others() -> None:
-    server = Server()
-    server.view(1, r0=0, r1=0)
-    with pytest.raises(OverflowError):
-        server.accept("bad", sampling_params=Parameters(top_k=UNSENDABLE))
-    bad = TokenizedGenerateReqInput("bad in a batch", sampling_params=Parameters(top_k=UNSENDABLE))
-    with pytest.raises(OverflowError):
-        server.front_end.send(BatchTokenizedGenerateReqInput([TokenizedGenerateReqInput("beside it"), bad]))
-    assert len(server.front_end.ledger) == 0
-    assert server.answered == [], "SGLang answers for an error that it is raised"
-    server.accept("good")
-    assert server.front_end.ledger.loads() == {0: 1}
-
-
-def test_one_that_waited_and_then_cannot_be_sent_is_answered_and_the_others_are_sent() -> None:
-    server = Server()
-    server.accept("bad", sampling_params=Parameters(top_k=UNSENDABLE))
-    server.accept("good")
-    server.view(1, r0=0)
-    assert [message.rid for message in server.sent] == ["good"]
-    ((name, reason),) = server.answered
-    assert name == "bad"
-    assert reason["status_code"] == 500
-    assert "more than 64 bits" in reason["message"]
-    assert list(server.front_end._kept) == ["good"]
-
-
-def test_a_parameter_of_the_wrong_type_is_refused_before_anything_is_sent() -> None:
-    class SamplingParams(msgspec.Struct, kw_only=True, array_like=True):
-        max_new_tokens: int | None = 8
-        json_schema: str | None = None
-        top_k: int = 1
-        temperature: float = 1.0
-        custom_params: dict[str, str] | None = None
-        n: int = 1
-
-    server = Server()
-    server.view(1, r0=0)
-    for wrong in ({"max_new_tokens": 16.0}, {"json_schema": {"type": "object"}}, {"top_k": 10**25}):
-        parameters: Any = SamplingParams(**wrong)
-        with pytest.raises(ValueError, match="sampling_params: "):
-            server.accept("bad", sampling_params=parameters)
-    parameters = SamplingParams(max_new_tokens=16.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at `max_new_tokens`"):
-        server.accept("bad", sampling_params=parameters)
-    assert (server.sent, len(server.front_end.ledger)) == ([], 0)
-    parameters = SamplingParams(temperature=0, custom_params={"anything": object()})  # type: ignore[dict-item]
-    server.accept("good", sampling_params=parameters)
-    assert [message.rid for message in server.sent] == ["good"]
-
-
-def test_a_restart_that_goes_another_way_is_told_to_the_client_and_stopped() -> None:
-    server = Server()
-    server.view(1, r0=0, r1=0)
-    server.accept("a", return_hidden_states=True)
-    server.deliver("a", [1, 2], "xy", 2)
-    server.front_end.on_gone(0, 0)
-    message = server.deliver("a~1", [1, 5, 6], "xzz", 3)
-    assert message.rids == ["LATE"]
-    assert server.dropped == ["a~1"]
-    ((name, reason),) = server.answered
-    assert (name, reason["status_code"]) == ("a", 503)
-    assert "another way" in reason["message"]
-    assert len(server.front_end.ledger) == 0
-
-
-def test_a_request_that_ends_rank_after_rank_is_ended_itself() -> None:
-    server = Server()
-    for life in range(MOST_FRUITLESS_MOVES + 1):
-        server.view(life + 1, r0=life)
-        if life == 0:
-            server.accept("bad")
-        server.front_end.on_gone(0, life)
-    ((name, reason),) = server.answered
-    assert (name, reason["status_code"]) == ("bad", 500)
-    assert "may be what ends them" in reason["message"]
-    assert len(server.sent) == MOST_FRUITLESS_MOVES + 1
