@@ -27,7 +27,8 @@ $(VENV)/.tools: Makefile
 	$(PIP) cmake ninja
 	touch $@
 
-$(VENV)/.ready: $(VENV)/.tools pyproject.toml
+# An editable install knows where each package was; one that was added or moved asks for it again.
+$(VENV)/.ready: $(VENV)/.tools pyproject.toml $(shell find eep sglang_patches -name __init__.py)
 	$(PIP) $(TORCH)
 	# "make build" builds what is used from the tree, CUDA included; this build only has to satisfy pip.
 	$(PIP) --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
@@ -98,25 +99,25 @@ format: setup  ## rewrite the sources in the project's style
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
 bench: system-packages build  ## dispatch, combine and expert repair; tables, JSON and plots in bench/results
-	$(PY) bench/dispatch_combine.py
-	$(PY) bench/repair.py
+	$(PY) -m bench.exchange
+	$(PY) -m bench.repair
 
 bench-membership: build  ## how long a lost rank is felt, and what a view change costs as instances grow
-	$(PY) bench/membership.py
+	$(PY) -m bench.membership
 
 bench-collectives: build  ## collectives of the backend eep against those of gloo
-	$(PY) bench/collectives.py
+	$(PY) -m bench.collectives
 
 bench-serving-gpu: build-gpu  ## four ranks against one on a GPU, and where the time of their steps goes; needs SGLang for CUDA
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
-	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) bench/serving.py --device cuda
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) -m bench.serving --device cuda
 
 bench-failover: build setup-sglang  ## what a kill costs the clients of the real SGLang server, and what readiness costs
-	$(PY) bench/failover.py
+	$(PY) -m bench.failover
 
 bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks on one GPU; after test-gpu has built the libraries
-	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/dispatch_combine.py --device cuda
-	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) bench/collectives_cuda.py
+	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) -m bench.exchange --device cuda
+	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) -m bench.collectives.cuda
 
 demo: build setup-sglang  ## the real SGLang server loses a rank under load, every token checked; timeline.png and .html
 	$(PY) examples/serve_and_kill.py

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eep import pg
-    from eep.buffer import Buffer
+    from eep.data_plane.buffer import Buffer
+    from eep.data_plane.operators import combine, dispatch
+    from eep.data_plane.rendezvous import Rendezvous
+    from eep.data_plane.status import Status
     from eep.errors import EepError, EpochRevoked, PeerUnreachable, RankInUse, RankRemoved, StepFailed
-    from eep.ops import combine, dispatch
-    from eep.rendezvous import Rendezvous
-    from eep.status import Status
     from eep.view import View
 
 _HOME = {
-    "Buffer": "eep.buffer",
+    "Buffer": "eep.data_plane.buffer",
     "EepError": "eep.errors",
     "EpochRevoked": "eep.errors",
     "PeerUnreachable": "eep.errors",
     "RankInUse": "eep.errors",
     "RankRemoved": "eep.errors",
-    "Rendezvous": "eep.rendezvous",
-    "Status": "eep.status",
+    "Rendezvous": "eep.data_plane.rendezvous",
+    "Status": "eep.data_plane.status",
     "StepFailed": "eep.errors",
     "View": "eep.view",
-    "combine": "eep.ops",
-    "dispatch": "eep.ops",
+    "combine": "eep.data_plane.operators",
+    "dispatch": "eep.data_plane.operators",
 }
 
 __all__ = [

@@ -23,9 +23,9 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from eep.drill.cli import register as register_faults
-from eep.experts.cli import register as register_backup
-from eep.observe.events import parse_line
+from eep.drill.command import register as register_faults
+from eep.experts.backup.command import register as register_backup
+from eep.observe.event_log import parse_line
 
 LOOKS_EVERY = 0.2
 
@@ -101,16 +101,16 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from eep.control.client import ask
-    from eep.control.messages import AskStatus
+    from eep.control.wire.client import ask
+    from eep.control.wire.messages import AskStatus
 
     print(json.dumps(json.loads(ask(Path(options.dir), AskStatus()).body), indent=2))
     return 0
 
 
 def _rank(options: argparse.Namespace) -> int:
-    from eep.control.client import ask
-    from eep.control.messages import AskOperation
+    from eep.control.wire.client import ask
+    from eep.control.wire.messages import AskOperation
 
     operation = options.operation or uuid.uuid4().hex
     answer = ask(Path(options.dir), AskOperation(operation, options.action, options.rank))
@@ -125,7 +125,7 @@ def _make_model(options: argparse.Namespace) -> int:
         import transformers  # noqa: F401
     except ImportError:
         raise ValueError("making a model needs the transformers package: pip install transformers") from None
-    from eep.tiny_model import make_model
+    from eep.drill.tiny_model import make_model
 
     print(f"wrote {make_model(options.path, options.seed, options.size, fp8=options.fp8)}")
     return 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from eep.process_group import register
 from eep.process_group.group import EepProcessGroup
-from eep.process_group.options import Options
+from eep.process_group.group_options import Options
 from eep.process_group.work import EepWork
 from eep.view import View
 

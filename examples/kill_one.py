@@ -40,7 +40,7 @@ class RankProcess:
     def __init__(self, seat: Seat) -> None:
         # The fork server imports torch once, for all ranks and for the newcomer.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["eep.buffer"])
+        context.set_forkserver_preload(["eep.data_plane.buffer"])
         self.rank = seat.rank
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=run_rank, args=(seat, theirs), daemon=True)

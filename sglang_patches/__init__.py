@@ -12,8 +12,9 @@ import sys
 
 def register() -> None:
     """The entry point. SGLang logs and forgets ordinary exceptions of a plugin, so what must stop it is SystemExit."""
-    from sglang_patches import arguments, cpu, hooks, launcher, options, targets
+    from sglang_patches import cpu, hooks, options, targets
     from sglang_patches.cuda import float32
+    from sglang_patches.server import flags, launcher
 
     if options.current() is not None:
         hooks.install_all()
@@ -22,9 +23,9 @@ def register() -> None:
     elif any(each == "--ep-backend" or each.startswith("--ep-backend=") for each in sys.argv):
         # Before anything is hooked: a version that we do not know must not get as far as "unrecognized arguments".
         targets.require_supported()
-        arguments.register()
+        flags.register()
     else:
-        arguments.register()
+        flags.register()
         if cpu.is_asked_for():
             launcher.prepare_cpu()
         elif float32.is_asked_for():

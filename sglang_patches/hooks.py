@@ -14,20 +14,20 @@ from sglang_patches import targets
 
 Kind = Literal["before", "after", "around", "replace"]
 AREAS = (
-    "process_groups",
-    "dispatcher",
-    "weights",
-    "scheduler_step",
-    "warm_up",
-    "launcher",
-    "controller",
-    "front_end_hooks",
-    "questions",
-    "resume",
-    "seeds",
+    "rank.process_groups",
+    "rank.dispatcher",
+    "rank.expert_weights",
+    "rank.scheduler_step",
+    "rank.warm_up",
+    "server.launcher",
+    "server.controller",
+    "front_end.tokenizer_hooks",
+    "front_end.broadcasts",
+    "rank.resumption",
+    "sampling.seeds",
 )
 """The modules that have a ``register()`` of their own, in the order in which they are installed."""
-GPU_AREAS = ("cuda.alignment", "cuda.devices", "cuda.float32", "cuda.graphs")
+GPU_AREAS = ("cuda.alignment", "cuda.gpu_sharing", "cuda.float32", "cuda.graphs")
 """Those that are installed where there is a GPU. On a CPU it is ``cpu.native_path``."""
 _wanted: set[str] = set()
 _installed = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 import eep
-from eep.received import ExpertTokens, RankTokens
+from eep.data_plane.tokens import ExpertTokens, RankTokens
 
 
 @dataclass(frozen=True)

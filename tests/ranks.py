@@ -19,16 +19,17 @@ from typing import Any
 import torch
 
 import eep
-import eep.received
-from eep import faults, native
-from eep.native import Mailbox
+import eep.data_plane.tokens
+from eep import faults
+from eep.abi import native
+from eep.abi.native import Mailbox
 from tests import moe
 
 PATIENCE_S = 90.0
 DIED = "died"
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "eep.buffer", "eep.faults", "tests.moe"])
+_context.set_forkserver_preload(["torch", "eep.data_plane.buffer", "eep.faults", "tests.moe"])
 
 
 class RankProgram:
@@ -103,7 +104,7 @@ class RankProgram:
     def addresses(self) -> list[int]:
         """Everything that a captured graph would hold a pointer to."""
         tensors = self.buffer.tokens_of(
-            eep.received.Sent(torch.zeros(0, self.config.topk, dtype=torch.int64), None, self.config.wire, 0)
+            eep.data_plane.tokens.Sent(torch.zeros(0, self.config.topk, dtype=torch.int64), None, self.config.wire, 0)
         )
         return [
             ctypes.addressof(self.buffer.table),

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 
-from tests.sim import soak as schedules
+from tests.membership.sim import soak as schedules
 
 SCHEDULES_SECONDS = 600.0
-MATRIX = ("tests/test_recovery.py", "tests/sglang/plain/test_failpoints.py")
+MATRIX = ("tests/recovery/test_session.py", "tests/sglang/plain/test_failpoints.py")
 
 
 def main(seconds: float) -> int:

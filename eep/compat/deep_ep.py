@@ -39,12 +39,12 @@ from typing import Any
 
 import torch
 
-from eep import native
-from eep.compat.arguments import check_tensor, local_experts_of, refuse
-from eep.compat.instance import CHANNELS, WIRE, Instance
+from eep.abi import native
+from eep.compat.checks import check_tensor, local_experts_of, refuse
+from eep.compat.deep_ep_rank import CHANNELS, WIRE, Instance
 from eep.compat.normal_mode import NormalMode
+from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
-from eep.received import ExpertTokens
 
 __all__ = ["Buffer", "EventOverlap", "Handle", "Hook"]
 

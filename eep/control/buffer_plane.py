@@ -16,12 +16,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from eep.buffer import Buffer
 from eep.control.member import Member
-from eep.control.private import CONTROL_DIRECTORY, PrivateDirectory
-from eep.control_page import SharedControlPage
+from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
+from eep.data_plane.buffer import Buffer
+from eep.data_plane.control_page import SharedControlPage
+from eep.data_plane.status import Status
 from eep.errors import PeerUnreachable
-from eep.status import Status
 from eep.view import View
 
 APPLY_WITHIN = 0.2

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Protocol
 
 from eep import faults
-from eep.control.client import Client, SupervisorGone
-from eep.control.messages import (
+from eep.control.private_directory import CONTROL_DIRECTORY
+from eep.control.pulse import Pulse, is_supported
+from eep.control.wire.client import Client, SupervisorGone
+from eep.control.wire.messages import (
     Message,
     Register,
     SayLeave,
@@ -36,9 +38,7 @@ from eep.control.messages import (
     TellRevoke,
     TellView,
 )
-from eep.control.private import CONTROL_DIRECTORY
-from eep.control.pulse import Pulse, is_supported
-from eep.control.wire import WireError
+from eep.control.wire.sealed_frames import WireError
 from eep.view import View
 
 FOREVER = 2**62

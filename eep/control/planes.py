@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eep.control.buffer_plane import APPLY_WITHIN
-from eep.control_page import SharedControlPage
-from eep.endpoint import Endpoint
+from eep.data_plane.control_page import SharedControlPage
+from eep.data_plane.endpoint import Endpoint
 from eep.errors import PeerUnreachable
 from eep.view import View
 

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import PeerUnreachable
-from eep.memory.shm import SharedMemory
 
 PULSE_BYTES = mmap.PAGESIZE
 _FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}

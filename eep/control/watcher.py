@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from eep.control.client import Client
-from eep.control.messages import TellGone, TellView, Watch
-from eep.control.wire import WireError
+from eep.control.wire.client import Client
+from eep.control.wire.messages import TellGone, TellView, Watch
+from eep.control.wire.sealed_frames import WireError
 from eep.view import View
 
 TRIES_EVERY = 0.2

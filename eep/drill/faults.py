@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eep import fault_orders
-from eep.faults import LOSABLE, Plan
-from eep.observe.events import EventLine, read_events
+from eep.faults import LOSABLE, Plan, orders
+from eep.observe.event_log import EventLine, read_events
 
 _LOOKS_EVERY = 0.05
 
@@ -97,7 +96,7 @@ class Target:
         if rank is not None:
             _check_rank(rank, known)
         self._fired_before[rank, point] = self._times_fired(rank, point)
-        fault_orders.give(self.directory, rank, point, Plan(action, skip, sleep_ms, count))
+        orders.give(self.directory, rank, point, Plan(action, skip, sleep_ms, count))
 
     def drop(self, rank: int, count: int = 1) -> None:
         """The next ``count`` messages of tokens that it sends are lost: it has sent them, and nobody hears of them."""
@@ -106,15 +105,15 @@ class Target:
     def disarm(self) -> int:
         """Takes back what has not acted yet; how much that was."""
         self.need_permission()
-        return fault_orders.withdraw(self.directory)
+        return orders.withdraw(self.directory)
 
     def armed(self) -> list[tuple[str, str]]:
         """What has not acted yet: whom it is for, and at which point."""
-        return sorted(fault_orders.pending(self.directory))
+        return sorted(orders.pending(self.directory))
 
     def fired(self) -> list[EventLine]:
         """Every time that a point has acted in this server."""
-        return [line for line in read_events(self.directory / "events.jsonl") if line.phase == fault_orders.FIRED]
+        return [line for line in read_events(self.directory / "events.jsonl") if line.phase == orders.FIRED]
 
     def wait_until_fired(self, rank: int | None, point: str, within: float) -> bool:
         """Until what was armed there by this target has acted. False if that does not come."""
@@ -138,8 +137,8 @@ class Target:
         return True
 
     def _status(self) -> dict[str, Any]:
-        from eep.control.client import ask
-        from eep.control.messages import AskStatus
+        from eep.control.wire.client import ask
+        from eep.control.wire.messages import AskStatus
 
         status: dict[str, Any] = json.loads(ask(self.directory, AskStatus()).body)
         return status
@@ -160,7 +159,7 @@ class Target:
 
     def need_permission(self) -> None:
         """ValueError if the server was not told that it may be drilled."""
-        if not fault_orders.allowed_in(self.directory):
+        if not orders.allowed_in(self.directory):
             raise ValueError(f"the server of {self.directory} was not started with --eep-faults on; it is left alone")
 
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from eep.errors import EepError
 from eep.experts.layout import ExpertMemory
-from eep.experts.packing import EMPTY, BoolArray
-from eep.experts.placement import Placement
+from eep.experts.placement.packing import EMPTY, BoolArray
+from eep.experts.placement.slot_plan import Placement
 
 
 @dataclass(frozen=True, eq=False)

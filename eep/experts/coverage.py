@@ -22,27 +22,27 @@ from typing import Any
 import numpy as np
 
 from eep import faults
-from eep.experts import learning
-from eep.experts.backup_client import BackupClient
+from eep.data_plane.memory import Memory
+from eep.experts.agreed_load import AgreedLoad
+from eep.experts.backup.backup_client import BackupClient
+from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
-from eep.experts.load import AgreedLoad
-from eep.experts.offering import LiveOffer
-from eep.experts.packing import EMPTY, FloatArray, IntArray
-from eep.experts.placement import CoverageError, Placement, WhenShort, plan
-from eep.experts.records import RankRecord, Shape, decode_all, encode
-from eep.experts.registry import DirectoryRegistry
-from eep.experts.repair import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, repair
-from eep.experts.repair_plan import Origin, RepairPlan, Tier, plan_repair
-from eep.experts.transport import MappedPeers, RegionServer
-from eep.memory import Memory
-from eep.validity import check_coverage
+from eep.experts.placement.packing import EMPTY, FloatArray, IntArray
+from eep.experts.placement.slot_plan import CoverageError, Placement, WhenShort, plan
+from eep.experts.registry.directory_registry import DirectoryRegistry
+from eep.experts.registry.published_records import RankRecord, Shape, decode_all, encode
+from eep.experts.repair import checksum_sources
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, repair
+from eep.experts.repair.peer_memory import MappedPeers, RegionServer
+from eep.experts.repair.repair_plan import Origin, RepairPlan, Tier, plan_repair
+from eep.recovery.contract import check_coverage
 from eep.view import View
 
 logger = logging.getLogger(__name__)
 _HELD = "held/"
 LACKING = 0
-"""In place of a digest; see :data:`eep.recovery.Repair`."""
+"""In place of a digest; see :data:`eep.recovery.session.Repair`."""
 _MOST_SETBACKS = 5
 """As many are named in the log of a repair."""
 
@@ -156,7 +156,7 @@ class Coverage:
             raise RepairFailed(
                 f"{len(self._late)} sources still read into slots for an earlier repair", steps.transfers, self._late
             )
-        learning.for_transfers(self._checksums, steps.transfers, self._memory, self._backup, self._checkpoint)
+        checksum_sources.for_transfers(self._checksums, steps.transfers, self._memory, self._backup, self._checkpoint)
         for transfer in steps.transfers:
             self._held[transfer.layer, transfer.slot] = EMPTY
         self._say_what_is_held()
@@ -215,7 +215,7 @@ class Coverage:
             elif record is not None and record.slots == size and record.shape == self._shape():
                 stored = record.slot_numbers().reshape(-1, size)
                 numbers = np.where(stored == EMPTY, EMPTY, stored % experts)
-                learning.from_rank(self._checksums, record, stored)
+                checksum_sources.from_rank(self._checksums, record, stored)
             else:
                 continue
             table[:, rank * size : (rank + 1) * size] = numbers

@@ -193,7 +193,7 @@ def _value_class(who: str) -> Callable[..., Any] | None:
 
 
 class InstanceMetrics:
-    """Give it to :meth:`eep.control.supervisor.Supervisor.watch_effects`."""
+    """Give it to :meth:`eep.control.supervisor.supervisor.Supervisor.watch_effects`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._sheet, self._clock = Sheet("supervisor"), clock

@@ -1,4 +1,4 @@
-"""Views of an instance without a supervisor: the ranks commit them among themselves (:mod:`eep.view_log`).
+"""Views of an instance without a supervisor: the ranks commit them among themselves (:mod:`eep.process_group.view_log`).
 
 Every change is one of: the first view of a launch, a view without some ranks, a view with some more. Survivors that noticed
 different things at different times still go through the same views, because an epoch is committed once and all others
@@ -12,12 +12,12 @@ import ctypes
 import time
 from collections.abc import Iterable
 
-from eep.collective_abi import CollectiveArgs, Element, Kind, OwnerState, Reduction
+from eep.abi.collectives import CollectiveArgs, Element, Kind, OwnerState, Reduction
+from eep.data_plane.rendezvous import Rendezvous
 from eep.errors import PeerUnreachable, RankInUse
+from eep.process_group.view_log import ViewLog
 from eep.process_group.world import World
-from eep.rendezvous import Rendezvous
 from eep.view import View
-from eep.view_log import ViewLog
 
 _LOOKS_EVERY = 0.002
 _VOTES = "eep/votes"

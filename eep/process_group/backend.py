@@ -12,12 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from eep.data_plane.rendezvous import Rendezvous
 from eep.errors import EepError
 from eep.process_group.agreement import Agreement
 from eep.process_group.group import EepProcessGroup
-from eep.process_group.options import Options
+from eep.process_group.group_options import Options
 from eep.process_group.world import World
-from eep.rendezvous import Rendezvous
 
 RENDEZVOUS = "EEP_RENDEZVOUS"
 INCARNATION = "EEP_INCARNATION"

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from eep.collective_abi import CollectiveArgs, Element, Kind, Reduction
-from eep.peer_table import MAX_RANKS
+from eep.abi.collectives import CollectiveArgs, Element, Kind, Reduction
+from eep.abi.peer_table import MAX_RANKS
 
 _ELEMENTS = {
     torch.uint8: Element.U8,

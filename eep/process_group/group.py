@@ -15,7 +15,7 @@ from eep.errors import EepError
 from eep.process_group import calls
 from eep.process_group.agreement import Agreement
 from eep.process_group.calls import Call
-from eep.process_group.messages import Messages
+from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
 from eep.process_group.world import World

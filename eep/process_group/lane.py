@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 
-from eep import native
-from eep.collective_abi import CollectiveArgs, Group, Message
-from eep.endpoint import Endpoint
+from eep.abi import native
+from eep.abi.collectives import CollectiveArgs, Group, Message
+from eep.data_plane.endpoint import Endpoint
 from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.process_group.gate import Gate
 from eep.view import View
@@ -184,8 +184,8 @@ class Lane:
 class DeviceLane(Lane):
     """A group's calls on a GPU: launched on the current stream and not waited for, so that they can be captured.
 
-    Whether they can be trusted is seen when the step is over (:meth:`eep.endpoint.Endpoint.status`); here only what the host
-    knows already is an error.
+    Whether they can be trusted is seen when the step is over (:meth:`eep.data_plane.endpoint.Endpoint.status`); here only
+    what the host knows already is an error.
     """
 
     def call(self, name: str, args: CollectiveArgs, timeout: float, epoch: int | None = None) -> int:

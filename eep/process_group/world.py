@@ -11,15 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from eep.endpoint import Endpoint
+from eep.abi.peer_table import ALONE_EPOCH
+from eep.data_plane.endpoint import Endpoint
+from eep.data_plane.memory.exchange import Offer
+from eep.data_plane.rendezvous import Rendezvous
 from eep.errors import EepError
-from eep.memory.exchange import Offer
-from eep.peer_table import ALONE_EPOCH
-from eep.peer_watch import Life, PeerWatch
 from eep.process_group.gate import Gate
+from eep.process_group.group_options import Options
 from eep.process_group.lane import DeviceLane, Lane, group_id
-from eep.process_group.options import Options
-from eep.rendezvous import Rendezvous
+from eep.process_group.peer_watch import Life, PeerWatch
 from eep.view import View
 
 

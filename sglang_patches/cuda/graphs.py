@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import hooks, instance
+from sglang_patches import hooks
+from sglang_patches.rank import instance
 
 _RUNNER = "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
 

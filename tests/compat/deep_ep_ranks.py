@@ -34,7 +34,7 @@ WIRES = {
 SMALL = moe.Config(ranks=3, max_ranks=4, max_tokens=6, hidden=512, topk=3, local_experts=2, layout="expert")
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "eep.buffer", "eep.faults", "tests.moe"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "eep.data_plane.buffer", "eep.faults", "tests.moe"])
 
 
 # ---- processes ----

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.control.etcd_cluster import EtcdCluster, why_not
+from tests.control.store.etcd_cluster import EtcdCluster, why_not
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from eep.control.fork_launcher import ForkLauncher
-from eep.control.processes import command_of, name_of
-from eep.control.supervisor import Supervisor
+from eep.control.launch.fork_launcher import ForkLauncher
+from eep.control.launch.processes import command_of, name_of
+from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import Instance, Phase, Policy
 
 PATIENCE = 120.0

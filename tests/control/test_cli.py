@@ -10,7 +10,7 @@ import pytest
 
 from eep import cli
 from eep.membership import Status
-from eep.observe.events import EventLog, parse_line, read_events
+from eep.observe.event_log import EventLog, parse_line, read_events
 from tests.control import ranks
 from tests.control.harness import kill, runs_with, supervised, until
 

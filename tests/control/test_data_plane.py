@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eep.control.supervisor import Supervisor
+from eep.control.supervisor.supervisor import Supervisor
 from tests.control import data_plane_rank
 from tests.control.harness import PATIENCE, kill, record, runs_with, supervised, until, until_gone
 
@@ -91,7 +91,7 @@ def test_a_joiner_that_dies_while_it_joins_does_not_hold_the_others_up() -> None
 
 
 def test_what_is_no_control_page_is_refused() -> None:
-    from eep.control.supervisor import open_shared_page
+    from eep.control.supervisor.supervisor import open_shared_page
 
     descriptor = os.memfd_create("not-a-page")
     with pytest.raises((ValueError, OSError, RuntimeError)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eep.control.member import FOREVER, Member
-from eep.control.supervisor import Supervisor
+from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import Action, OperatorAsked, Status
 from tests.control import ranks
 from tests.control.harness import kill, patient_policy, record, runs_with, supervised, until

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import pytest
 
-from eep.control import front
 from eep.control.pulse import PULSE_BYTES, PulseWatch, is_supported
+from eep.control.supervisor import front_desk
+from eep.data_plane.memory.shm import SharedMemory
 from eep.membership import Status
-from eep.memory.shm import SharedMemory
 from tests.control import ranks
 from tests.control.harness import PATIENCE, ROOT, supervised, until
 
@@ -133,5 +133,5 @@ def test_a_pulse_that_is_felt_after_the_exit_is_no_news(monkeypatch: pytest.Monk
             assert await asyncio.to_thread(felt.wait, PATIENCE)
             assert supervisor.rejected == {}
 
-    monkeypatch.setattr(front, "PulseWatch", LateWatch)
+    monkeypatch.setattr(front_desk, "PulseWatch", LateWatch)
     asyncio.run(body())

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from eep.control.background import BackgroundSupervisor
-from eep.control.client import ask
-from eep.control.messages import AskOperation
-from eep.control.processes import command_of
-from eep.control.supervisor import Supervisor
+from eep.control.launch.processes import command_of
+from eep.control.supervisor.background import BackgroundSupervisor
+from eep.control.supervisor.supervisor import Supervisor
 from eep.control.watcher import Watcher
+from eep.control.wire.client import ask
+from eep.control.wire.messages import AskOperation
 from eep.membership import Phase, Status
 from eep.view import View
 from tests.control import ranks

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from eep.experts.backup_client import BackupClient
-from eep.experts.checkpoint import CheckpointReader
+from eep.data_plane.memory.shm import SharedMemory
+from eep.experts.backup.backup_client import BackupClient
+from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import Coverage
 from eep.experts.layout import ExpertMemory
-from eep.experts.packing import FloatArray
-from eep.experts.placement import Placement, WhenShort, plan
-from eep.memory.shm import SharedMemory
+from eep.experts.placement.packing import FloatArray
+from eep.experts.placement.slot_plan import Placement, WhenShort, plan
 from eep.view import View
 from tests.experts import model
 

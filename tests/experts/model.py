@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec, checksum
-from eep.experts.packing import EMPTY
-from eep.experts.placement import Placement
+from eep.experts.placement.packing import EMPTY
+from eep.experts.placement.slot_plan import Placement
 
 LAYERS, EXPERTS = 3, 8
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
-from eep.experts.backup_client import BackupClient, LiveParameters
-from eep.experts.checkpoint import CheckpointReader
-from eep.experts.engine import Engine
+from eep.experts.backup.backup_client import BackupClient, LiveParameters
+from eep.experts.backup.transfer_engine import Engine
+from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
-from eep.experts.placement import Placement
-from eep.experts.registry import DirectoryRegistry
-from eep.experts.repair import LocalReader, PeerReader, Reader, Want, repair
-from eep.experts.repair_plan import Origin, Tier, plan_repair
-from eep.experts.transport import MappedPeers, RegionServer
-from eep.memory.shm import SharedMemory
+from eep.experts.placement.slot_plan import Placement
+from eep.experts.registry.directory_registry import DirectoryRegistry
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, Want, repair
+from eep.experts.repair.peer_memory import MappedPeers, RegionServer
+from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
 from eep.view import View
 from tests.experts import model
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from eep.errors import EepError
-from eep.experts.backup import BackupOptions, BackupService
-from eep.experts.backup_client import BackupClient
-from eep.experts.checkpoint import CheckpointReader
+from eep.experts.agreed_load import AgreedLoad
+from eep.experts.backup.backup_client import BackupClient
+from eep.experts.backup.live_offer import LiveOffer
+from eep.experts.backup.service import BackupOptions, BackupService
+from eep.experts.backup.transfer_engine import Engine
+from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import LACKING
-from eep.experts.engine import Engine
 from eep.experts.layout import ExpertLayout
-from eep.experts.load import AgreedLoad
-from eep.experts.offering import LiveOffer
-from eep.experts.placement import plan
-from eep.experts.records import BACKUPS, BackupRecord, encode
-from eep.experts.records import RANKS as RANK_RECORDS
-from eep.experts.registry import DirectoryRegistry
-from eep.experts.repair import RepairFailed, Want
+from eep.experts.placement.slot_plan import plan
+from eep.experts.registry.directory_registry import DirectoryRegistry
+from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode
+from eep.experts.registry.published_records import RANKS as RANK_RECORDS
+from eep.experts.repair.executor import RepairFailed, Want
 from eep.view import View
 from tests.experts import model
 from tests.experts.covered import RANKS, Rank, counts_of, enter, ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import eep
-from eep.received import RankTokens
+from eep.data_plane.tokens import RankTokens
 from tests import moe
 from tests.ranks import RankProgram
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 import eep
-from eep import native
-from eep.collective_abi import CollectiveArgs, Element, Group, Kind, Reduction
-from eep.endpoint import Endpoint
+from eep.abi import native
+from eep.abi.collectives import CollectiveArgs, Element, Group, Kind, Reduction
+from eep.data_plane.endpoint import Endpoint
 from tests.ranks import RankProgram
 
 ELEMENTS = {

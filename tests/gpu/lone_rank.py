@@ -7,7 +7,7 @@ import sys
 import torch
 
 import eep
-from eep.experts.transport import copy_all
+from eep.experts.repair.peer_memory import copy_all
 from tests import moe
 from tests.gpu.lane_ranks import LaneConfig, LaneProgram
 

@@ -9,7 +9,7 @@ import torch
 
 import eep
 from eep.compat import deep_ep
-from eep.received import RankTokens
+from eep.data_plane.tokens import RankTokens
 from tests import moe
 from tests.ranks import RankProgram
 

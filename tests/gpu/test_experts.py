@@ -13,13 +13,13 @@ import torch
 
 pytest.importorskip("xxhash")
 
-from eep.experts.checkpoint import CheckpointReader
+from eep.data_plane.memory import memory_of
+from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
-from eep.experts.placement import Placement, plan
-from eep.experts.repair import LocalReader, PeerReader, Reader, repair
-from eep.experts.repair_plan import Origin, Tier, plan_repair
-from eep.experts.transport import MappedPeers, RegionServer, copy_all
-from eep.memory import memory_of
+from eep.experts.placement.slot_plan import Placement, plan
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, repair
+from eep.experts.repair.peer_memory import MappedPeers, RegionServer, copy_all
+from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
 from eep.view import View
 from tests.experts import model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import eep
-from eep.process_group.messages import Messages
+from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
 from eep.process_group.world import World

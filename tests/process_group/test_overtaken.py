@@ -13,7 +13,7 @@ import eep
 from eep.process_group import calls
 from eep.process_group.gate import Gate
 from eep.process_group.lane import Lane
-from eep.process_group.messages import Messages
+from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
 from eep.process_group.world import World
 from eep.view import View

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import eep
-from eep.endpoint import Endpoint
+from eep.data_plane.endpoint import Endpoint
 from eep.process_group import calls
 from eep.process_group.lane import Lane
 from eep.process_group.runner import Runner

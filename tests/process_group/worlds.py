@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import eep
+from eep.data_plane.rendezvous import Rendezvous
 from eep.process_group import calls
-from eep.process_group.options import Options
+from eep.process_group.group_options import Options
 from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
 from eep.process_group.world import World
-from eep.rendezvous import Rendezvous
 from eep.view import View
 
 SOON = timedelta(seconds=20)

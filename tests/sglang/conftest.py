@@ -10,7 +10,7 @@ import pytest
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small random model."""
     pytest.importorskip("transformers")
-    from eep.tiny_model import make_model
+    from eep.drill.tiny_model import make_model
 
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
 

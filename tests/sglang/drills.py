@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from eep.drill.devices import Device
 from eep.drill.load import Load
-from eep.drill.margins import clear_prompts
-from eep.drill.server import Server
+from eep.drill.sglang_server import Server
 from eep.drill.story import Story
+from eep.drill.token_certainty import clear_prompts
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Drilled:
         *,
         continued: bool = False,
     ) -> Drilled:
-        """``prompts`` of them, of whose answers of so many ``tokens`` the model is sure; see :mod:`eep.drill.margins`."""
+        """``prompts`` of them, of whose answers of so many ``tokens`` the model is sure (``eep.drill.token_certainty``)."""
         choose = random.Random(seed)
         candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * prompts)]
         clear = clear_prompts(server.url, candidates, prompts, tokens, continued=continued)

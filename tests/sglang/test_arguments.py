@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from eep.errors import EepError
-from sglang_patches import arguments, controller, slots
-from sglang_patches.cuda import devices, flags
+from sglang_patches.cuda import gpu_sharing, implied_flags
+from sglang_patches.server import controller, expert_slots, flags
 
 GOOD: dict[str, Any] = {
     "device": "cpu",
@@ -53,7 +53,7 @@ def given(**changes: Any) -> argparse.Namespace:
 
 
 def test_the_defaults() -> None:
-    options = arguments.parse(given())
+    options = flags.parse(given())
     assert (options.max_ranks, options.timeout_ms, options.redundant_experts) == (4, 1000.0, 0)
     assert controller.policy(options).settle_deadline == 120.0
     assert (options.backup, options.on_lost_coverage, options.relaunch) == ("off", "refuse", True)
@@ -70,7 +70,7 @@ def test_the_defaults() -> None:
     ],
 )
 def test_where_sampling_goes_by_seeds(changes: dict[str, Any], seeded: bool) -> None:
-    assert arguments.parse(given(**changes)).seeded is seeded
+    assert flags.parse(given(**changes)).seeded is seeded
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,19 @@ def test_whether_ranks_share_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, changes: dict[str, int], shared: bool
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert devices.are_shared(argparse.Namespace(**changes), ranks) is shared
+    assert gpu_sharing.are_shared(argparse.Namespace(**changes), ranks) is shared
 
 
 def test_kernels_for_experts_on_a_gpu() -> None:
     known = given(device="cuda", dtype="bfloat16", moe_runner_backend="auto", disable_prefill_cuda_graph=False)
-    flags.imply(known)
+    implied_flags.imply(known)
     assert (known.moe_runner_backend, known.disable_prefill_cuda_graph) == ("triton", True)
     known.moe_runner_backend = "deep_gemm"
-    flags.imply(known)
+    implied_flags.imply(known)
     assert known.moe_runner_backend == "deep_gemm"
     known.moe_runner_backend = "flashinfer_cutlass"
     with pytest.raises(SystemExit, match="choose from triton, deep_gemm"):
-        flags.imply(known)
+        implied_flags.imply(known)
 
 
 @pytest.mark.parametrize(
@@ -146,41 +146,41 @@ def test_kernels_for_experts_on_a_gpu() -> None:
 )
 def test_what_cannot_be_had_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(SystemExit, match=reason):
-        arguments.parse(given(**changes))
+        flags.parse(given(**changes))
 
 
 def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
     def require() -> None:
         raise EepError("the backup service needs Mooncake: pip install 'eep[backup]'")
 
-    monkeypatch.setattr("eep.experts.engine.require", require)
+    monkeypatch.setattr("eep.experts.backup.transfer_engine.require", require)
     with pytest.raises(SystemExit, match="--eep-backup live: the backup service needs Mooncake: pip install"):
-        arguments.parse(given(eep_backup="live"))
-    assert arguments.parse(given(eep_backup="off")).backup == "off"
+        flags.parse(given(eep_backup="live"))
+    assert flags.parse(given(eep_backup="off")).backup == "off"
 
 
 def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eep.experts.engine.require", lambda: None)
+    monkeypatch.setattr("eep.experts.backup.transfer_engine.require", lambda: None)
     known = given(eep_backup="checkpoint", eep_on_lost_coverage="mask", eep_repair_timeout_s=900.0)
-    options = arguments.parse(known)
+    options = flags.parse(known)
     assert controller.policy(options).settle_deadline == 900.0
     assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
-    arguments.imply(known, options)
+    flags.imply(known, options)
     assert known.disable_radix_cache, "what was computed without some experts is not for those who come later"
 
 
 def test_spares_are_off_unless_asked_for_and_need_to_see_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arguments.parse(given()).spares == 0
-    assert arguments.parse(given(eep_spares=2)).spares == 2
+    assert flags.parse(given()).spares == 0
+    assert flags.parse(given(eep_spares=2)).spares == 2
     monkeypatch.setenv("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "true")
-    assert arguments.parse(given(eep_spares=0)).spares == 0
+    assert flags.parse(given(eep_spares=0)).spares == 0
     with pytest.raises(SystemExit, match="which rank it will be"):
-        arguments.parse(given(eep_spares=1))
+        flags.parse(given(eep_spares=1))
 
 
 def test_what_the_flag_implies() -> None:
     known = given(eep_redundant_experts=8)
-    arguments.imply(known, arguments.parse(known))
+    flags.imply(known, flags.parse(known))
     assert not known.disable_overlap_schedule
     assert known.enable_dp_lm_head
     assert known.moe_dense_tp_size == 1
@@ -195,11 +195,11 @@ def with_model(folder: Path, configuration: dict[str, Any], **changes: Any) -> a
 
 @pytest.mark.parametrize("named", [["Qwen3MoeForCausalLM"], [], None, "not a list"])
 def test_models_that_were_run_and_those_that_do_not_say_what_they_are(tmp_path: Path, named: Any) -> None:
-    arguments.parse(with_model(tmp_path, {"num_experts": 16, "architectures": named}))
+    flags.parse(with_model(tmp_path, {"num_experts": 16, "architectures": named}))
 
 
 def test_a_model_that_was_not_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    arguments.parse(with_model(tmp_path, {"n_routed_experts": 16, "architectures": ["DeepseekV3ForCausalLM"]}))
+    flags.parse(with_model(tmp_path, {"n_routed_experts": 16, "architectures": ["DeepseekV3ForCausalLM"]}))
     assert "has not been run with DeepseekV3ForCausalLM" in caplog.text
 
 
@@ -208,16 +208,16 @@ def test_a_model_whose_ranks_would_add_up_different_requests_is_refused(
 ) -> None:
     known = with_model(tmp_path, {"num_experts": 16, "architectures": ["MixtralForCausalLM"]})
     with pytest.raises(SystemExit, match=r"cannot serve MixtralForCausalLM.*Qwen3MoeForCausalLM.*EEP_ANY_MODEL=1"):
-        arguments.parse(known)
+        flags.parse(known)
     monkeypatch.setenv("EEP_ANY_MODEL", "1")
-    arguments.parse(known)
+    flags.parse(known)
 
 
 @pytest.mark.parametrize("configuration", [{"num_experts": 16}, {"text_config": {"n_routed_experts": 16}}])
 def test_by_default_the_others_have_room_for_all_experts_when_one_rank_is_lost(
     tmp_path: Path, configuration: dict[str, Any]
 ) -> None:
-    redundant = arguments.parse(with_model(tmp_path, configuration)).redundant_experts
+    redundant = flags.parse(with_model(tmp_path, configuration)).redundant_experts
     slots_per_rank, rest = divmod(16 + redundant, 4)
     assert rest == 0
     assert 3 * slots_per_rank >= 16 > 3 * (slots_per_rank - 1), "as many as it takes, and no more"
@@ -241,7 +241,7 @@ def test_by_default_the_others_have_room_for_all_experts_when_one_rank_is_lost(
     ],
 )
 def test_what_the_slots_are_enough_for_is_stated(slots_per_rank: int, when_short: str, said: str) -> None:
-    assert said in slots.capacity(16, slots_per_rank, 4, when_short)
+    assert said in expert_slots.capacity(16, slots_per_rank, 4, when_short)
 
 
 @pytest.mark.parametrize(
@@ -249,12 +249,12 @@ def test_what_the_slots_are_enough_for_is_stated(slots_per_rank: int, when_short
     [({"eep_redundant_experts": 0}, 0), ({"ep_num_redundant_experts": 4}, 4), ({"eep_redundant_experts": 48}, 48)],
 )
 def test_redundant_experts_as_asked_for(tmp_path: Path, changes: dict[str, Any], redundant: int) -> None:
-    assert arguments.parse(with_model(tmp_path, {"num_experts": 16}, **changes)).redundant_experts == redundant
+    assert flags.parse(with_model(tmp_path, {"num_experts": 16}, **changes)).redundant_experts == redundant
 
 
 def test_slots_that_ranks_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"22 slots, which 4 ranks cannot share evenly; ask for 8 or 4"):
-        arguments.parse(with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=6))
+        flags.parse(with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=6))
 
 
 def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: 
     shares = []
     for more in ({}, {"eep_max_ranks": 5}):
         known = with_model(tmp_path, {"num_experts": 16}, **two, **more)
-        options = arguments.parse(known)
-        arguments.imply(known, options)
+        options = flags.parse(known)
+        flags.imply(known, options)
         assert options.ranks == 2
         assert known.tp_size == known.dp_size == known.ep_size == options.max_ranks
         slots = 16 + known.ep_num_redundant_experts
@@ -277,20 +277,20 @@ def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: 
 @pytest.mark.parametrize(("redundant", "fewest"), [(0, 4), (8, 3), (48, 1)])
 def test_how_many_ranks_it_takes_to_hold_every_expert(tmp_path: Path, redundant: int, fewest: int) -> None:
     known = with_model(tmp_path, {"num_experts": 16}, eep_redundant_experts=redundant, eep_max_ranks=6)
-    assert arguments.parse(known).fewest_ranks == fewest
+    assert flags.parse(known).fewest_ranks == fewest
 
 
 @pytest.mark.parametrize(("cores", "enough"), [("0|1|0|1", True), ("", True), ("all", True), ("0-3|4-7", False)])
 def test_every_rank_that_may_be_added_needs_cores(cores: str, enough: bool) -> None:
     if enough:
-        arguments.require_cores(4, cores)
+        flags.require_cores(4, cores)
     else:
         with pytest.raises(SystemExit, match="for 2 ranks, but there may be 4"):
-            arguments.require_cores(4, cores)
+            flags.require_cores(4, cores)
 
 
 def test_a_model_whose_experts_are_not_known_is_for_sglang_to_judge(tmp_path: Path) -> None:
-    assert arguments.parse(with_model(tmp_path, {"hidden_size": 8}, eep_redundant_experts=3)).redundant_experts == 3
+    assert flags.parse(with_model(tmp_path, {"hidden_size": 8}, eep_redundant_experts=3)).redundant_experts == 3
 
 
 _PARSE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.drill.server import ONE_RANK, Server
+from eep.drill.sglang_server import ONE_RANK, Server
 
 TITLED = "import setproctitle; setproctitle.setproctitle('sglang::scheduler'); print('titled', flush=True); input()"
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from eep.experts.packing import EMPTY
-from eep.experts.placement import moves, plan
-from sglang_patches.expert_location import ExpertLocation, choose_copies, initial_placement
+from eep.experts.placement.packing import EMPTY
+from eep.experts.placement.slot_plan import moves, plan
+from sglang_patches.rank.expert_location import ExpertLocation, choose_copies, initial_placement
 
 
 @pytest.mark.parametrize(("slots", "max_ranks"), [(4, 4), (8, 4), (16, 4), (5, 6)])

@@ -11,8 +11,9 @@ import torch
 
 pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
 
-from sglang_patches import dispatcher, instance, options, weights
-from sglang_patches.token_forms import MoeShape
+from sglang_patches import options
+from sglang_patches.rank import dispatcher, expert_weights, instance
+from sglang_patches.rank.token_forms import MoeShape
 
 
 def runner(**changes: Any) -> SimpleNamespace:
@@ -60,4 +61,4 @@ class Layer(torch.nn.Module):
 def test_a_scale_of_all_experts_that_were_loaded_is_refused() -> None:
     here: Any = SimpleNamespace(first_placement=SimpleNamespace(slots_per_rank=6))
     with pytest.raises(SystemExit, match=r"w13_input_scale is one for all experts"):
-        weights.adopt([Layer(torch.tensor(0.5))], here)
+        expert_weights.adopt([Layer(torch.tensor(0.5))], here)

@@ -15,9 +15,9 @@ import torch
 
 from eep.drill.devices import CPU
 from eep.drill.load import Load
-from eep.drill.server import FOUR_RANKS, Server
+from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
-from sglang_patches.warm_up import ASKED_FOR
+from sglang_patches.rank.warm_up import ASKED_FOR
 from tests.sglang.drills import caching as with_cache
 
 pytestmark = pytest.mark.timeout(900)  # a server is started, on a machine that may be busy

@@ -15,9 +15,9 @@ import pytest
 
 from eep import cli
 from eep.drill.load import Load
-from eep.drill.server import Server
+from eep.drill.sglang_server import Server
 from eep.drill.story import Story
-from sglang_patches import warm_up
+from sglang_patches.rank import warm_up
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 

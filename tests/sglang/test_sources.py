@@ -25,15 +25,17 @@ import numpy as np
 import pytest
 import torch
 
-from eep.control.key_value import ABSENT
+from eep.control.store.key_value import ABSENT
+from eep.data_plane.tokens import RankTokens
 from eep.drill.load import Load
-from eep.drill.server import Server
+from eep.drill.sglang_server import Server
 from eep.drill.story import Story
-from eep.experts.placement import Placement
-from eep.received import RankTokens
-from sglang_patches import backup, dispatcher, instance, store
-from sglang_patches.expert_location import ExpertLocation
-from tests.control.etcd_cluster import EtcdCluster, why_not
+from eep.experts.placement.slot_plan import Placement
+from sglang_patches import expert_backup
+from sglang_patches.rank import dispatcher, instance
+from sglang_patches.rank.expert_location import ExpertLocation
+from sglang_patches.server import server_store
+from tests.control.store.etcd_cluster import EtcdCluster, why_not
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -179,7 +181,7 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
     etcd = EtcdCluster(tmp_path, nodes=1)
 
     async def body() -> None:
-        first, second = (store.open_store(etcd.endpoints[0]) for _ in range(2))
+        first, second = (server_store.open_store(etcd.endpoints[0]) for _ in range(2))
         assert first is not None
         assert second is not None
         assert (await first.compare_and_swap("k", ABSENT, b"of the first")).done
@@ -194,7 +196,7 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
         assert keys_in(etcd) == {}
 
     try:
-        store.check(etcd.endpoints[0])
+        server_store.check(etcd.endpoints[0])
         asyncio.run(body())
     finally:
         etcd.close()
@@ -242,10 +244,10 @@ def test_the_gate_is_kept_from_masked_experts_of_its_layer(monkeypatch: pytest.M
 def test_a_backup_from_the_checkpoint_waits_until_it_is_known_what_to_keep(tmp_path: Path) -> None:
     from tests.experts import model
 
-    process = backup.BackupProcess.__new__(backup.BackupProcess)
+    process = expert_backup.BackupProcess.__new__(expert_backup.BackupProcess)
     process._directory, process._from_checkpoint = tmp_path, True
     assert process._command() is None
-    backup.describe_checkpoint(tmp_path, tmp_path / "model", [0, 2], model.layout(1))
+    expert_backup.describe_checkpoint(tmp_path, tmp_path / "model", [0, 2], model.layout(1))
     command = process._command()
     assert command is not None
     assert command[-6:] == ["--checkpoint", str(tmp_path / "model"), "--layers", "0,2", "--dtypes", "float32,float32"]

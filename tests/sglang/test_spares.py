@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from eep.control.fork_launcher import ForkLauncher
-from eep.control.processes import SubprocessLauncher
-from eep.control.spares import SpareLauncher
-from sglang_patches import cpu, rank_entry, recipe
-from sglang_patches.cuda import preload
+from eep.control.launch.fork_launcher import ForkLauncher
+from eep.control.launch.processes import SubprocessLauncher
+from eep.control.launch.spare_launcher import SpareLauncher
+from sglang_patches import cpu, recipe
+from sglang_patches.cuda import spare_preparation
 from sglang_patches.options import VARIABLE, Options
+from sglang_patches.rank import rank_process
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from sglang_patches.options import VARIABLE, Options
     [(0, "1", ForkLauncher), (0, "0", SubprocessLauncher), (2, "1", SpareLauncher), (2, "0", SpareLauncher)],
 )
 def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_patches import controller
+    from sglang_patches.server import controller
 
     monkeypatch.setenv(VARIABLE, "")  # so that it is put back
     monkeypatch.setenv(cpu.ASKED_FOR, gaps)
@@ -30,11 +31,11 @@ def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatc
     assert isinstance(launcher, kind)
     if isinstance(launcher, SpareLauncher):
         assert launcher.status()["wanted"] == spares
-        assert launcher._warm == ("" if gaps == "1" else preload.ENTRY), "only a GPU is to be opened"
+        assert launcher._warm == ("" if gaps == "1" else spare_preparation.ENTRY), "only a GPU is to be opened"
 
 
 def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: pytest.LogCaptureFixture) -> None:
-    from sglang_patches import controller
+    from sglang_patches.server import controller
 
     before = signal.getsignal(signal.SIGQUIT)
     try:
@@ -47,8 +48,8 @@ def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: py
 
 def test_a_spare_opens_the_device_that_sglang_gave_to_the_rank(tmp_path: Path) -> None:
     for rank, gpu in ((0, 0), (1, 3)):
-        recipe.write(rank_entry.recipe_path(tmp_path, rank), {"arguments": ["args", "ports", gpu, rank], "named": {}})
-    assert [preload.device_of(tmp_path, rank) for rank in (0, 1)] == [0, 3]
-    recipe.write(rank_entry.recipe_path(tmp_path, 2), {"arguments": ["args", "ports", "moved"], "named": {}})
+        recipe.write(rank_process.recipe_path(tmp_path, rank), {"arguments": ["args", "ports", gpu, rank], "named": {}})
+    assert [spare_preparation.device_of(tmp_path, rank) for rank in (0, 1)] == [0, 3]
+    recipe.write(rank_process.recipe_path(tmp_path, 2), {"arguments": ["args", "ports", "moved"], "named": {}})
     with pytest.raises(RuntimeError, match="'moved'"):
-        preload.device_of(tmp_path, 2)
+        spare_preparation.device_of(tmp_path, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eep.cli import main
-from eep.tiny_model import SIZES, make_model, write_model
+from eep.drill.tiny_model import SIZES, make_model, write_model
 
 
 def test_the_same_seed_gives_the_same_bytes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_text_and_tokens_go_both_ways(model: Path) -> None:
 
 
 def test_experts_can_be_read_from_it(model: Path) -> None:
-    from eep.experts.checkpoint import CheckpointReader
+    from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 
     reader = CheckpointReader(model)
     assert reader.experts == 16
@@ -44,7 +44,7 @@ def test_experts_can_be_read_from_it(model: Path) -> None:
 
 def test_a_size_is_what_the_checkpoint_has(tmp_path: Path) -> None:
     """The shape of the large one, with less of everything that only costs time."""
-    from eep.experts.checkpoint import CheckpointReader
+    from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 
     size = replace(SIZES["large"], layers=2, hidden=64, moe_intermediate=16, heads=4)
     reader = CheckpointReader(write_model(tmp_path / "model", size))
@@ -59,8 +59,8 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
     import torch
     from safetensors.torch import load_file
 
-    from eep.block_fp8 import BLOCK, quantise
-    from eep.experts.checkpoint import CheckpointReader
+    from eep.drill.block_fp8 import BLOCK, quantise
+    from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 
     assert main(["make-model", str(tmp_path / "fp8"), "--fp8"]) == 0
     plain, fp8 = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "fp8"))

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_patches import launcher, options
+from sglang_patches import options
 from sglang_patches.cpu import native_path
+from sglang_patches.server import launcher
 from tests.sglang.test_targets import ROOT, VERSIONS, WHEELS, sources
 
 

@@ -3,7 +3,7 @@
 // Three structures, all of fixed size and at fixed addresses for the life of a buffer, so that a captured
 // graph can hold pointers to them: the peer table, which the host patches between two steps; the snapshot of
 // it that one dispatch and its combine read; and the control page, which the supervisor and the peers write
-// while kernels run. Plain C, mirrored field by field in eep/peer_table.py; eep_abi_fields() exports the
+// while kernels run. Plain C, mirrored field by field in eep/abi/peer_table.py; eep_abi_fields() exports the
 // offsets that a test compares.
 #ifndef EEP_PEER_TABLE_H_
 #define EEP_PEER_TABLE_H_

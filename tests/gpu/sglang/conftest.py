@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from eep.drill.devices import CUDA, Device
-from eep.drill.server import FOUR_RANKS, Server
-from eep.tiny_model import make_model
+from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.tiny_model import make_model
 from tests.sglang.drills import Drilled
 
 SLOTS_FOR_ALL = ("--eep-redundant-experts", "48")

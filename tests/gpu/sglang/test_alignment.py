@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_patches.cuda import alignment
-from tests.test_alignment import sorted_picks
+from tests.sglang_patches.cuda.test_alignment import sorted_picks
 
 ROWS, TOPK, EXPERTS, BLOCK, TIMES = 1024, 4, 16, 16, 20_000
 

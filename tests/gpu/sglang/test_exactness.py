@@ -10,8 +10,8 @@ import pytest
 
 from eep.drill.devices import CUDA
 from eep.drill.load import Load, ask
-from eep.drill.margins import clear_prompts
-from eep.drill.server import FOUR_RANKS, ONE_RANK, Server
+from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
+from eep.drill.token_certainty import clear_prompts
 from tests.gpu.sglang.conftest import serving
 from tests.sglang.drills import Drilled, caching
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.drill.server import FOUR_RANKS, Server
+from eep.drill.sglang_server import FOUR_RANKS, Server
 
 # The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
 # Without overlap scheduling, which the other servers have; and of an answer it sends what is new, where they send all of it.

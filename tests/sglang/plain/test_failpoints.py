@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eep.drill.load import Load
-from eep.drill.server import Server
+from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from tests import failpoints
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from eep.drill.load import Load
-from eep.drill.server import ONE_RANK, Server
+from eep.drill.sglang_server import ONE_RANK, Server
 from eep.drill.story import Story
 
 pytestmark = pytest.mark.timeout(900)  # two servers are started, on a machine that may be busy

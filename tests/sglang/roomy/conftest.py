@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.drill.server import FOUR_RANKS, Server
+from eep.drill.sglang_server import FOUR_RANKS, Server
 
 # Room for every expert on every rank: one rank alone can serve.
 ARGUMENTS = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000", "--enable-metrics")

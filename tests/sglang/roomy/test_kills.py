@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from eep.drill.server import Server
+from eep.drill.sglang_server import Server
 from tests.sglang.drills import Drilled, descriptors, scrape
 
 pytestmark = pytest.mark.timeout(900)

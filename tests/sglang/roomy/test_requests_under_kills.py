@@ -23,7 +23,7 @@ import pytest
 
 from eep.drill.faults import Target
 from eep.drill.load import Load
-from eep.drill.server import Server
+from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from tests.sglang.roomy.test_kills import RANKS
 

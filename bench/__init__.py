@@ -1,0 +1,1 @@
+"""Benchmarks: a folder for each, run as ``python -m bench.<folder>``; what they measured is in ``results``."""

@@ -1,0 +1,148 @@
+"""Collectives of the backend eep against those of gloo, on CPU tensors, through torch.distributed.
+
+Both are measured in one run and in the same processes, which have a group of each and take turns in short
+blocks. Calls of a block follow right after each other; the time of a call runs from the moment the last rank
+was done with the one before to the moment the last rank was done with it. The size is that of the larger
+tensor that a rank gives or gets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+from bench.collectives.rank import COLLECTIVES, CONTENDERS, ELEMENT, GroupSeat, run_rank
+from bench.collectives.report import Result, Timing, header, plot, row, summary
+from bench.common.fleet import Fleet, FleetError, started
+from bench.common.provenance import provenance
+from eep import Rendezvous
+
+RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+BLOCKS = 6
+"""Turns that each contender takes."""
+_FEWEST_CALLS, _MOST_CALLS = 2, 400  # per block
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=(
+            "Where ranks share cores the scheduler is part of every figure: compare columns, not machines.\n\n"
+            "examples:\n"
+            "  python -m bench.collectives             everything, three to five minutes\n"
+            "  python -m bench.collectives --quick     does it work? a few seconds\n"
+            "  python -m bench.collectives --ranks 4 --collectives all_reduce --seconds 5"
+        ),
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="(default: 2 4 8)")
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=[8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20],
+        help="in bytes (default: 8 to 64 MiB)",
+    )
+    parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=list(COLLECTIVES))
+    parser.add_argument("--seconds", type=float, default=0.8, help="to spend on each case, about (default: 0.8)")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
+    parser.add_argument("--no-files", action="store_true", help="only print the table")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.ranks, arguments.sizes, arguments.seconds = [2, 4], [8, 32 << 10, 2 << 20], 0.3
+        arguments.no_files = True
+    if not all(2 <= ranks <= 64 for ranks in arguments.ranks):
+        parser.error("--ranks must be between 2 and 64")
+    if not all(1 <= size <= 1 << 30 for size in arguments.sizes):
+        parser.error("--sizes must be between 1 and 1073741824")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    head = provenance()
+    machine = head["machine"]
+    print(f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, load {machine['load_average']}")
+    print(f"commit {head['commit']}\n\n{header()}", flush=True)
+    began = time.monotonic()
+    try:
+        results = run_cases(arguments)
+    except FleetError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"\n{summary(results)}\n\nmeasured in {time.monotonic() - began:.0f} s")
+    if not arguments.no_files:
+        machine["load_average_after"] = round(os.getloadavg()[0], 2)
+        head["parameters"] = {"seconds_per_case": arguments.seconds, "blocks": BLOCKS, "element": str(ELEMENT)}
+        save(head, results)
+    return 0
+
+
+def run_cases(arguments: argparse.Namespace) -> list[Result]:
+    """Measures every case, printing each as it is done."""
+    results = []
+    for ranks in arguments.ranks:
+        with Rendezvous.temporary() as rendezvous:
+            seats = [GroupSeat(rank, ranks, str(rendezvous.path)) for rank in range(ranks)]
+            with started(run_rank, seats) as fleet:
+                for collective in arguments.collectives:
+                    for size in sorted(arguments.sizes):
+                        results.append(measure(fleet, collective, ranks, size, arguments.seconds))
+                        print(row(results[-1]), flush=True)
+    return results
+
+
+def measure(fleet: Fleet, collective: str, ranks: int, size: int, seconds: float) -> Result:
+    """Measures one case in about ``seconds``, half of it for each contender."""
+    fleet.ask("case", collective, size)
+    fleet.ask("verify")
+    share_us = 1e6 * seconds / len(CONTENDERS) / BLOCKS
+    calls = {}
+    for name in CONTENDERS:
+        cost_us = statistics.median(_call_times(fleet.ask("run", name, 3)))  # warms up, and tells how many calls fit
+        calls[name] = max(_FEWEST_CALLS, min(_MOST_CALLS, int(share_us / cost_us)))
+    samples: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for block in range(BLOCKS):
+        for turn in range(len(CONTENDERS)):
+            name = CONTENDERS[(block + turn) % len(CONTENDERS)]
+            # The first call of a block finds ranks that come from a barrier, and cold caches.
+            samples[name] += _call_times(fleet.ask("run", name, calls[name] + 1))[1:]
+    return Result(collective, ranks, size, {name: _timing(samples[name]) for name in CONTENDERS})
+
+
+def _call_times(answers: list[list[int]]) -> list[float]:
+    """The microseconds of each call, from what every rank has noted."""
+    ends = [max(moments) for moments in zip(*answers, strict=True)]
+    return [(after - before) / 1e3 for before, after in itertools.pairwise(ends)]
+
+
+def _timing(times_us: list[float]) -> Timing:
+    p99 = statistics.quantiles(times_us, n=100, method="inclusive")[-1]
+    return Timing(round(statistics.median(times_us), 2), round(p99, 2), len(times_us))
+
+
+def save(head: dict, results: list[Result]) -> None:
+    """The JSON file, the table and the picture."""
+    machine = head["machine"]
+    subject = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, commit {head['commit']}"
+    written = [RESULTS / f"collectives-cpu.{kind}" for kind in ("json", "md", "png")]
+    document = {**head, "cases": [result.as_json() for result in results]}
+    written[0].write_text(json.dumps(document, indent=1) + "\n")
+    table = "\n".join([header(), *map(row, results)])
+    load = f"load {machine['load_average']} before, {machine['load_average_after']} after"
+    note = f"`{head['command']}`, {head['date']}; {subject}; {load}"
+    written[1].write_text(f"{note}\n\n```\n{table}\n```\n\n{summary(results)}\n")
+    plot(results, subject, written[2])
+    print("\n".join(f"wrote {path.relative_to(RESULTS.parent.parent)}" for path in written))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

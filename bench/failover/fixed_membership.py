@@ -1,0 +1,117 @@
+"""The plugin's elasticity switched off and on in a running server, for the bench of failover alone.
+
+This file is an SGLang plugin of its own, which :class:`Switch` puts beside a server; it does nothing in any other. While the
+switch is thrown the membership is taken for fixed, as if no rank could ever be lost:
+
+- a rank runs its step as it is: nothing is kept to run it again, nobody looks whether its results can be trusted, and no view
+  is entered between steps;
+- the front end sends a request to the rank that its client names, and keeps nothing of it (unless the switch is thrown for
+  the ranks alone: then requests may be under way).
+
+Everything else stays as it is: dispatch and combine, the process groups, the supervisor's threads. With overlap scheduling
+a step is then launched before the last one is known to be good, as SGLang does by itself. A rank that dies while the switch
+is thrown takes the server with it. However the switch is, the ranks note when their steps begin (see step_log.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.failover import step_log
+
+_VARIABLE = "EEP_BENCH_SWITCH"
+_MODULE = "bench.failover.fixed_membership"
+_ROOT = Path(__file__).resolve().parents[2]
+_ELASTIC, _FIXED, _RANKS_FIXED = 0, 1, 2
+
+OF_A_RANK: dict[str, Callable[..., Any]] = {
+    "collect": lambda session, gather: gather(),
+    "run": lambda session, batch, buffer=0: batch(),
+    "begin": lambda session, batch, buffer=0, *, again=None, wait=None, ahead=0: batch(),
+    "settle": lambda session, leave=0: None,
+}
+"""What the methods of :class:`eep.recovery.session.Session` do while the switch is thrown."""
+OF_A_STEP_AHEAD: dict[str, Callable[..., Any]] = {
+    "begin": lambda launched, here, forward, batch: forward(),
+}
+"""And those of :class:`sglang_patches.rank.overlap.Launched`: nothing is kept to run the step again."""
+OF_THE_FRONT_END: dict[str, Callable[..., Any]] = {
+    "send": lambda front_end, message: front_end._dispatch(message),
+    "output": lambda front_end, output, late: None,
+    "abort_answer": lambda front_end, message: True,
+}
+
+
+class Switch:
+    """In the bench: a byte that all processes of the server see."""
+
+    def __init__(self, folder: Path, *, stuck: bool = False) -> None:
+        """A ``stuck`` one leaves elasticity on, whatever is done to it."""
+        folder.mkdir()
+        self._stuck = stuck
+        self._path, self._folder = folder / "switch", folder
+        self._path.write_bytes(bytes([_ELASTIC]))
+        about = folder / "eep_bench-0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: eep-bench\nVersion: 0\n")
+        (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\neep_bench = {_MODULE}:register\n")
+
+    def environment(self) -> dict[str, str]:
+        """What a server must be started with to have the switch."""
+        paths = [str(self._folder), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {_VARIABLE: str(self._path), "PYTHONPATH": os.pathsep.join(paths)}
+
+    def throw(self, *, elastic: bool, front_end: bool = True) -> None:
+        """No request may be under way, unless it is thrown for the ranks alone."""
+        with self._path.open("r+b") as file:  # in place: the file is mapped
+            file.write(bytes([_ELASTIC if elastic or self._stuck else _FIXED if front_end else _RANKS_FIXED]))
+
+    def steps(self) -> list[list[float]]:
+        """When the latest steps of each rank began (``time.monotonic``)."""
+        return step_log.read_steps(self._folder)
+
+
+def register() -> None:
+    """In every process of the server."""
+    path = os.environ.get(_VARIABLE)
+    if path is None:
+        return
+    from eep.recovery.session import Session
+    from sglang_patches.front_end.replay import FrontEnd
+    from sglang_patches.rank.overlap import Launched
+
+    with open(path, "rb") as file:
+        switch = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+
+    def replace(owner: type, name: str, fixed: Callable[..., Any]) -> None:
+        elastic = getattr(owner, name)
+        says_fixed = (_FIXED,) if owner is FrontEnd else (_FIXED, _RANKS_FIXED)
+
+        def either(*arguments: Any, **named: Any) -> Any:
+            return (fixed if switch[0] in says_fixed else elastic)(*arguments, **named)
+
+        setattr(owner, name, either)
+
+    for owner, methods in ((Session, OF_A_RANK), (Launched, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
+        for name, fixed in methods.items():
+            replace(owner, name, fixed)
+    _note_steps(Session, Path(path).parent)
+
+
+def _note_steps(session: type[Any], folder: Path) -> None:
+    """They begin where ranks tell each other what is in their batches."""
+    collect = session.collect
+    log: step_log.StepLog | None = None  # made by the process that steps: it may have been forked from this one
+
+    def noting(self: Any, gather: Callable[[], Any]) -> Any:
+        nonlocal log
+        if log is None:
+            log = step_log.StepLog(folder)
+        log.note()
+        return collect(self, gather)
+
+    session.collect = noting

@@ -1,0 +1,196 @@
+"""How fast repair fills slots from each tier, next to a plain copy of as many bytes in the same run.
+
+The other rank and the backup service are processes of their own. Repair verifies every expert, so each tier
+is shown with the checksum it pays for, and the checksum alone is shown too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from eep.data_plane.memory.shm import SharedMemory
+from eep.experts.backup.backup_client import BackupClient, LiveParameters
+from eep.experts.backup.transfer_engine import Engine
+from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
+from eep.experts.checksums import Checksums
+from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec, checksum
+from eep.experts.placement.slot_plan import Placement
+from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, repair
+from eep.experts.repair.peer_memory import MappedPeers
+from eep.experts.repair.repair_plan import Backup, Origin, Tier, plan_repair
+from eep.view import View
+
+_PATIENCE_S = 120.0
+_VIEW = View(1, (0, 1), (0, 0))
+
+_OTHER_RANK = """
+import pathlib, sys
+from bench.repair.tiers import fill, layout
+from eep.experts.layout import ExpertMemory
+from eep.experts.repair.peer_memory import RegionServer
+from eep.data_plane.memory.shm import SharedMemory
+where, experts = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+shared = SharedMemory.create("bench", layout(experts).region_bytes)
+fill(ExpertMemory(layout(experts), shared.bytes_at(0, shared.size)), experts)
+server = RegionServer(where, 1, 0, shared)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def layout(experts: int) -> ExpertLayout:
+    """Experts of 6 MiB: gate and up, and down, in bf16."""
+    up, down = (
+        TensorSpec(name, shape, torch.bfloat16)
+        for name, shape in (("w13_weight", (2048, 1024)), ("w2_weight", (1024, 1024)))
+    )
+    return ExpertLayout(1, experts, (up, down))
+
+
+def fill(memory: ExpertMemory, experts: int) -> None:
+    for expert in range(experts):
+        rng = np.random.default_rng(expert)
+        for piece in memory.pieces(0, expert):
+            piece.copy_(torch.from_numpy(rng.integers(0, 256, piece.numel(), dtype=np.uint8)))
+
+
+def measure_tiers(experts: int, times: int = 5) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)  # one core copies, as one core reads
+    shape = layout(experts)
+    shared = SharedMemory.create("bench", shape.region_bytes)
+    memory = ExpertMemory(shape, shared.bytes_at(0, shared.size))
+    fill(memory, experts)
+    full = Placement(np.arange(experts)[None], experts, experts)
+    sums = Checksums.of_rank(memory, full, 0)
+    total = experts * shape.expert_bytes
+    target = torch.zeros(total, dtype=torch.uint8)
+    rows = [_row("plain copy", _rate(total, times, lambda: target.copy_(memory.region[:total])), total)]
+    rows.append(_row("checksum alone", _rate(total, times, lambda: checksum([memory.region[:total]])), total))
+    with _sources(shape, experts, shared, full, sums) as (reader_of, backups):
+        for name, tier in (
+            ("rank in another process", Tier.PEER),
+            ("backup, Mooncake TCP", Tier.DRAM),
+            ("disk, cached", Tier.DISK),
+        ):
+            work = _repair_work(tier, shape, experts, reader_of, backups, sums)
+            rows.append(_row(name, _rate(total, times, work), total))
+        work = _repair_work(Tier.DISK, shape, experts, reader_of, backups, sums, cold=True)
+        rows.append(_row("disk, not cached", _rate(total, times, work), total))
+    reference = rows[0]["gigabytes_per_second"]
+    for row in rows:
+        row["of_a_plain_copy"] = row["gigabytes_per_second"] / reference
+    return rows
+
+
+def _repair_work(
+    tier: Tier,
+    shape: ExpertLayout,
+    experts: int,
+    reader_of: Callable[[Origin], Reader],
+    backups: dict[str, Backup],
+    sums: Checksums,
+    cold: bool = False,
+) -> Callable[[], None]:
+    """Repair an empty rank 0 whose experts rank 1 has, or only a backup, or only the disk."""
+    empty = np.full((1, experts), -1)
+    everything = np.arange(experts)[None]
+    there = everything if tier is Tier.PEER else empty
+    before = Placement(np.concatenate([empty, there], axis=1), experts, experts)
+    after = Placement(np.concatenate([everything, there], axis=1), experts, experts)
+    held = backups if tier is Tier.DRAM else None
+    steps = plan_repair(before, after, [0, 1], [0, 0], shape.expert_bytes, backups=held, disk=tier is Tier.DISK)
+    mine = ExpertMemory(shape, torch.zeros(shape.region_bytes, dtype=torch.uint8))
+
+    def work() -> None:
+        if cold:
+            _forget(reader_of(Origin(Tier.DISK)))
+        report = repair(steps, 0, mine, reader_of, sums)
+        assert set(report.bytes_by_tier) == {tier}
+        assert not report.setbacks
+
+    return work
+
+
+def _forget(reader: Reader) -> None:
+    """Drop the checkpoint from the page cache."""
+    assert isinstance(reader, CheckpointReader)
+    for file in reader.directory.glob("*.safetensors"):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _sources(
+    shape: ExpertLayout, experts: int, shared: SharedMemory, full: Placement, sums: Checksums
+) -> Iterator[tuple[Callable[[Origin], Reader], dict[str, Backup]]]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with contextlib.ExitStack() as stack:
+        where = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eep-bench-")))
+        memory = ExpertMemory(shape, shared.bytes_at(0, shared.size))
+        names = ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj")
+        save_file(dict(zip(names, memory.tensors(0).values(), strict=True)), where / "model.safetensors")
+        disk = CheckpointReader(where)
+
+        command = [sys.executable, "-c", _OTHER_RANK, str(where), str(experts)]
+        rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        stack.callback(lambda: (rank.kill(), rank.communicate()))
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+        peers = MappedPeers(where, _VIEW, shape.region_bytes)
+        stack.callback(peers.close)
+
+        registry, engine = DirectoryRegistry(where / "registry"), Engine()
+        LiveParameters(registry, engine, 0, 0, shared).publish(shape, full, sums)
+        command = [sys.executable, "-m", "eep.experts.backup.command", "backup", "serve", "--name", "bench"]
+        command += ["--memory", "8GiB", "--registry", str(where / "registry")]
+        service = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        stack.callback(lambda: (service.kill(), service.wait()))
+        client = BackupClient(registry, engine, shape, experts)
+        known: dict[str, bytes] = {}
+        while not any(backup.held.all() for backup in client.backups().values()):
+            seen = wait_for_change(registry, "backups/", known, _PATIENCE_S)
+            assert seen != known, "the backup service did not fill up"
+            known = seen
+
+        def reader_of(origin: Origin) -> Reader:
+            match origin.tier:
+                case Tier.LOCAL:
+                    return LocalReader(memory)
+                case Tier.PEER:
+                    return PeerReader(shape, peers, origin.rank)
+                case Tier.DRAM:
+                    return client.reader(origin.backup)
+                case Tier.DISK:
+                    return disk
+
+        yield reader_of, client.backups()
+        registry.close()
+
+
+def _rate(nbytes: int, times: int, work: Callable[[], Any]) -> float:
+    work()
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return nbytes / statistics.median(taken) / 1e9
+
+
+def _row(source: str, rate: float, total: int) -> dict[str, Any]:
+    return {"source": source, "megabytes": total / 1e6, "gigabytes_per_second": rate}

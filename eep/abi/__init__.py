@@ -1,0 +1,1 @@
+"""The native library behind its C ABI, and the structures mirrored from ``eep_cuda/include/eep``."""

@@ -1,0 +1,1 @@
+"""How rank processes are started: as new interpreters, by forking, or from spares."""

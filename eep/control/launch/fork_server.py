@@ -1,0 +1,148 @@
+"""A process that has imported everything a rank needs, and forks ranks from itself when it is asked to.
+
+``python -m eep.control.launch.fork_server DESCRIPTOR MODULE...`` speaks over one end of a socket pair that it was born
+with: nobody else can reach it. Messages are JSON, one to a packet:
+
+    (first)                                                  -> {"ready": [modules that could not be imported, why]}
+    {"fork": "module:function", "arguments": {...}, "environment": {...}}
+                                                             -> {"pid": n}, with the pidfd, or {"error": "..."}
+    {"reap": pid}                                            -> {"code": n}, or {"code": null} if it was not ours
+
+A child is named what to run; nothing is unpickled. It gets a session of its own and leaves this file for good. A
+child that has ended is kept until its exit code is asked for, so that its number is not reused before its
+supervisor knows. This process has one thread, holds no device and no lock; it ends when its socket does, and its
+children live on. :func:`fork_here` makes one of a process that has imported everything already.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MAX_MESSAGE = 1 << 17
+
+
+@dataclass
+class Forked:
+    """A fork server that is a child of this process. ``environment`` is the one it was born with."""
+
+    pid: int
+    socket: socket.socket
+    environment: dict[str, str]
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def fork_here(close: Iterable[Closable] = ()) -> Forked:
+    """Have a copy of this process, which must have one thread, serve as a fork server, without what is in ``close``.
+
+    It returns in this process only. In the fork server and in its children it ends with SystemExit, or with whatever a
+    child raises: the caller must let that pass.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    environment = dict(os.environ)
+    pid = os.fork()
+    if pid != 0:
+        theirs.close()
+        return Forked(pid, ours, environment)
+    ours.close()
+    for each in close:
+        each.close()
+    os.setsid()
+    main(theirs.detach(), [])
+    raise SystemExit(0)
+
+
+def serve(sock: socket.socket, modules: list[str]) -> Callable[[], object] | None:
+    """Returns None when the socket ends, and in a child, at once, with what it is to run."""
+    failed = []
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the rank itself will say it better
+            failed.append(f"{module}: {type(error).__name__}: {error}")
+    gc.collect()
+    gc.freeze()  # so that a child's first collection does not copy every page
+    _send(sock, {"ready": failed})
+    while True:
+        data = sock.recv(MAX_MESSAGE)
+        if not data:
+            return None
+        request = json.loads(data)
+        if "reap" in request:
+            _send(sock, {"code": _reap(int(request["reap"]))})
+            continue
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _send(sock, {"error": f"cannot fork: {error}"})
+            continue
+        if pid == 0:
+            sock.close()
+            return _rank(request)
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(sock, [json.dumps({"pid": pid}).encode()], [pidfd])
+        os.close(pidfd)
+
+
+def _rank(request: dict[str, Any]) -> Callable[[], object]:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    os.environ.update(request["environment"])
+    gc.unfreeze()
+
+    def run() -> object:
+        from eep.control.launch.entry_point import find
+
+        return find(request["fork"])(**request["arguments"])
+
+    return run
+
+
+def _reap(pid: int) -> int | None:
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status)
+
+
+def _send(sock: socket.socket, message: dict[str, Any]) -> None:
+    sock.send(json.dumps(message).encode())
+
+
+def main(descriptor: int, modules: list[str]) -> None:
+    # A rank may signal its parent when it fails; that must not reach the other ranks.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        run = serve(socket.socket(fileno=descriptor), modules)
+    except ConnectionError:
+        return  # the supervisor has ended
+    if run is not None:
+        run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,65 @@
+"""What a supervisor answers to ranks and operators, from its state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eep.control.wire.messages import AskOperation
+from eep.membership import Action, State, phase_name, why_it_must_stay
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    kind: str
+    """By which refusals are counted."""
+    reason: str
+
+
+def why_not_registered(state: State, rank: int, incarnation: int) -> str | None:
+    """Why a process that says it is this life of a rank is not taken for it; None if it is."""
+    local = state.ranks.get(rank)
+    if local is None:
+        return f"rank {rank} is not of this host, which has {sorted(state.ranks)}"
+    if local.incarnation != incarnation or not local.has_process:
+        return (
+            f"incarnation {incarnation} of rank {rank} is not the one that runs "
+            f"({local.incarnation}, {local.status.value}); a process that was replaced must end"
+        )
+    return None
+
+
+def why_not(state: State, request: AskOperation) -> Refusal | None:
+    """Why what an operator asks for is not done; None if it is."""
+    if request.rank not in state.ranks:
+        most = state.policy.max_ranks
+        reason = f"rank {request.rank} is not of this host, which has {sorted(state.ranks)}"
+        reason += f"; there is room for {most} ranks, 0 to {most - 1}" if request.rank >= most else ""
+        return Refusal("unknown-rank", reason)
+    if request.action == Action.REMOVE.value and (needed := why_it_must_stay(state, request.rank)) is not None:
+        return Refusal("too-few", needed)
+    return None
+
+
+def describe(state: State, pids: Mapping[int, int]) -> dict[str, Any]:
+    """Membership as this host sees it, and its own ranks."""
+    instance = state.instance
+    return {
+        "phase": phase_name(state),
+        "epoch": state.epoch,
+        "active": instance.view.active if instance else (),
+        "coordinator": instance.coordinator if instance else None,
+        "reason": instance.reason if instance else None,
+        "leased": state.leased,
+        "ranks": {
+            rank: {
+                "status": local.status.value,
+                "incarnation": local.incarnation,
+                "in": state.is_in(rank),
+                "pid": pids.get(rank),
+                "failures": local.failures,
+            }
+            for rank, local in state.ranks.items()
+        },
+    }

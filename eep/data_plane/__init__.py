@@ -1,0 +1,1 @@
+"""How tokens travel: a rank's memory, its peers, dispatch and combine."""

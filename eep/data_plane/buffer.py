@@ -1,0 +1,194 @@
+"""Buffer: a rank's memory, its peer table, and dispatch/combine over them.
+
+A step is any number of dispatch/combine pairs. When it is over, :meth:`Buffer.status` tells whether it can be trusted:
+if it is ``ok``, every sum that combine gave is exact; if not, nothing of the step may be used, and it is run again after
+the next view was applied. Views are applied between steps, on every rank the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+
+import torch
+
+from eep.abi import native
+from eep.abi.native import LAYOUTS, TYPES
+from eep.data_plane.endpoint import Endpoint
+from eep.data_plane.kernel_arguments import Arguments, choose
+from eep.data_plane.rendezvous import Rendezvous
+from eep.data_plane.tokens import ROW_DTYPES, ChannelTensors, ExpertTokens, RankTokens, Sent
+from eep.errors import EepError
+
+_buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
+_ids = itertools.count()
+
+
+class Buffer(Endpoint):
+    """An endpoint through which MoE ranks exchange tokens."""
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        rendezvous: Rendezvous | str | os.PathLike[str],
+        max_ranks: int,
+        max_tokens: int,
+        hidden: int,
+        topk: int,
+        local_experts: int,
+        layout: str = "rank",
+        wire: str = "bf16",
+        device: str | torch.device = "cpu",
+        incarnation: int | None = None,
+        channels: int = 1,
+        timeout_ms: float = 1000,
+        sms: int | None = None,
+        shares_gpu: bool = False,
+    ) -> None:
+        """Claims ``rank`` and allocates for ``max_ranks`` ranks of ``max_tokens`` tokens each.
+
+        Expert ``e`` is slot ``e % local_experts`` of rank ``e // local_experts``. ``wire`` is what travels: ``f32``,
+        ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (sent as
+        exponents). ``incarnation`` is given by a control plane; without one, the next unused number is taken. ``sms`` is
+        how many multiprocessors a kernel takes of a GPU, by default all divided by ``max_ranks``, 32 at most: the kernels
+        of ranks that share one wait for each other, so together they must fit on it. ``shares_gpu``: other ranks run on this
+        GPU, and have work for it between dispatch and combine. Then hardly any multiprocessor is taken while a kernel waits:
+        matrix products that start in clusters might find no room else, and everybody would wait until the deadline.
+        """
+        choose("layout", layout, LAYOUTS)
+        choose("wire", wire, TYPES)
+        if sms is not None and sms < 1:
+            raise ValueError(f"sms must be positive, got {sms}")
+        self.layout, self.wire, self.max_tokens = layout, wire, max_tokens
+        self.hidden, self.topk, self.local_experts, self.channels = hidden, topk, local_experts, channels
+        combine_type = "f32" if wire == "f32" else "bf16"
+        self.combine_dtype = ROW_DTYPES[combine_type]
+        sizes = (max_ranks, max_tokens, hidden, topk, local_experts)
+        for name, size in zip(("max_ranks", "max_tokens", "hidden", "topk", "local_experts"), sizes, strict=True):
+            if not 0 < size < 2**31:
+                raise ValueError(f"{name} must be positive, got {size}")
+        if channels < 1:
+            raise ValueError(f"channels must be positive, got {channels}")
+        super().__init__(
+            rank,
+            native.Shape(*sizes, LAYOUTS[layout], TYPES[wire], TYPES[combine_type], channels),
+            rendezvous=rendezvous,
+            device=device,
+            incarnation=incarnation,
+            timeout_ms=timeout_ms,
+        )
+        if sms is not None:
+            self._call(self._library.eep_tune(self._context, sms, 0))
+        if shares_gpu:
+            self._call(self._library.eep_share_gpu(self._context))
+        self._tensors = [
+            ChannelTensors(self.shape, self.layout_of_region, self._region, channel, self.device)
+            for channel in range(channels)
+        ]
+        self._arguments = Arguments(
+            layout=layout,
+            wire=wire,
+            hidden=hidden,
+            topk=topk,
+            combine_dtype=self.combine_dtype,
+            device=self.device,
+            channels=self._tensors,
+        )
+        self.id = next(_ids)
+        _buffers[self.id] = self
+
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        channel: int = 0,
+        wire: str | None = None,
+    ) -> RankTokens | ExpertTokens:
+        """Sends each token to the ranks of its experts and receives what the others sent here.
+
+        ``x`` is ``[tokens, hidden]`` f32 or bf16, ``topk_idx`` int64 ``[tokens, k]`` with -1 for "none". Never raises
+        because of a peer: ask :meth:`status`.
+        """
+        self._check_open()
+        sent, send = self._arguments.dispatch_send(x, topk_idx, topk_weights, channel, wire)
+        tokens, receive = self._arguments.dispatch_recv(sent)
+        self._call(self._library.eep_dispatch(self._context, send, receive, self._stream()))
+        return tokens
+
+    def combine(
+        self, x: torch.Tensor, tokens: RankTokens | ExpertTokens, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Gives back to each token the sum over its experts, added in a fixed order.
+
+        ``x`` has one row per row received: in the ``rank`` layout already weighted and summed over the local experts of
+        the token, in the ``expert`` layout as the expert left it. Writing into :meth:`combine_input` saves a copy.
+        """
+        self._check_open()
+        send = self._arguments.combine_send(x, tokens)
+        out, receive = self._arguments.combine_recv(tokens.sent, out)
+        self._call(self._library.eep_combine(self._context, send, receive, self._stream()))
+        return out
+
+    def dispatch_send(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        channel: int = 0,
+        wire: str | None = None,
+    ) -> Sent:
+        """The first half of :meth:`dispatch`; compute may go between the two."""
+        self._check_open()
+        sent, send = self._arguments.dispatch_send(x, topk_idx, topk_weights, channel, wire)
+        self._call(self._library.eep_dispatch_send(self._context, send, self._stream()))
+        return sent
+
+    def dispatch_recv(self, sent: Sent) -> RankTokens | ExpertTokens:
+        """The second half of :meth:`dispatch`."""
+        self._check_open()
+        tokens, receive = self._arguments.dispatch_recv(sent)
+        self._call(self._library.eep_dispatch_recv(self._context, receive, self._stream()))
+        return tokens
+
+    def tokens_of(self, sent: Sent) -> RankTokens | ExpertTokens:
+        """Where what the others dispatched lies: always the same tensors for a channel."""
+        self._check_open()
+        return self._arguments.tokens_of(sent)
+
+    def combine_input(self, channel: int = 0) -> torch.Tensor:
+        """Where experts may write their output for :meth:`combine`, after a dispatch; in the ``rank`` layout this is the
+        memory that the peers read."""
+        self._check_open()
+        return self._tensors[channel].outbox
+
+    def combine_send(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> None:
+        """The first half of :meth:`combine`."""
+        self._check_open()
+        send = self._arguments.combine_send(x, tokens)
+        self._call(self._library.eep_combine_send(self._context, send, self._stream()))
+
+    def combine_recv(self, sent: Sent, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The second half of :meth:`combine`."""
+        self._check_open()
+        out, receive = self._arguments.combine_recv(sent, out)
+        self._call(self._library.eep_combine_recv(self._context, receive, self._stream()))
+        return out
+
+    def close(self) -> None:
+        """Gives up the rank and its memory. Peers that still map it are not disturbed."""
+        if self.is_open:
+            _buffers.pop(self.id, None)
+            self._tensors.clear()
+        super().close()
+
+
+def find_buffer(buffer_id: int) -> Buffer:
+    """The open buffer of this process with that id."""
+    if (buffer := _buffers.get(buffer_id)) is None:
+        raise EepError(f"there is no open buffer with id {buffer_id} in this process")
+    return buffer

@@ -1,0 +1,45 @@
+"""Symmetric memory: one region per rank, mapped by its peers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Memory(Protocol):
+    """Memory shared by descriptor: a memfd on a CPU (``shm``), a driver allocation on a GPU (``vmm``)."""
+
+    fd: int
+    size: int
+    address: int
+
+    @classmethod
+    def create(cls, label: str, size: int) -> Memory:
+        """New memory, zeroed."""
+        ...
+
+    @classmethod
+    def adopt(cls, fd: int, size: int) -> Memory:
+        """Memory whose descriptor a peer sent us. Takes over ``fd``."""
+        ...
+
+    def bytes_at(self, offset: int, size: int) -> torch.Tensor:
+        """A tensor over part of the memory, with a storage of its own; it keeps the mapping alive."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the descriptor now, and of the mapping as soon as no tensor looks into it any more."""
+        ...
+
+
+def memory_of(device_type: str) -> type[Memory]:
+    """The kind of memory in which ranks on such a device meet."""
+    if device_type == "cuda":
+        from eep.data_plane.memory.vmm import DeviceMemory
+
+        return DeviceMemory
+    from eep.data_plane.memory.shm import SharedMemory
+
+    return SharedMemory

@@ -1,0 +1,294 @@
+"""The membership side of a buffer: which peers are mapped, and what the peer table says of them.
+
+A view is applied whole or not at all: newcomers are mapped first, or were long before (:meth:`Peers.prepare`), which may fail
+and then changes nothing; the table is patched in place; only then are the mappings of those who left let go, in a thread that
+nobody waits for before :meth:`Peers.close`. Callers apply views between steps; only :meth:`Peers.revoke` may be called at any
+time, from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from eep import faults
+from eep.abi import native
+from eep.abi.collectives import OwnerState
+from eep.abi.native import Shape
+from eep.abi.peer_table import (
+    ALONE_EPOCH,
+    TRANSPORT_LOCAL,
+    TRANSPORT_MAPPED,
+    TRANSPORT_NONE,
+    ControlPage,
+    PeerTable,
+    slot_of,
+)
+from eep.data_plane.memory import Memory
+from eep.data_plane.memory.exchange import Listener, Offer, fetch, fetch_when_there
+from eep.data_plane.rendezvous import Claim, Rendezvous
+from eep.errors import EepError, PeerUnreachable, RankRemoved
+from eep.view import View
+
+_UNMAPPED_WITHIN_S = 10.0
+
+
+class Peers:
+    """The peers of one rank. ``table`` is the one its kernels read."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        context: ctypes.c_void_p,
+        rendezvous: Rendezvous,
+        claim: Claim,
+        shape: Shape,
+        region: Memory,
+        control: Memory,
+    ) -> None:
+        self._library = library
+        self._context = context
+        self._rendezvous = rendezvous
+        self._claim = claim
+        self._shape = shape
+        self._region = region
+        self._control = control
+        self.table: PeerTable = library.eep_table(context).contents
+        self.page = ControlPage.from_address(control.address)
+        self.view = View.empty(shape.max_ranks)
+        self._offers: dict[int, Offer] = {}
+        self._prepared: dict[int, Offer] = {}
+        """Mapped ahead of the view that lets them in, or us."""
+        # Guards the mappings against a revoke from another thread while they come and go.
+        self._mappings = threading.Lock()
+        self._unmapping: list[threading.Thread] = []
+        self._listener = Listener(claim, shape, region, control, lambda: self.view)
+
+    def alone(self) -> View:
+        """A view of this rank only, in which it may do everything that it will do with the others."""
+        if self.view.active:
+            raise EepError(f"rank {self._claim.rank} is in a view already; a rank is alone before it joins")
+        joining = {self._claim.rank: self._claim.incarnation}
+        return self._publish(self.view.joined_by(joining, epoch=ALONE_EPOCH), {})
+
+    def connect(self, ranks: Iterable[int], epoch: int | None, incarnations: Mapping[int, int], timeout: float) -> View:
+        """Maps ``ranks`` and lets them in, this rank among them."""
+        deadline = time.monotonic() + timeout
+        joining = {self._claim.rank: self._claim.incarnation}
+        mapped: dict[int, Offer] = {}
+        try:
+            for rank in sorted(set(ranks) - {self._claim.rank}):
+                self._check_rank(rank)
+                mapped[rank] = self._fetch_when_there(rank, incarnations.get(rank), deadline)
+                joining[rank] = mapped[rank].incarnation
+            view = self.view.joined_by(joining, epoch=epoch)
+            self._check_epoch(view)
+        except BaseException:
+            for offer in mapped.values():
+                offer.close()
+            raise
+        return self._publish(view, mapped)
+
+    def disconnect(self, ranks: Iterable[int], epoch: int | None) -> View:
+        """Lets ``ranks`` go."""
+        gone = set(ranks)
+        for rank in gone:
+            self._check_rank(rank)
+        if self._claim.rank in gone:
+            raise ValueError(f"rank {self._claim.rank} cannot disconnect itself; close the buffer instead")
+        view = self.view.without(gone, epoch=epoch)
+        self._check_epoch(view)
+        return self._publish(view, {})
+
+    def prepare(self, ranks: Iterable[int], timeout: float) -> Mapping[int, Offer]:
+        """Maps the newest incarnation of each of ``ranks``, ahead of the :meth:`apply` for which they are kept."""
+        deadline = time.monotonic() + timeout
+        wanted = sorted(set(ranks) - {self._claim.rank})
+        for rank in wanted:
+            self._check_rank(rank)
+        for rank in wanted:
+            if rank not in self._prepared or self._prepared[rank].incarnation != self._rendezvous.latest(rank):
+                self._keep(self._fetch_when_there(rank, None, deadline))
+        return {rank: self._prepared[rank] for rank in wanted}
+
+    def prepare_those_there(self) -> None:
+        """As :meth:`prepare`, of every rank that answers now."""
+        for rank in self._rendezvous.claimed_ranks():
+            with contextlib.suppress(PeerUnreachable):
+                self.prepare([rank], 0.0)
+
+    def forget_prepared(self) -> None:
+        """There will be no view with them."""
+        for offer in self._prepared.values():
+            offer.close()
+        self._prepared.clear()
+
+    def state_of(self, rank: int) -> OwnerState:
+        """What the newest incarnation of ``rank`` says of itself. Raises :class:`PeerUnreachable` if it does not answer."""
+        offer = self._fetch_when_there(rank, None, 0.0)
+        try:
+            return offer.state
+        finally:
+            offer.close()
+
+    def apply(self, view: View, timeout: float) -> View:
+        """Makes ``view`` the one that the kernels see. Raises :class:`RankRemoved` if this rank is not in it."""
+        if view.max_ranks != self._shape.max_ranks:
+            raise ValueError(f"a view of {view.max_ranks} ranks does not fit a capacity of {self._shape.max_ranks}")
+        self._check_epoch(view)
+        me = self._claim.rank
+        if me not in view.active or view.incarnations[me] != self._claim.incarnation:
+            self._publish(View(view.epoch, (), view.incarnations), {})
+            raise RankRemoved(
+                f"incarnation {self._claim.incarnation} of rank {me} is not part of epoch {view.epoch}; this process must "
+                "end, and may come back only as a new incarnation"
+            )
+        deadline = time.monotonic() + timeout
+        mapped: dict[int, Offer] = {}
+        for rank in view.active:
+            known, wanted = self._offers.get(rank), view.incarnations[rank]
+            if rank == me or (known is not None and known.incarnation == wanted):
+                continue
+            prepared = self._prepared.get(rank)
+            if prepared is None or prepared.incarnation != wanted:
+                prepared = self._keep(self._fetch_when_there(rank, wanted, deadline))
+            mapped[rank] = prepared
+        faults.at("view.mapped")
+        for rank in mapped:
+            del self._prepared[rank]
+        published = self._publish(view, mapped)
+        faults.at("view.patched")
+        self.forget_prepared()
+        return published
+
+    def adopt(self, timeout: float) -> View:
+        """Waits until all members of a view have let this rank in, and applies that view here too."""
+        deadline = time.monotonic() + timeout
+        me = (self._claim.rank, self._claim.incarnation)
+        while True:
+            views: dict[int, View] = {}
+            for rank, incarnation in self._rendezvous.claimed_ranks().items():
+                if rank != me[0]:
+                    try:
+                        offer = fetch(self._rendezvous, rank, incarnation, self._shape, self._region)
+                    except PeerUnreachable:
+                        continue  # a rank that is just coming or going has no say
+                    views[rank] = offer.view
+                    offer.close()
+            # Others may join at the same time: they are still alone, and let nobody in.
+            settled = {rank: view for rank, view in views.items() if set(view.active) - {rank}}
+            for view in settled.values():
+                members = set(view.active) - {me[0]}
+                invited = me[0] in view.active and view.incarnations[me[0]] == me[1] and view.epoch > self.view.epoch
+                if invited and members <= views.keys() and all(settled.get(r, view) == view for r in members):
+                    return self.apply(view, max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline:
+                raise PeerUnreachable(
+                    f"no view lets in incarnation {me[1]} of rank {me[0]}: the others must connect to it first"
+                )
+            time.sleep(0.002)
+
+    def revoke(self, epoch: int) -> None:
+        """Ends ``epoch`` here and at every peer; whoever waits leaves at once."""
+        with self._mappings:
+            self._library.eep_revoke(self._context, epoch)
+
+    def set_deadline(self, nanoseconds: int) -> None:
+        """How long kernels wait for a source. Also between steps, but no new view: nothing is forgotten."""
+        self.table.deadline_ns = nanoseconds
+        native.check(self._library, self._library.eep_publish_deadline(self._context))
+
+    def close(self) -> None:
+        self._listener.close()
+        with self._mappings:
+            self._patch(View.empty(self._shape.max_ranks), {})
+        for offer in self._offers.values():
+            offer.close()
+        self._offers.clear()
+        self.forget_prepared()
+        for thread in self._unmapping:
+            thread.join(_UNMAPPED_WITHIN_S)
+
+    @property
+    def processes(self) -> dict[tuple[int, int], int]:
+        """The pidfd of every peer in the view, by rank and incarnation."""
+        with self._mappings:
+            return {(rank, offer.incarnation): offer.process for rank, offer in self._offers.items()}
+
+    def has_left(self, rank: int) -> bool:
+        """Whether that peer closed on purpose. What it owed was written before it said so."""
+        with self._mappings:
+            offer = self._offers.get(rank)
+            return offer is not None and offer.state is OwnerState.LEFT
+
+    def suspect(self, rank: int) -> None:
+        """This rank will not wait for ``rank`` again in this epoch."""
+        self._library.eep_control_suspect(self.page, 1 << rank)
+
+    @property
+    def refused_requests(self) -> int:
+        """How many requests for this rank's memory were dropped because they did not verify."""
+        return self._listener.refused
+
+    def _keep(self, offer: Offer) -> Offer:
+        if (last := self._prepared.pop(offer.rank, None)) is not None:
+            last.close()
+        self._prepared[offer.rank] = offer
+        return offer
+
+    def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer:
+        return fetch_when_there(self._rendezvous, rank, incarnation, self._shape, self._region, deadline)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._shape.max_ranks:
+            raise ValueError(f"rank {rank} is outside the capacity of {self._shape.max_ranks} ranks")
+
+    def _check_epoch(self, view: View) -> None:
+        last = 0 if self.view.epoch == ALONE_EPOCH else self.view.epoch
+        if not last < view.epoch < ALONE_EPOCH:
+            raise EepError(f"epochs only grow, up to {ALONE_EPOCH - 1}: epoch {view.epoch} cannot follow epoch {last}")
+
+    def _publish(self, view: View, mapped: dict[int, Offer]) -> View:
+        with self._mappings:
+            left = [self._offers.pop(rank) for rank in list(self._offers) if rank not in view.active or rank in mapped]
+            self._offers.update(mapped)
+            self._patch(view, self._offers)
+            native.check(self._library, self._library.eep_publish_table(self._context))
+            self.view = view
+        self._let_go(left)
+        return view
+
+    def _let_go(self, left: Sequence[Offer]) -> None:
+        """Their memory is unmapped beside the next steps, when what holds it here is dropped: a driver that clears up
+        behind a killed process takes its time to unmap anything."""
+        if not left:
+            return
+        held = [offer.region.bytes_at(0, 1) for offer in left]
+        for offer in left:
+            offer.close()
+        thread = threading.Thread(target=held.clear, name=f"eep-unmap-{self._claim.rank}", daemon=True)
+        thread.start()
+        self._unmapping = [each for each in self._unmapping if each.is_alive()] + [thread]
+
+    def _patch(self, view: View, offers: Mapping[int, Offer]) -> None:
+        for rank in range(self._shape.max_ranks):
+            entry = self.table.peers[rank]
+            is_self, offer = rank == self._claim.rank, offers.get(rank)
+            is_active = rank in view.active and (is_self or offer is not None)
+            known = max(view.incarnations[rank], 0)
+            wanted = {
+                "active": int(is_active),
+                "transport": TRANSPORT_NONE if not is_active else TRANSPORT_LOCAL if is_self else TRANSPORT_MAPPED,
+                "incarnation": known,
+                "slot": slot_of(rank, known, self._shape.max_ranks),
+                "region": (self._region.address if offer is None else offer.region.address) if is_active else 0,
+                "control": (self._control.address if offer is None else offer.control.address) if is_active else 0,
+            }
+            if any(getattr(entry, field) != value for field, value in wanted.items()):
+                for field, value in wanted.items():
+                    setattr(entry, field, value)
+                entry.epoch = view.epoch
+        self.table.epoch = view.epoch

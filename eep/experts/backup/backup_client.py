@@ -1,0 +1,126 @@
+"""The rank's side of backup: show live parameters to the services, and read experts back from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from eep.data_plane.memory.shm import SharedMemory
+from eep.experts.backup.transfer_engine import Engine, TransferFailed
+from eep.experts.checksums import Checksums
+from eep.experts.layout import ExpertLayout
+from eep.experts.placement.packing import EMPTY
+from eep.experts.placement.slot_plan import Placement
+from eep.experts.registry.directory_registry import Registry
+from eep.experts.registry.published_records import BACKUPS, RANKS, BackupRecord, RankRecord, Shape, decode_all, encode
+from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.repair_plan import Backup
+
+
+class LiveParameters:
+    """Lets backup services read the experts of this rank, and says which they are.
+
+    Withdraw before the experts change and publish again afterwards; what was copied in between is caught by
+    its checksum.
+    """
+
+    def __init__(self, registry: Registry, engine: Engine, rank: int, host: int, memory: SharedMemory) -> None:
+        self._registry = registry
+        self._engine = engine
+        self._rank = rank
+        self._host = host
+        self._memory = memory
+        self._address: int | None = None
+
+    def publish(self, layout: ExpertLayout, placement: Placement, checksums: Checksums) -> None:
+        size = placement.slots_per_rank
+        held = placement.physical_to_logical[:, self._rank * size : (self._rank + 1) * size]
+        layer = np.arange(placement.layers)[:, None]
+        sums = np.where(held == EMPTY, np.uint64(0), checksums.values[layer, np.maximum(held, 0)])
+        if self._address is None:
+            self._address = self._engine.expose(self._memory)
+        record = RankRecord(
+            self._host,
+            self._engine.session,
+            self._address,
+            size,
+            Shape.of(layout, placement.experts),
+            np.where(held == EMPTY, EMPTY, held + layer * placement.experts).astype("<i8").tobytes(),
+            sums.astype("<u8").tobytes(),
+        )
+        self._registry.publish(f"{RANKS}{self._rank}", encode(record))
+
+    def withdraw(self) -> None:
+        self._registry.withdraw(f"{RANKS}{self._rank}")
+        if self._address is not None:
+            self._engine.withdraw(self._address)
+            self._address = None
+
+
+class BackupClient:
+    """The backup services as a rank sees them: what they hold, for the planner, and a reader for each."""
+
+    def __init__(self, registry: Registry, engine: Engine, layout: ExpertLayout, experts: int) -> None:
+        self._registry = registry
+        self._engine = engine
+        self._shape = Shape.of(layout, experts)
+
+    def records(self) -> dict[str, BackupRecord]:
+        """The services that are there now and hold experts of this model."""
+        found = decode_all(self._registry.scan(BACKUPS), BACKUPS, BackupRecord)
+        return {name: record for name, record in found.items() if record.shape == self._shape}
+
+    def backups(self) -> dict[str, Backup]:
+        """What the repair planner needs to know of them."""
+        result = {}
+        for name, record in self.records().items():
+            held = np.zeros(self._shape.number, dtype=bool)
+            held[list(record.addresses())] = True
+            result[name] = Backup(record.host, held.reshape(self._shape.layers, self._shape.experts))
+        return result
+
+    def checksums(self) -> Checksums:
+        """Those that the services know, for a rank that joins when others may be gone."""
+        parts = [Checksums.none(self._shape.layers, self._shape.experts)]
+        for record in self.records().values():
+            part = Checksums.none(self._shape.layers, self._shape.experts)
+            for number, value in record.sums().items():
+                part.values.flat[number] = value
+                part.known.flat[number] = True
+            parts.append(part)
+        return Checksums.merged(parts)
+
+    def reader(self, name: str) -> BackupReader:
+        return BackupReader(self, self._engine, self._shape, name)
+
+
+class BackupReader:
+    """One backup service as a source of repair."""
+
+    def __init__(self, client: BackupClient, engine: Engine, shape: Shape, name: str) -> None:
+        self._client = client
+        self._engine = engine
+        self._shape = shape
+        self._name = name
+
+    def alive(self) -> bool:
+        return self._name in self._client.records()
+
+    def read(self, wants: Sequence[Want]) -> None:
+        record = self._client.records().get(self._name)
+        if record is None:
+            raise SourceLost(f"backup {self._name} is gone")
+        addresses = record.addresses()
+        parts = []
+        for want in wants:
+            address = addresses.get(want.layer * self._shape.experts + want.expert)
+            if address is None or tuple(piece.numel() for piece in want.into) != self._shape.tensor_bytes:
+                raise SourceLost(f"backup {self._name} does not hold expert {want.expert} of layer {want.layer}")
+            for piece in want.into:
+                parts.append((address, piece))
+                address += piece.numel()
+        try:
+            self._engine.read(record.session, parts)
+        except TransferFailed as error:
+            raise SourceLost(str(error)) from error

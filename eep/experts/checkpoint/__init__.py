@@ -1,0 +1,1 @@
+"""The experts of a checkpoint on disk."""

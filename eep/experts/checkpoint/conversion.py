@@ -1,0 +1,66 @@
+"""A checkpoint whose experts may be of another type than they are served in: converted as they were when they were loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
+from eep.experts.layout import ExpertLayout
+from eep.experts.repair.executor import Reader, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as a source of experts as they are served."""
+
+    reader: Reader
+    layout: ExpertLayout
+    """Of a rank with one slot."""
+    experts: int
+
+
+def open_checkpoint(
+    directory: str | os.PathLike[str],
+    family: str | None = None,
+    layers: Sequence[int] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+) -> Checkpoint:
+    """``dtypes``: what the tensors of an expert are served as; as they are stored if that is not said.
+
+    Raises ValueError or OSError where the experts cannot be had like that.
+    """
+    reader = CheckpointReader(directory, family, layers)
+    stored = reader.layout(1)
+    if dtypes is None or [spec.dtype for spec in stored.tensors] == list(dtypes):
+        return Checkpoint(reader, stored, reader.experts)
+    if len(dtypes) != len(stored.tensors):
+        raise ValueError(f"an expert has {len(stored.tensors)} tensors in the checkpoint, {len(dtypes)} in the model")
+    tensors = tuple(replace(spec, dtype=dtype) for spec, dtype in zip(stored.tensors, dtypes, strict=True))
+    wanted = ExpertLayout(stored.layers, 1, tensors)
+    return Checkpoint(ConvertedReader(reader, stored, wanted), wanted, reader.experts)
+
+
+class ConvertedReader:
+    """Reads what ``stored`` describes and gives what ``wanted`` describes: the same shapes, another floating type."""
+
+    def __init__(self, reader: Reader, stored: ExpertLayout, wanted: ExpertLayout) -> None:
+        for theirs, ours in zip(stored.tensors, wanted.tensors, strict=True):
+            if theirs.shape != ours.shape or not (theirs.dtype.is_floating_point and ours.dtype.is_floating_point):
+                raise ValueError(f"{theirs.name} is {theirs.dtype} {theirs.shape}, {ours.dtype} {ours.shape} is wanted")
+        self._reader, self._stored, self._wanted = reader, stored, wanted
+
+    def alive(self) -> bool:
+        return self._reader.alive()
+
+    def read(self, wants: Sequence[Want]) -> None:
+        for want in wants:
+            aside = [torch.empty(spec.nbytes, dtype=torch.uint8) for spec in self._stored.tensors]
+            self._reader.read([Want(want.layer, want.expert, want.slot, aside)])
+            for raw, target, theirs, ours in zip(
+                aside, want.into, self._stored.tensors, self._wanted.tensors, strict=True
+            ):
+                target.view(ours.dtype).copy_(raw.view(theirs.dtype))

@@ -1,0 +1,1 @@
+"""Which expert lives in which slot. Pure: arrays in, arrays out."""

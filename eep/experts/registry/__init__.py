@@ -1,0 +1,1 @@
+"""What ranks and backup services publish, and where they find it."""

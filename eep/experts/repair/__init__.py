@@ -1,0 +1,1 @@
+"""How a lost expert comes back: from whom, and how its bytes are read and verified."""

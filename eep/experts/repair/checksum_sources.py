@@ -1,0 +1,86 @@
+"""Where a rank has the checksums of experts from that it has not loaded itself.
+
+From the ranks that hold them, as they say what they hold. Of experts that no rank has had before our eyes: the backups know
+them, which were filled with verified bytes, and the checkpoint is what all were loaded from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from eep.errors import EepError
+from eep.experts.backup.backup_client import BackupClient
+from eep.experts.checksums import Checksums
+from eep.experts.layout import ExpertMemory, checksum
+from eep.experts.placement.packing import EMPTY, IntArray
+from eep.experts.registry.published_records import RankRecord
+from eep.experts.repair.executor import Reader, RepairFailed, SourceLost, Want
+from eep.experts.repair.repair_plan import Transfer
+
+logger = logging.getLogger(__name__)
+
+
+def from_rank(checksums: Checksums, record: RankRecord, stored: IntArray) -> None:
+    """Adds what another rank says. ``stored[layer, slot]`` is the number of the expert there, counted over all layers."""
+    layers, experts = checksums.values.shape
+    sums = record.slot_checksums().reshape(stored.shape)
+    for layer, slot in np.argwhere(stored != EMPTY).tolist():
+        expert = int(stored[layer, slot]) - layer * experts
+        if 0 <= layer < layers and 0 <= expert < experts and not checksums.known[layer, expert]:
+            checksums.values[layer, expert] = sums[layer, slot]
+            checksums.known[layer, expert] = True
+
+
+def for_transfers(
+    checksums: Checksums,
+    transfers: Sequence[Transfer],
+    memory: ExpertMemory,
+    backup: BackupClient | None,
+    checkpoint: Reader | None,
+) -> None:
+    """Adds what it takes to verify ``transfers``, or raises :class:`RepairFailed`: what cannot be verified is not served."""
+    if _unknown(checksums, transfers) and backup is not None:
+        _from_backup(checksums, backup)
+    unknown = _unknown(checksums, transfers)
+    if not unknown:
+        return
+    trouble = "start a backup service, or name a checkpoint"
+    if checkpoint is not None:
+        try:
+            _from_checkpoint(checksums, unknown, memory, checkpoint)
+            return
+        except SourceLost as error:
+            trouble = str(error)
+    raise RepairFailed(f"nobody knows the checksums of {len(unknown)} experts: {trouble}", transfers)
+
+
+def _unknown(checksums: Checksums, transfers: Sequence[Transfer]) -> list[tuple[int, int]]:
+    """Those that can be had from nowhere need none."""
+    return [(t.layer, t.expert) for t in transfers if t.origins and not checksums.known[t.layer, t.expert]]
+
+
+def _from_backup(checksums: Checksums, backup: BackupClient) -> None:
+    try:
+        kept = backup.checksums()
+    except EepError as error:
+        logger.warning("the backups are not believed: %s", error)
+        return
+    fresh = kept.known & ~checksums.known
+    checksums.values[fresh] = kept.values[fresh]
+    checksums.known[fresh] = True
+
+
+def _from_checkpoint(
+    checksums: Checksums, unknown: Sequence[tuple[int, int]], memory: ExpertMemory, checkpoint: Reader
+) -> None:
+    for layer, expert in unknown:
+        aside = [torch.empty_like(piece) for piece in memory.pieces(layer, 0)]
+        checkpoint.read([Want(layer, expert, 0, aside)])
+        checksums.values[layer, expert] = checksum(aside)
+        checksums.known[layer, expert] = True
+    # Worth a word: had the checkpoint been changed since it was loaded, nobody would notice.
+    logger.warning("%d checksums were taken from the checkpoint itself: no rank and no backup had them", len(unknown))

@@ -1,0 +1,292 @@
+"""Carry out a repair plan on one rank: read, verify, fall back, in place.
+
+Every transfer is read straight into its slot, or aside first where the plan says so, and then verified by
+checksum. A source that is gone, fails or sends wrong bytes costs that expert nothing but time: the next
+source of its plan takes over. Sources work in parallel, each one batch at a time; its liveness is checked
+before each batch.
+
+Until ``repair`` returns, the slots it writes hold nothing that may be served: publish routing tables
+afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+
+from eep import faults
+from eep.errors import EepError, PeerUnreachable
+from eep.experts.checksums import Checksums
+from eep.experts.layout import ExpertLayout, ExpertMemory, checksum
+from eep.experts.repair.peer_memory import PeerMemory, copy_all
+from eep.experts.repair.repair_plan import Origin, RepairPlan, Tier, Transfer
+
+# Large enough that a batch is worth a request, small enough that little is lost with a source.
+BATCH_BYTES = 64 << 20
+_MOST_WORKERS = 8
+
+
+class SourceLost(EepError):
+    """A source could not deliver. What it was to deliver comes from the next one."""
+
+
+class RepairFailed(EepError):
+    """Some experts could be had from nowhere. The slots that were to hold them must not be served.
+
+    ``still_reading``: the reads that the repair did not wait for any longer. Each may write into its slots until it is done,
+    so no other repair may begin before.
+    """
+
+    def __init__(self, message: str, transfers: Sequence[Transfer], still_reading: Sequence[Future[Any]] = ()) -> None:
+        super().__init__(message)
+        self.transfers = tuple(transfers)
+        self.still_reading = tuple(still_reading)
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Expert ``expert`` of ``layer``, at the source's ``slot`` if it has slots, to be read into ``into``."""
+
+    layer: int
+    expert: int
+    slot: int
+    into: list[torch.Tensor]
+
+
+class Reader(Protocol):
+    """One source. Readers of different sources are used by different threads at the same time."""
+
+    def alive(self) -> bool: ...
+
+    def read(self, wants: Sequence[Want]) -> None:
+        """Fill every ``into``, or raise :class:`SourceLost`."""
+
+
+@dataclass
+class PeerReader:
+    """A rank's own memory, or that of a peer, mapped here."""
+
+    layout: ExpertLayout
+    peers: PeerMemory
+    rank: int
+
+    def alive(self) -> bool:
+        return self.peers.alive(self.rank)
+
+    def read(self, wants: Sequence[Want]) -> None:
+        try:
+            theirs = ExpertMemory(self.layout, self.peers.region(self.rank))
+        except PeerUnreachable as error:
+            raise SourceLost(str(error)) from error
+        _copy(wants, theirs)
+
+
+@dataclass
+class LocalReader:
+    memory: ExpertMemory
+
+    def alive(self) -> bool:
+        return True
+
+    def read(self, wants: Sequence[Want]) -> None:
+        _copy(wants, self.memory)
+
+
+def _copy(wants: Sequence[Want], memory: ExpertMemory) -> None:
+    sources = [memory.pieces(want.layer, want.slot) for want in wants]
+    copy_all(list(chain.from_iterable(want.into for want in wants)), list(chain.from_iterable(sources)))
+
+
+@dataclass
+class RepairReport:
+    """What a repair did: bytes that arrived verified, by tier, and every attempt that failed, in words."""
+
+    bytes_by_tier: Counter[Tier] = field(default_factory=Counter)
+    setbacks: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Job:
+    transfer: Transfer
+    into: list[torch.Tensor]
+    attempt: int = 0
+
+    @property
+    def origin(self) -> Origin:
+        return self.transfer.origins[self.attempt]
+
+
+def repair(
+    plan: RepairPlan,
+    rank: int,
+    memory: ExpertMemory,
+    reader_of: Callable[[Origin], Reader],
+    checksums: Checksums,
+    *,
+    barrier: Callable[[], None] | None = None,
+    timeout: float = 120.0,
+) -> RepairReport:
+    """Do what ``plan``, which is that of all ranks, has for ``rank``; then every expert is there, verified.
+
+    ``reader_of`` opens a source and may raise :class:`SourceLost`. ``barrier`` waits until all ranks of the
+    plan have called it, and is needed when ``plan.needs_barrier``. If it raises, no slot has been written
+    yet.
+    """
+    mine = plan.of(rank)
+    _check(plan, mine, checksums, barrier)
+    deadline = time.monotonic() + timeout
+    report = RepairReport()
+    aside = []
+    for transfer in mine.transfers:
+        if transfer.staged:
+            pieces = memory.pieces(transfer.layer, transfer.slot)
+            aside.append(_Job(transfer, [torch.empty_like(piece) for piece in pieces]))
+    _run(aside, memory, reader_of, checksums, report, deadline)
+    if plan.needs_barrier and barrier is not None:
+        barrier()
+    direct = [_Job(t, memory.pieces(t.layer, t.slot)) for t in mine.transfers if not t.staged]
+    for job in aside:
+        copy_all(memory.pieces(job.transfer.layer, job.transfer.slot), job.into)
+    _run(direct, memory, reader_of, checksums, report, deadline)
+    return report
+
+
+def _check(plan: RepairPlan, mine: RepairPlan, checksums: Checksums, barrier: Callable[[], None] | None) -> None:
+    if plan.needs_barrier and barrier is None:
+        raise ValueError("this plan overwrites slots that other ranks read from: pass a barrier over all its ranks")
+    if mine.unreachable:
+        raise RepairFailed(_nowhere(mine.unreachable), mine.unreachable)
+    unknown = [t for t in mine.transfers if not checksums.known[t.layer, t.expert]]
+    if unknown:
+        raise ValueError(
+            f"no checksum is known for expert {unknown[0].expert} of layer {unknown[0].layer} "
+            f"({len(unknown)} such experts): take them when the model is loaded"
+        )
+
+
+def _run(
+    jobs: list[_Job],
+    memory: ExpertMemory,
+    reader_of: Callable[[Origin], Reader],
+    checksums: Checksums,
+    report: RepairReport,
+    deadline: float,
+) -> None:
+    """Work through ``jobs``, all sources at once, until each is done or has run out of sources.
+
+    A source reads its next batch while the last one is verified.
+    """
+    if not jobs:
+        return
+    waiting: defaultdict[tuple[Tier, int, str], deque[_Job]] = defaultdict(deque)
+    for job in jobs:
+        waiting[_source(job.origin)].append(job)
+    size = memory.layout.expert_bytes
+    reading: dict[Future[str | None], list[_Job]] = {}
+    verifying: dict[Future[list[str | None]], list[_Job]] = {}
+    failed: list[Transfer] = []
+    late: list[list[_Job]] = []
+    pool = ThreadPoolExecutor(
+        _MOST_WORKERS, thread_name_prefix="eep-repair", initializer=_use, initargs=(memory.region.device,)
+    )
+    try:
+        while reading or verifying or any(waiting.values()):
+            busy = {_source(batch[0].origin) for batch in reading.values()}
+            for source, queue in waiting.items():
+                if queue and source not in busy:
+                    batch = [queue.popleft() for _ in range(min(len(queue), max(1, BATCH_BYTES // size)))]
+                    reading[pool.submit(_read, batch, reader_of)] = batch
+            patience = max(0.0, deadline - time.monotonic())
+            under_way: list[Future[Any]] = [*reading, *verifying]
+            done, _ = wait(under_way, timeout=patience, return_when=FIRST_COMPLETED)
+            if not done:
+                late = [*reading.values(), *verifying.values()]
+                break
+            for read in [future for future in reading if future in done]:
+                batch, trouble = reading.pop(read), read.result()
+                faults.at("repair.mid")
+                if trouble is None:
+                    verifying[pool.submit(_verify, batch, checksums)] = batch
+                else:
+                    _settle(batch, [trouble] * len(batch), size, waiting, failed, report)
+            for verified in [future for future in verifying if future in done]:
+                _settle(verifying.pop(verified), verified.result(), size, waiting, failed, report)
+    finally:
+        # A source that is stuck keeps its thread, not us; the error says that its slots must not be served.
+        pool.shutdown(wait=False, cancel_futures=True)
+    if late:
+        # Only now is it certain who reads: those that had not begun never will.
+        raise _late(late, [read for read in reading if not read.done()])
+    if failed:
+        raise RepairFailed(f"{_nowhere(failed)} Last: {report.setbacks[-1]}", failed)
+
+
+def _use(device: torch.device) -> None:
+    """A new thread has the first GPU as its current one, and memory is mapped on the current one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _read(batch: list[_Job], reader_of: Callable[[Origin], Reader]) -> str | None:
+    """Read a batch from its source; what went wrong, if anything."""
+    origin = batch[0].origin
+    try:
+        reader = reader_of(origin)
+        if not reader.alive():
+            raise SourceLost("it is gone")
+        reader.read([Want(job.transfer.layer, job.transfer.expert, job.origin.slot, job.into) for job in batch])
+    except SourceLost as error:
+        return str(error)
+    return None
+
+
+def _verify(batch: list[_Job], checksums: Checksums) -> list[str | None]:
+    right = [checksums.matches(job.transfer.layer, job.transfer.expert, checksum(job.into)) for job in batch]
+    return [None if each else "wrong checksum" for each in right]
+
+
+def _settle(
+    batch: list[_Job],
+    troubles: Sequence[str | None],
+    size: int,
+    waiting: defaultdict[tuple[Tier, int, str], deque[_Job]],
+    failed: list[Transfer],
+    report: RepairReport,
+) -> None:
+    """Count what arrived, and send what did not to its next source."""
+    for job, trouble in zip(batch, troubles, strict=True):
+        if trouble is None:
+            report.bytes_by_tier[job.origin.tier] += size
+            continue
+        expert = f"layer {job.transfer.layer} expert {job.transfer.expert}"
+        report.setbacks.append(f"{expert} from {job.origin}: {trouble}")
+        job.attempt += 1
+        if job.attempt < len(job.transfer.origins):
+            waiting[_source(job.origin)].append(job)
+        else:
+            failed.append(job.transfer)
+
+
+def _late(batches: Sequence[list[_Job]], reading: Sequence[Future[Any]]) -> RepairFailed:
+    stuck = [job.transfer for batch in batches for job in batch]
+    where = ", ".join(sorted({str(batch[0].origin) for batch in batches}))
+    return RepairFailed(f"{where} did not deliver {len(stuck)} experts before the timeout", stuck, reading)
+
+
+def _source(origin: Origin) -> tuple[Tier, int, str]:
+    return origin.tier, origin.rank, origin.backup
+
+
+def _nowhere(transfers: Sequence[Transfer]) -> str:
+    first = transfers[0]
+    return (
+        f"{len(transfers)} experts could be had from no source, among them expert {first.expert} of layer "
+        f"{first.layer}: start a backup service, name a checkpoint, or mask these experts."
+    )

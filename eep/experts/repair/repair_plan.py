@@ -1,0 +1,253 @@
+"""Where the bytes of every expert that a rank must get come from. Pure: it decides, ``repair`` moves.
+
+Sources in order: another slot of the same rank, the memory of another rank, host memory (a backup service),
+disk. Within a tier a transfer goes to the source that would finish it first, given its bandwidth and what it
+already has to do, so that no source is the bottleneck while another is idle. The further sources of a
+transfer are kept in order, for the case that the first one dies or sends the wrong bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+
+import numpy as np
+
+from eep.experts.placement.packing import EMPTY, BoolArray
+from eep.experts.placement.slot_plan import Placement
+
+
+class Tier(IntEnum):
+    """The kinds of source, cheapest first."""
+
+    LOCAL = 0
+    PEER = 1
+    DRAM = 2
+    DISK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an expert can be read: a slot of a rank (``LOCAL``, ``PEER``), a backup by name, or disk."""
+
+    tier: Tier
+    rank: int = -1
+    slot: int = -1
+    backup: str = ""
+
+    def __str__(self) -> str:
+        match self.tier:
+            case Tier.LOCAL:
+                return f"its own slot {self.slot}"
+            case Tier.PEER:
+                return f"rank {self.rank} slot {self.slot}"
+            case Tier.DRAM:
+                return f"backup {self.backup}"
+            case Tier.DISK:
+                return "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bring ``expert`` of ``layer`` into ``slot`` of ``rank`` from the first of ``origins`` that delivers.
+
+    ``staged``: its first origin is itself about to be overwritten, so the bytes must be taken aside before
+    any rank writes.
+    """
+
+    layer: int
+    expert: int
+    rank: int
+    slot: int
+    origins: tuple[Origin, ...]
+    staged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A backup service as the planner sees it: its host, and the experts ``held[layer, expert]``."""
+
+    host: int
+    held: BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Bytes per second of one source of each kind, seen from the same host or from another."""
+
+    local: float = 1000e9
+    peer: float = 300e9
+    peer_far: float = 40e9
+    dram: float = 40e9
+    dram_far: float = 20e9
+    disk: float = 3e9
+
+    def of(self, origin: Origin, same_host: bool) -> float:
+        match origin.tier:
+            case Tier.LOCAL:
+                return self.local
+            case Tier.PEER:
+                return self.peer if same_host else self.peer_far
+            case Tier.DRAM:
+                return self.dram if same_host else self.dram_far
+            case Tier.DISK:
+                return self.disk
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    transfers: tuple[Transfer, ...]
+    expert_bytes: int
+
+    @property
+    def unreachable(self) -> tuple[Transfer, ...]:
+        """The transfers for which there is no source at all."""
+        return tuple(transfer for transfer in self.transfers if not transfer.origins)
+
+    @property
+    def needs_barrier(self) -> bool:
+        """Whether some rank must take bytes aside before any rank may write."""
+        return any(transfer.staged for transfer in self.transfers)
+
+    def of(self, rank: int) -> RepairPlan:
+        """What one rank has to do."""
+        return RepairPlan(tuple(t for t in self.transfers if t.rank == rank), self.expert_bytes)
+
+    def rounds(self, aside_bytes: int) -> list[RepairPlan]:
+        """This plan in parts to be done one after the other, so that no rank takes more than that aside at a time.
+
+        A layer is never divided: what it exchanges must be read before any of it is written.
+        """
+        parts: list[list[Transfer]] = []
+        aside: Counter[int] = Counter()
+        for _, group in groupby(sorted(self.transfers, key=lambda t: t.layer), key=lambda t: t.layer):
+            layer = list(group)
+            more = Counter(t.rank for t in layer if t.staged)
+            if not parts or any((aside[rank] + more[rank]) * self.expert_bytes > aside_bytes for rank in more):
+                parts.append([])
+                aside.clear()
+            parts[-1] += layer
+            aside += more
+        return [RepairPlan(tuple(part), self.expert_bytes) for part in parts]
+
+    def bytes_by_tier(self) -> dict[Tier, int]:
+        """The bytes that the first choice of each transfer moves."""
+        count = Counter(t.origins[0].tier for t in self.transfers if t.origins)
+        return {tier: count[tier] * self.expert_bytes for tier in Tier}
+
+    def explain(self, most: int = 20) -> str:
+        """What moves from where, for people: a line per tier, then the first ``most`` transfers."""
+        lines = [f"{len(self.transfers)} experts to move, {_size(len(self.transfers) * self.expert_bytes)} in all"]
+        for tier, nbytes in self.bytes_by_tier().items():
+            if nbytes:
+                experts = nbytes // self.expert_bytes
+                lines.append(f"  {tier.name.lower():5} {experts:6} experts  {_size(nbytes):>10}")
+        if self.needs_barrier:
+            staged = sum(t.staged for t in self.transfers)
+            aside = _size(staged * self.expert_bytes)
+            lines.append(f"  {staged} of them ({aside}) are taken aside first, since their source is overwritten")
+        if self.unreachable:
+            lines.append(f"  {len(self.unreachable)} have no source: start a backup service or name a checkpoint")
+        for transfer in self.transfers[:most]:
+            source = transfer.origins[0] if transfer.origins else "nowhere"
+            spare = f", else {transfer.origins[1]}" if len(transfer.origins) > 1 else ""
+            lines.append(
+                f"  layer {transfer.layer} expert {transfer.expert} -> rank {transfer.rank} "
+                f"slot {transfer.slot} from {source}{spare}"
+            )
+        if len(self.transfers) > most:
+            lines.append(f"  and {len(self.transfers) - most} more")
+        return "\n".join(lines)
+
+
+def plan_repair(
+    before: Placement,
+    after: Placement,
+    active: Iterable[int],
+    topology: Sequence[int],
+    expert_bytes: int,
+    *,
+    backups: Mapping[str, Backup] | None = None,
+    disk: bool = False,
+    bandwidth: Bandwidth | None = None,
+) -> RepairPlan:
+    """Find sources for every slot that ``after`` fills with an expert that ``before`` did not have there.
+
+    ``before`` is what lies where now; what it says of ranks that are not ``active`` is ignored.
+    """
+    if before.shape != after.shape:
+        raise ValueError(
+            f"the placements before and after the repair are of different shapes: {before.shape}, {after.shape}"
+        )
+    active = sorted(set(active))
+    size = after.slots_per_rank
+    now, then = before.on(active).physical_to_logical, after.on(active).physical_to_logical
+    written = (then != now) & (then != EMPTY)
+    asked = np.zeros((after.layers, after.experts), dtype=bool)
+    asked[np.nonzero(written)[0], then[written]] = True
+    held = (now != EMPTY) & np.take_along_axis(asked, np.maximum(now, 0), axis=1)
+    # A slot that the plan overwrites, or clears, is a source only until the first rank writes.
+    lasting, passing = _holders(now, held & (now == then)), _holders(now, held & (now != then))
+    speed = bandwidth or Bandwidth()
+    busy: defaultdict[tuple[object, ...], float] = defaultdict(float)
+    transfers = []
+    for layer, column in np.argwhere(written).tolist():
+        rank, slot = divmod(column, size)
+        expert = int(then[layer, column])
+        key = (layer, expert)
+        origins = [_slot_origin(holder, rank, size) for holder in lasting.get(key, ())]
+        staged = not origins and key in passing
+        if staged:
+            origins = [_slot_origin(holder, rank, size) for holder in passing[key]]
+        for name, backup in sorted((backups or {}).items()):
+            if backup.held[layer, expert]:
+                origins.append(Origin(Tier.DRAM, backup=name))
+        if disk:
+            origins.append(Origin(Tier.DISK))
+
+        def finish(origin: Origin, rank: int = rank) -> tuple[int, float]:
+            host = _host_of(origin, topology, backups or {})
+            rate = speed.of(origin, host is None or host == topology[rank])
+            return origin.tier, busy[_queue(origin, rank)] + expert_bytes / rate
+
+        origins.sort(key=finish)
+        if origins:
+            busy[_queue(origins[0], rank)] = finish(origins[0])[1]
+        transfers.append(Transfer(layer, expert, rank, slot, tuple(origins), staged))
+    return RepairPlan(tuple(transfers), expert_bytes)
+
+
+def _holders(table: np.ndarray, where: BoolArray) -> dict[tuple[int, int], list[int]]:
+    held: dict[tuple[int, int], list[int]] = {}
+    for layer, column in np.argwhere(where).tolist():
+        held.setdefault((layer, int(table[layer, column])), []).append(column)
+    return held
+
+
+def _slot_origin(column: int, reader: int, slots_per_rank: int) -> Origin:
+    rank, slot = divmod(column, slots_per_rank)
+    return Origin(Tier.LOCAL if rank == reader else Tier.PEER, rank, slot)
+
+
+def _host_of(origin: Origin, topology: Sequence[int], backups: Mapping[str, Backup]) -> int | None:
+    match origin.tier:
+        case Tier.PEER:
+            return topology[origin.rank]
+        case Tier.DRAM:
+            return backups[origin.backup].host
+        case _:
+            return None
+
+
+def _queue(origin: Origin, reader: int) -> tuple[object, ...]:
+    """What works through its transfers one after the other: a source, or a reader's own memory and disk."""
+    own = reader if origin.tier in (Tier.LOCAL, Tier.DISK) else -1
+    return origin.tier, origin.rank, origin.backup, own
+
+
+def _size(nbytes: int) -> str:
+    power = min(4, max(0, nbytes.bit_length() - 1) // 10)
+    return f"{nbytes} B" if power == 0 else f"{nbytes / 1024**power:.1f} {'BKMGT'[power]}iB"

@@ -1,0 +1,1 @@
+"""The ledger of accepted requests, and what it speaks of."""

@@ -1,0 +1,156 @@
+"""``--eep-backup``: every expert in host memory, kept by a process beside the supervisor, and how ranks get at it.
+
+The process is ``eep backup serve`` on a registry below the supervisor's private directory. It belongs to no rank: it is
+started again when it ends, it is told to end with the server, and if the server cannot tell it, the supervisor's keeper does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eep.control.launch.processes import describe_exit
+from eep.control.private_directory import CONTROL_DIRECTORY
+from eep.data_plane.memory import Memory
+from eep.data_plane.memory.shm import SharedMemory
+from eep.errors import EepError
+from eep.experts.backup.backup_client import BackupClient
+from eep.experts.backup.live_offer import LiveOffer
+from eep.experts.backup.transfer_engine import Engine
+from eep.experts.layout import ExpertLayout, ExpertMemory
+from eep.experts.registry.directory_registry import DirectoryRegistry
+from sglang_patches import recipe
+
+logger = logging.getLogger(__name__)
+
+_NAME = "host"
+_ALL_THAT_IS_FREE = "1024TiB"
+_LOOKS_EVERY = 0.2
+_FIRST_WAIT, _LONGEST_WAIT, _LIVED_WELL = 0.5, 60.0, 60.0
+_ENDS_WITHIN = 5.0
+
+
+def _registry(directory: Path) -> Path:
+    return directory / "backup"
+
+
+def _description(directory: Path) -> Path:
+    return directory / "backup.json"
+
+
+# In the controller.
+
+
+class BackupProcess:
+    """Keeps the service of a server running, from a thread of its own, until it is stopped."""
+
+    def __init__(self, directory: Path, from_checkpoint: bool) -> None:
+        self._directory, self._from_checkpoint = directory, from_checkpoint
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="eep-backup", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the service. Doing it again does nothing."""
+        with self._lock:
+            self._stop.set()
+            if self._process is not None:
+                self._process.terminate()
+        self._thread.join(_ENDS_WITHIN)
+        if self._thread.is_alive() and self._process is not None:
+            self._process.kill()
+            self._thread.join(_ENDS_WITHIN)
+
+    def _run(self) -> None:
+        wait = _FIRST_WAIT
+        while not self._stop.is_set():
+            command = self._command()
+            if command is None:
+                self._stop.wait(_LOOKS_EVERY)
+                continue
+            began = time.monotonic()
+            process = self._start(command)
+            if process is None:
+                return
+            code = process.wait()
+            if self._stop.is_set():
+                return
+            wait = _FIRST_WAIT if time.monotonic() - began > _LIVED_WELL else min(2 * wait, _LONGEST_WAIT)
+            logger.warning("eep: the backup has ended (%s); another starts in %g s", describe_exit(code), wait)
+            self._stop.wait(wait)
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """None if it is not wanted any more."""
+        with self._lock:
+            if self._stop.is_set():
+                return None
+            self._process = subprocess.Popen(
+                command,
+                # By this the keeper knows whom to end.
+                env={**os.environ, CONTROL_DIRECTORY: str(self._directory)},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        logger.info("eep: the backup starts, process %d", self._process.pid)
+        return self._process
+
+    def _command(self) -> list[str] | None:
+        """None while it is not known yet what is to be kept."""
+        command = [sys.executable, "-m", "eep.experts.backup.command", "backup", "serve", "--name", _NAME]
+        command += ["--registry", str(_registry(self._directory)), "--memory", _ALL_THAT_IS_FREE]
+        if not self._from_checkpoint:
+            return command
+        try:
+            known = json.loads(_description(self._directory).read_text())
+        except FileNotFoundError:
+            return None
+        return [*command, "--checkpoint", known["path"], "--layers", known["layers"], "--dtypes", known["dtypes"]]
+
+
+def start(directory: Path, kind: str) -> BackupProcess | None:
+    """The service that ``--eep-backup`` asks for, if it asks for one."""
+    return None if kind == "off" else BackupProcess(directory, kind == "checkpoint")
+
+
+# In a rank.
+
+
+def describe_checkpoint(directory: Path, path: Path, layers: Sequence[int], layout: ExpertLayout) -> None:
+    """Tell the controller what a service is to keep. Every rank says the same."""
+    dtypes = [str(spec.dtype).removeprefix("torch.") for spec in layout.tensors]
+    said = {"path": str(path), "layers": ",".join(map(str, layers)), "dtypes": ",".join(dtypes)}
+    recipe.write(_description(directory), said)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a rank needs of the backup: to read from it, and to fill it."""
+
+    client: BackupClient | None = None
+    offer: LiveOffer | None = None
+
+
+def connect(directory: Path, kind: str, rank: int, memory: ExpertMemory, shared: Memory, experts: int) -> Access:
+    """A rank that cannot reach the backup serves without it, and says so."""
+    if kind == "off":
+        return Access()
+    try:
+        registry, engine = DirectoryRegistry(_registry(directory)), Engine()
+    except (EepError, OSError) as error:
+        logger.warning("eep: rank %d does without the backup: %s", rank, error)
+        return Access()
+    client = BackupClient(registry, engine, memory.layout, experts)
+    if kind == "checkpoint":
+        return Access(client)
+    on_host = shared if isinstance(shared, SharedMemory) else None
+    return Access(client, LiveOffer(rank, registry, engine, client, memory, on_host, experts))

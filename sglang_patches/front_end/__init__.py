@@ -1,0 +1,1 @@
+"""At the server's door: requests go to ranks that are in, and are replayed when one is lost."""

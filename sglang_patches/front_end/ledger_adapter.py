@@ -1,0 +1,174 @@
+"""Between SGLang's messages and the ledger of requests: what of a message the ledger must know, and the other way round.
+
+Messages are looked at by the names of their fields, which are the same in all supported versions; a field that a
+version does not have counts as empty.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import repeat
+from typing import Any
+
+import msgspec
+
+from eep.requests.request_records import Counts, Delivery, Manner, Replay, Request
+from sglang_patches.rank.resumption import DELIVERED
+from sglang_patches.sampling.seeds import Seeds
+
+_MORE_THAN_TOKENS = (
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_indexer_topk",
+    "return_sampling_mask",
+    "input_embeds",
+    "positional_embed_overrides",
+    "token_indices_to_pool",
+)
+"""Fields of a request whose answer cannot be continued: it holds something for every token, or the input is no tokens."""
+_PER_TOKEN = (
+    "output_token_logprobs_val",
+    "output_token_logprobs_idx",
+    "output_top_logprobs_val",
+    "output_top_logprobs_idx",
+    "output_token_ids_logprobs_val",
+    "output_token_ids_logprobs_idx",
+)
+_OF_THE_PROMPT = (
+    "input_token_logprobs_val",
+    "input_token_logprobs_idx",
+    "input_top_logprobs_val",
+    "input_top_logprobs_idx",
+    "input_token_ids_logprobs_val",
+    "input_token_ids_logprobs_idx",
+)
+UNSEEDED = "it is sampled, by kernels that know no seeds (those of --sampling-backend pytorch do)"
+
+
+def check_types(parameters: Any) -> None:
+    """ValueError if a sampling parameter is not of the type that SGLang says it has. SGLang itself does not look, and the
+    process that takes the request off the wire would end at it, and the server with that."""
+    if isinstance(parameters, msgspec.Struct):
+        plain = copy.copy(parameters)
+        if hasattr(plain, "custom_params"):
+            plain.custom_params = None  # these may be anything, in SGLang's own wrapping
+        try:
+            _decoder(type(plain)).decode(msgspec.msgpack.encode(plain))
+        except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+            raise ValueError(f"sampling_params: {_named(plain, str(error))}") from None
+
+
+@cache
+def _decoder(kind: type) -> Any:
+    return msgspec.msgpack.Decoder(kind)
+
+
+def _named(parameters: msgspec.Struct, error: str) -> str:
+    """The error with the name of the field, which travels as a number: ``- at `$[3]```."""
+    for number, name in enumerate(parameters.__struct_fields__):
+        error = error.replace(f"`$[{number}]", f"`{name}")
+    return error
+
+
+def request_of(message: Any, deterministic: bool) -> Request:
+    """A tokenized request as the ledger knows it. ``deterministic``: sampling goes by seed and position alone."""
+    parameters = message.sampling_params
+    tokens = getattr(message, "input_ids", None)
+    generates = hasattr(message, "stream")
+    restart = (
+        not generates
+        or (getattr(parameters, "beam_width", None) or 1) > 1
+        or any(_is_set(getattr(message, name, None)) for name in _MORE_THAN_TOKENS)
+    )
+    return Request(
+        message.rid,
+        None if tokens is None else tuple(tokens),
+        parameters.max_new_tokens if generates else None,
+        Manner.RESTART if restart else Manner.RESUME,
+        UNSEEDED if _is_sampled(message) and not deterministic else "",
+        _why_immovable(message),
+    )
+
+
+def _is_sampled(message: Any) -> bool:
+    return hasattr(message, "stream") and getattr(message.sampling_params, "top_k", 1) != 1
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _why_immovable(message: Any) -> str:
+    if getattr(message, "session_params", None) is not None or getattr(message, "session_id", None) is not None:
+        return "its session was kept by the rank that was lost"
+    if getattr(message, "mm_inputs", None) is not None:
+        return "its images were handed to the rank that was lost and cannot be handed over twice"
+    return ""
+
+
+def kept_copy(message: Any, seeds: Seeds | None = None) -> Any:
+    """What to keep of a request that has been made ready for the wire, so that it can be sent again. ``seeds``: have it
+    sampled by a seed, whoever serves it."""
+    kept = copy.copy(message)
+    if seeds is not None and _is_sampled(message):
+        kept.sampling_params = copy.copy(message.sampling_params)
+        kept.sampling_params.sampling_seed = seeds.seed_for(message.sampling_params)
+    parameters = getattr(kept, "sampling_params", None)
+    given = getattr(parameters, "custom_params", None)
+    if isinstance(given, dict) and DELIVERED in given:  # not a client's to say
+        kept.sampling_params = copy.copy(parameters)
+        kept.sampling_params.custom_params = {key: value for key, value in given.items() if key != DELIVERED} or None
+    return kept
+
+
+def message_for(kept: Any, replay: Replay, rank: int) -> Any:
+    """The message that has ``rank`` serve a request, from wherever it stands."""
+    message = copy.copy(kept)
+    message.rid = replay.wire
+    if hasattr(message, "routed_dp_rank"):
+        message.routed_dp_rank = rank
+    if replay.delivered and replay.manner is Manner.RESUME:
+        message.sampling_params = copy.copy(kept.sampling_params)
+        given = kept.sampling_params.custom_params
+        message.sampling_params.custom_params = {**(given or {}), DELIVERED: list(replay.delivered)}
+    return message
+
+
+def rows_of(output: Any) -> Iterator[tuple[str, Sequence[int], Counts, str, bool]]:
+    """Of each request in an output: its wire id, tokens, counts, text, and whether that was the last of it. Every token of a
+    server passes here. Raises ValueError if the output says less of some of them."""
+    size = len(output.rids)
+    tokens, texts = getattr(output, "output_ids", None), getattr(output, "output_strs", None)
+    completion = getattr(output, "completion_tokens", None) or repeat(0, size)
+    return zip(
+        tuple(output.rids),
+        repeat((), size) if tokens is None else tokens,
+        map(Counts, output.prompt_tokens, completion, output.cached_tokens),
+        repeat("", size) if texts is None else texts,
+        [reason is not None for reason in output.finished_reasons],
+        strict=True,
+    )
+
+
+def write_back(output: Any, row: int, delivery: Delivery) -> None:
+    """Let a row of an output of a request that moved say what it would have said if it had not."""
+    output.prompt_tokens[row] = delivery.counts.prompt
+    output.cached_tokens[row] = delivery.counts.cached
+    if getattr(output, "completion_tokens", None):
+        output.completion_tokens[row] = delivery.counts.completion
+    if getattr(output, "output_ids", None) is not None:
+        output.output_ids[row] = list(delivery.tokens)
+    if getattr(output, "output_strs", None) is not None:
+        output.output_strs[row] = delivery.text
+    if delivery.withheld:
+        _trim(output, row, _PER_TOKEN, delivery.withheld)
+        _trim(output, row, _OF_THE_PROMPT, None)
+
+
+def _trim(output: Any, row: int, names: tuple[str, ...], count: int | None) -> None:
+    for name in names:
+        held = getattr(output, name, None)
+        if held is not None and row < len(held) and held[row]:
+            held[row] = [] if count is None else held[row][count:]

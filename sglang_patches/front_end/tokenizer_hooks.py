@@ -1,0 +1,120 @@
+"""Where the front end stands in SGLang. Its TokenizerManager is left as it is: we are at its two sockets, and hear who is in
+from a watcher of the supervisor that runs in the controller."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from eep.control.private_directory import PrivateDirectory
+from eep.control.watcher import Watcher
+from eep.faults.orders import allow_in
+from eep.view import View
+from sglang_patches import garbage_collector, hooks, options
+from sglang_patches.front_end import broadcasts
+from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
+from sglang_patches.options import DIRECTORY
+from sglang_patches.sampling.seeds import Seeds
+
+logger = logging.getLogger(__name__)
+
+WAIT_LIMIT = "EEP_WAIT_LIMIT_S"
+_MANAGER = "managers.tokenizer_manager.TokenizerManager."
+_ATTRIBUTE = "_eep_front_end"
+
+
+def register() -> None:
+    hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _prepare_directory, "before")
+    hooks.hook(_MANAGER + "auto_create_handle_loop", _start_watching, "after")
+    hooks.hook(_MANAGER + "_dispatch_to_scheduler", _dispatch_to_scheduler)
+    hooks.hook(_MANAGER + "_handle_batch_output", _handle_batch_output)
+    hooks.hook(_MANAGER + "_handle_abort_req", _handle_abort_req)
+
+
+def _prepare_directory(*_: Any, **__: Any) -> None:
+    """In the process that launches the server, before it has children. The supervisor's keeper removes it, with all that is
+    in it. SystemExit if it has something in it already, which may be another server's, or anybody's."""
+    wanted = os.environ.get(DIRECTORY)
+    if wanted and os.path.isdir(wanted) and os.listdir(wanted):
+        raise SystemExit(
+            f"{DIRECTORY}={wanted} is not empty: another server may use it, and it is removed when this one ends. Name a "
+            "directory that does not exist yet, or none"
+        )
+    directory = PrivateDirectory.create(Path(wanted) if wanted else None).path
+    os.environ[DIRECTORY] = str(directory)
+    if options.required().faults:
+        allow_in(directory)
+    logger.info("eep: the supervisor's directory is %s ('eep status --dir', 'eep events --dir')", directory)
+
+
+def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:
+    found = getattr(manager, _ATTRIBUTE, None)
+    if found is None:
+        from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+        from sglang.srt.managers.io_struct import AbortReq
+
+        send = dispatch or type(manager)._dispatch_to_scheduler.__wrapped__
+        found = FrontEnd(
+            lambda message: send(manager, message),
+            lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
+            lambda wire: send(manager, AbortReq(rid=wire)),
+            deterministic=options.required().seeded,
+            seeds=Seeds.for_server(manager.server_args),
+            health_checks=(HEALTH_CHECK_RID_PREFIX,),
+            wait_limit=float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT)),
+            later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
+            lost_lives=partial(broadcasts.expect_answers, manager),
+        )
+        setattr(manager, _ATTRIBUTE, found)
+    return found
+
+
+def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
+    """As SGLang answers for a request that never ran, and with the counts of one that did: OpenAI's endpoints need them."""
+    state = manager.rid_to_state.get(message.rid)
+    type(manager)._handle_abort_req.__wrapped__(manager, message)
+    if state is not None and state.out_list:
+        for name, count in (("prompt_tokens", prompt_tokens), ("cached_tokens", 0)):
+            state.out_list[-1]["meta_info"].setdefault(name, count)
+
+
+def _start_watching(_: None, manager: Any) -> None:
+    front_end = _front_end_of(manager)
+    if getattr(front_end, "watcher", None) is not None:
+        return
+    call = manager.event_loop.call_soon_threadsafe
+
+    def on_view(view: View, running: bool) -> None:
+        call(_apply_view, manager, front_end, view)
+
+    def on_gone(rank: int, incarnation: int, reason: str) -> None:
+        call(front_end.on_gone, rank, incarnation)
+
+    front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
+    garbage_collector.leave_out_what_is_there(manager)
+
+
+def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
+    front_end.on_view(view)
+    broadcasts.expect_answers(manager, 0, len(front_end.live))
+
+
+def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
+    _front_end_of(manager, original).send(message)
+
+
+async def _handle_batch_output(original: Callable[[Any, Any], Any], manager: Any, output: Any) -> None:
+    from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+
+    # Output that nobody waits for is an error to SGLang, except that of a health check.
+    _front_end_of(manager).output(output, late=f"{HEALTH_CHECK_RID_PREFIX}_late_output")
+    await original(manager, output)
+
+
+def _handle_abort_req(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
+    if _front_end_of(manager).abort_answer(message):
+        original(manager, message)

@@ -1,0 +1,164 @@
+"""The exchange of tokens between ranks: SGLang's dispatcher interface over :class:`eep.Buffer`.
+
+SGLang's models branch on the name of an all-to-all backend. ``server/flags.py`` names ``mooncake``, whose branches do what is
+right for any backend that exchanges tokens inside the MoE layer; here the class behind that name becomes ours, and the
+layer stays the plain ``FusedMoE``. It takes tokens in SGLang's STANDARD format (rows, the local slots that each row is for,
+-1 for "not here", and their weights) or in that of DeepEP's low latency; which, :mod:`.token_forms` decides.
+
+With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. The gate is given a score of minus infinity for
+them, so that it picks others and shares out the weights among those as the model does; where it picks one all the same, that
+pick goes nowhere and counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from eep.data_plane.tokens import ExpertTokens, RankTokens
+from sglang_patches import cpu, hooks, options
+from sglang_patches.rank import instance
+from sglang_patches.rank.token_forms import MoeShape
+
+
+def register() -> None:
+    hooks.hook("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", _create, "replace")
+    hooks.hook("layers.moe.ep_moe.layer.get_moe_impl_class", _impl_class, "replace")
+    hooks.hook("layers.moe.utils.MoeA2ABackend.is_deepep", _is_deepep)
+    if not cpu.is_asked_for():
+        hooks.hook("layers.moe.moe_runner.base.FusedOpPool.get_fused_func", _kernels_in_one)
+    if options.required().on_lost_coverage == "mask":
+        hooks.hook("layers.moe.topk.select_experts", _mask_scores, "before")
+
+
+def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
+    shape = MoeShape(
+        experts=moe_runner_config.num_experts - options.required().redundant_experts,
+        slots_per_rank=moe_runner_config.num_local_experts,
+        hidden=moe_runner_config.hidden_size,
+        topk=moe_runner_config.top_k,
+        dtype=moe_runner_config.params_dtype,
+    )
+    # Models scale what comes back from a backend that exchanges tokens; kernels that do so where nothing is exchanged, and
+    # are taken for ours, would do it too.
+    moe_runner_config.routed_scaling_factor = None
+    here = instance.current()
+    return make_dispatcher(here, here.add_layer(moe_runner_config.layer_id, shape))
+
+
+def _impl_class(*_: Any, **__: Any) -> Any:
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    return FusedMoE
+
+
+def _is_deepep(original: Callable[[Any], bool], backend: Any) -> bool:
+    # Version 0.5.17 of Qwen3-MoE asks for this one backend by name.
+    return original(backend) or backend.is_mooncake()
+
+
+def _kernels_in_one(original: Callable[..., Any], pool: Any, dispatch_name: str, runner_name: str) -> Any:
+    """By the name of a backend, SGLang would take a way apart, which makes nothing of tokens that are quantised already. What
+    our ranks exchange is to its Triton kernels what it is where nothing is exchanged."""
+    return original(pool, "none" if runner_name == "triton" else dispatch_name, runner_name)
+
+
+def _mask_scores(
+    hidden_states: torch.Tensor, router_logits: torch.Tensor | None, topk_config: Any, **named: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    here, layer_id = instance.current(), named.get("layer_id")
+    if router_logits is None or layer_id not in here.layer_ids:
+        return None
+    masked = here.location.tables.masked[here.layer_ids.index(layer_id)]
+    return (hidden_states, router_logits.masked_fill(masked, float("-inf")), topk_config), named
+
+
+def make_dispatcher(here: instance.Instance, layer: int) -> Any:
+    """A dispatcher for one MoE layer. The class is made here because its base is SGLang's."""
+    from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
+
+    class EepDispatcher(BaseDispatcher):  # type: ignore[misc]
+        def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> Any:
+            self._exchange = Exchange(here, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
+            return self._exchange.received(topk_output.router_logits)
+
+        def combine(self, combine_input: Any) -> torch.Tensor:
+            return self._exchange.combine(combine_input.hidden_states)
+
+    return EepDispatcher()
+
+
+class Exchange:
+    """One dispatch and its combine. What SGLang gets of our memory are aliases, which it may dispose of."""
+
+    def __init__(
+        self, here: instance.Instance, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+    ) -> None:
+        # As few kernels as can be, since prefill is eager: -1, for rows that are only padding, is the last column.
+        chosen = here.location.choice[layer][topk_ids.long()]
+        weights = topk_weights.float()
+        if here.used is not None:
+            experts = topk_ids.long().clamp(min=0)
+            here.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
+            weights = torch.where(chosen >= 0, weights, 0.0)
+        self._buffer = here.buffer
+        self._dtype = x.dtype
+        self._tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), weights.contiguous())
+        self._rows: torch.Tensor | None = None
+
+    def received(self, router_logits: torch.Tensor) -> Any:
+        """What the experts of this rank are to work on, in a form that the runner of their kernels knows."""
+        if isinstance(self._tokens, ExpertTokens):
+            return self._by_expert(self._tokens)
+        return self._by_rank(self._tokens, router_logits)
+
+    def combine(self, y: torch.Tensor) -> torch.Tensor:
+        """The sums of what all ranks made of the tokens that this one sent."""
+        if self._rows is not None:
+            outbox = self._buffer.combine_input()
+            outbox[self._rows] = y.to(outbox.dtype)
+            y = outbox
+        return self._buffer.combine(y.to(self._buffer.combine_dtype), self._tokens).to(self._dtype)
+
+    def _by_rank(self, tokens: RankTokens, router_logits: torch.Tensor) -> Any:
+        """Rows, the local slots that each is for, and their weights."""
+        from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+        from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+        ids, weights = tokens.topk_idx, tokens.topk_weights
+        if tokens.scales is not None:
+            # The kernel takes the quantised rows, and leaves its results where combine wants them.
+            return StandardDispatchOutput(
+                _alias(self._buffer.combine_input()),
+                None,
+                StandardTopKOutput(weights, ids, router_logits),
+                hidden_states_pre_quant=(tokens.x, tokens.scales),
+            )
+        x = _alias(tokens.x)
+        if x.device.type == "cpu":
+            # On a GPU the shape may not depend on the data, and kernels skip rows that are for nobody here.
+            self._rows = tokens.rows()
+            x, ids, weights = x[self._rows], ids[self._rows], weights[self._rows]
+        return StandardDispatchOutput(x, None, StandardTopKOutput(weights, ids, router_logits))
+
+    def _by_expert(self, tokens: ExpertTokens) -> Any:
+        """The rows of each local slot, and how many of them count. They are weighted when they are back."""
+        from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPLLDispatchOutput
+
+        sent, slots = tokens.sent, tokens.x.shape[0]
+        # A hint for the choice of a kernel: how many rows a slot gets if all ranks send as many as this one.
+        usual = -(-sent.topk_idx.numel() // slots)
+        return DeepEPLLDispatchOutput(
+            _alias(tokens.x),
+            None if tokens.scales is None else _alias(tokens.scales),
+            sent.topk_idx,
+            sent.topk_weights,
+            tokens.expert_counts,
+            max(1, usual),
+        )
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()

@@ -1,0 +1,90 @@
+"""In which form tokens cross ranks and reach the kernels of the experts. Decisions only.
+
+========================= =========== ====================================================================================
+experts                   kernels     tokens
+========================= =========== ====================================================================================
+float32, bfloat16         Triton      as they are, by rank; the kernel looks for the rows of each expert
+fp8 in blocks of 128      Triton      fp8, by rank: quantised once, where they are sent, and taken by the kernel as they come
+any                       DeepGEMM    decode: by expert, which is how its masked kernel wants them, in fp8 if the experts are;
+                                      other steps: as they are, by rank, since by expert there would have to be room for
+                                      every token at every expert
+========================= =========== ====================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from eep.abi.native import SCALE_GROUP
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """What all MoE layers of a model have in common."""
+
+    experts: int
+    slots_per_rank: int
+    hidden: int
+    topk: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Form:
+    wire: str
+    layout: str
+
+    def __str__(self) -> str:
+        return f"{self.wire} by {self.layout}"
+
+
+class _Layer(Protocol):
+    quant_method: Any
+
+
+@dataclass(frozen=True)
+class Experts:
+    """What matters of the experts and their kernels."""
+
+    plain: str
+    """The form of tokens that are not quantised."""
+    in_blocks: bool
+    """Whether their weights are fp8, and want tokens in fp8 with a scale for each 128 values."""
+    deep_gemm: bool
+    exponents: bool
+    """Whether DeepGEMM wants scales as exponents, as it does from Blackwell on."""
+
+    @classmethod
+    def of(cls, layer: _Layer, shape: MoeShape) -> Experts:
+        method = layer.quant_method
+        runner = getattr(getattr(method, "runner", None), "runner_backend", None)
+        deep_gemm = bool(runner is not None and runner.is_deep_gemm())
+        block = getattr(getattr(method, "quant_config", None), "weight_block_size", None)
+        return cls(
+            plain="f32" if shape.dtype == torch.float32 else "bf16",
+            in_blocks=bool(getattr(method, "block_quant", False))
+            and list(block or ()) == [SCALE_GROUP, SCALE_GROUP]
+            and shape.hidden % SCALE_GROUP == 0
+            and shape.dtype == torch.bfloat16,
+            deep_gemm=deep_gemm,
+            exponents=deep_gemm and _wants_exponents(),
+        )
+
+
+def of_buffers(experts: Experts, buffers: int) -> tuple[Form, ...]:
+    """Of the buffer for any step, and of that for decode if there is one."""
+    plain = Form(experts.plain, "rank")
+    if not experts.deep_gemm:
+        return (Form("fp8", "rank") if experts.in_blocks else plain,) * buffers
+    quantised = "fp8_ue8m0" if experts.exponents else "fp8"
+    decode = Form(quantised if experts.in_blocks else experts.plain, "expert")
+    return (plain, decode)[:buffers]
+
+
+def _wants_exponents() -> bool:
+    from sglang.srt.layers import deep_gemm_wrapper
+
+    return bool(deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0)

@@ -1,0 +1,150 @@
+"""A rank on a GPU serves requests of its own before it joins: a few prompts of different lengths, one by one and together.
+
+Kernels are compiled and loaded when a rank first needs them, which may take a second, and every other rank would wait for it
+in the middle of a step. That the decode graphs are captured before a rank joins covers decode only.
+
+These requests come out of SGLang's receiver as any others do and go through its own loop, while the rank is alone still.
+Nothing that comes of them is sent to anybody. What clients have asked meanwhile waits in the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_patches import cpu, hooks
+from sglang_patches.rank import instance
+
+ASKED_FOR = "EEP_WARM_UP"
+"""The environment variable that has it done on a CPU too, where there is nothing to compile: for tests."""
+_COMPONENTS = "managers.scheduler_components."
+_NEW_TOKENS = 3
+_WITHIN = 600.0
+"""Seconds that it may take: kernels may have to be compiled, but a rank that is not done by then will never be."""
+_OURS_ALONE = f"eep-warm-up-{secrets.token_hex(8)}"
+"""Requests find in SGLang's prefix cache what others with the same key have left there. Clients may choose theirs."""
+_IDLE_ROUNDS = 2
+"""How often SGLang's loop goes round with nothing to do before it is over: by then the last step that overlapped is, too."""
+
+
+def register() -> None:
+    if cpu.is_asked_for() and os.environ.get(ASKED_FOR) != "1":
+        return
+    hooks.hook(_COMPONENTS + "request_receiver.SchedulerRequestReceiver.recv_requests", _receive)
+    hooks.hook(_COMPONENTS + "output_streamer.SchedulerOutputStreamer.stream_output", _stream)
+
+
+def prompts(chunk: int) -> list[tuple[int, ...]]:
+    """Lengths of prompts: those of a round are prefilled together. Kernels differ by whether a number is 1, or divisible by
+    16, and by how many tokens there are. ``chunk`` is the most that are prefilled at once; one more comes in two parts."""
+    lengths = [(1,), (2,), (16,), (17,), (3, 18), (31, 32, 33), (5, 16, 24, 48), (8,) * 8, (64,), (chunk + 1,)]
+    return [each for each in lengths if sum(each) <= chunk + 1]
+
+
+@dataclass
+class WarmUp:
+    """The requests that are still to come, and those under way."""
+
+    rounds: list[tuple[int, ...]]
+    make: Callable[[int, int], Any]
+    """A request by its number and the length of its prompt."""
+    until: float
+    """When it must be over, by ``time.monotonic``."""
+    _under_way: set[str] = field(default_factory=set)
+    _count: int = 0
+    _idle: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return not self.rounds and not self._under_way and self._idle >= _IDLE_ROUNDS
+
+    def receive(self) -> list[Any]:
+        """What SGLang's loop is to begin with now. RuntimeError if it takes too long: then this process ends as one that has
+        failed, and another takes its place."""
+        if time.monotonic() > self.until:
+            raise RuntimeError(f"warming up took too long; still without an answer: {sorted(self._under_way)}")
+        if self._under_way:
+            return []
+        if not self.rounds:
+            self._idle += 1
+            return []
+        lengths = self.rounds.pop(0)
+        numbers = range(self._count, self._count + len(lengths))
+        self._count = numbers.stop
+        self._under_way.update(map(_name, numbers))
+        return [self.make(number, length) for number, length in zip(numbers, lengths, strict=True)]
+
+    def finished(self, names: Iterable[str]) -> None:
+        self._under_way.difference_update(names)
+
+
+def _name(number: int) -> str:
+    return f"eep-warm-up-{number}"
+
+
+_warm_up: WarmUp | None = None
+
+
+def is_under_way() -> bool:
+    """Whether this rank serves only itself."""
+    return _warm_up is not None and not _warm_up.is_over
+
+
+def _receive(original: Callable[..., Any], receiver: Any, *arguments: Any, **named: Any) -> Any:
+    global _warm_up
+    here = instance.current()
+    if _warm_up is None:
+        _warm_up = WarmUp(_rounds(), _request, time.monotonic() + _WITHIN)
+    if is_under_way():
+        requests = _warm_up.receive()
+        if is_under_way():
+            return requests
+        here.wait()
+    return original(receiver, *arguments, **named)
+
+
+def _rounds() -> list[tuple[int, ...]]:
+    from sglang.srt.runtime_context import get_schedule, get_server_args
+
+    # Models that embed are asked otherwise.
+    return [] if get_server_args().is_embedding else prompts(int(get_schedule().chunked_prefill_size))
+
+
+def _stream(original: Callable[..., Any], streamer: Any, reqs: Sequence[Any], *arguments: Any, **named: Any) -> Any:
+    if not is_under_way():
+        return original(streamer, reqs, *arguments, **named)
+    assert _warm_up is not None
+    _warm_up.finished(request.rid for request in reqs if request.finished())
+    return None
+
+
+def _request(number: int, length: int) -> Any:
+    """As SGLang's front end makes them; every other draws its tokens. No two begin alike, or the second would find the work
+    of the first in the cache. Nobody else ever finds it there: a rank that is alone reaches its own experts only, so it
+    is not what the model says."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    drawn = {"temperature": 1.0, "top_k": 20, "top_p": 0.9} if number % 2 else {"temperature": 0.0}
+    parameters = SamplingParams(max_new_tokens=_NEW_TOKENS, ignore_eos=True, **drawn)
+    parameters.normalize(None)
+    return TokenizedGenerateReqInput(
+        rid=_name(number),
+        input_text=None,
+        input_ids=array("q", [number + 1, *([1] * (length - 1))]),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=parameters,
+        return_logprob=False,
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+        extra_key=_OURS_ALONE,
+    )

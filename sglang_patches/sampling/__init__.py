@@ -1,0 +1,1 @@
+"""Draws that do not depend on who makes them."""

@@ -1,0 +1,27 @@
+"""What the process of the data-parallel controller runs, where processes are forked.
+
+It comes from a process that has imported all that a rank needs, and has one thread yet. So before it does anything else it
+forks the fork server of the ranks, and nobody has to import SGLang once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eep.control.launch.fork_server import Forked, fork_here
+from sglang_patches import cpu
+from sglang_patches.rank import rank_process  # noqa: F401  (the ranks need it)
+
+fork_server: Forked | None = None
+"""The one that was forked here; None where processes are not forked."""
+
+
+def run(*arguments: Any, **named: Any) -> None:
+    global fork_server
+    if cpu.is_asked_for():
+        # The server waits for a word on this pipe, or for its end.
+        pipes = [each for each in (*arguments, *named.values()) if hasattr(each, "fileno")]
+        fork_server = fork_here(close=pipes)
+    from sglang.srt.managers.data_parallel_controller import run_data_parallel_controller_process
+
+    run_data_parallel_controller_process(*arguments, **named)

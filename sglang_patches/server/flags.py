@@ -1,0 +1,241 @@
+"""The command line: our flags, and what they imply for SGLang's own."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+from sglang_patches import cpu, hooks
+from sglang_patches.cuda import gpu_sharing
+from sglang_patches.cuda import implied_flags as gpu_flags
+from sglang_patches.options import Options
+from sglang_patches.server import expert_slots, launcher, model_shape, refusals
+
+logger = logging.getLogger(__name__)
+_RUNNING_PER_RANK = 256
+"""How many requests a rank runs at once if nobody says. The memory for the exchange of tokens is laid out for it."""
+_CORES = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+def register() -> None:
+    """The flags, in the process that parses the command line."""
+    hooks.hook("server_args.ServerArgs.add_cli_args", _add_flags, "after")
+    hooks.hook("server_args.ServerArgs.from_cli_args", _from_cli_args)
+    hooks.apply()
+
+
+def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("elastic expert parallelism (eep)")
+    add = group.add_argument
+    add("--ep-backend", choices=("eep",), default=None, help="Expert parallelism that survives the loss of any rank.")
+    add(
+        "--eep-max-ranks",
+        type=int,
+        metavar="N",
+        default=None,
+        help="How many ranks there may ever be; everything is laid out for that many. The server starts with --tp-size of "
+        "them, and 'eep rank launch' adds others (default: --tp-size).",
+    )
+    add(
+        "--eep-timeout-ms",
+        type=float,
+        metavar="MS",
+        default=None,
+        help="How long a rank waits for another within a step before it suspects it (default: 1000, on a GPU 10000).",
+    )
+    add(
+        "--eep-repair-timeout-s",
+        type=float,
+        metavar="S",
+        default=None,
+        help="How long ranks have to bring in the experts that a new view gives them before they are started again: more "
+        "where many come from a slow disk (default: 120).",
+    )
+    add(
+        "--eep-redundant-experts",
+        type=int,
+        metavar="N",
+        default=None,
+        help="Expert slots beyond the number of experts, over the ranks that the server starts with; a rank that is added "
+        "brings as many slots as each of those has (default: --ep-num-redundant-experts, or else as many as it takes for the "
+        "other ranks to hold every expert when one is lost).",
+    )
+    add(
+        "--eep-backup",
+        choices=("off", "live", "checkpoint"),
+        default=None,
+        help="Keep every expert in host memory too, filled from the live parameters or from the checkpoint (default: off).",
+    )
+    add(
+        "--eep-store",
+        metavar="URL",
+        default=None,
+        help="Where views are agreed on, e.g. http://host:2379 for etcd, with commas between its nodes (default: inside "
+        "this server).",
+    )
+    add(
+        "--eep-on-lost-coverage",
+        choices=("refuse", "mask"),
+        default=None,
+        help="When the slots that are left cannot hold every expert: wait for a rank to come back, or serve without the "
+        "least used experts (default: refuse).",
+    )
+    add(
+        "--eep-relaunch",
+        choices=("on", "off"),
+        default=None,
+        help="Start a rank that died again (default: on).",
+    )
+    add(
+        "--eep-spares",
+        type=int,
+        metavar="N",
+        default=None,
+        help="Keep N processes that have imported everything, and on a GPU have opened it; a rank that is started again "
+        "takes one (default: 0).",
+    )
+    add(
+        "--eep-faults",
+        choices=("on", "off"),
+        default=None,
+        help="Let 'eep fault' kill, stop and slow down ranks of this server (default: off).",
+    )
+
+
+def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.Namespace) -> Any:
+    given = {name: value for name, value in vars(arguments).items() if name.startswith("eep_") and value is not None}
+    if getattr(arguments, "ep_backend", None) is None:
+        if given:
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise SystemExit(f"{flags}: these have a meaning only together with --ep-backend eep")
+        return original(cls, arguments)
+    options = parse(arguments)
+    imply(arguments, options)
+    options.publish()
+    if device_of(arguments) == "cpu":
+        os.environ[cpu.ASKED_FOR] = "1"
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+        require_cores(options.max_ranks, os.environ.get(_CORES, ""))
+        launcher.start_fork_server()
+    else:
+        gpu_flags.imply(arguments)
+    hooks.install_all()
+    return original(cls, arguments)
+
+
+def parse(arguments: argparse.Namespace) -> Options:
+    """The options, or SystemExit with what is wrong with them."""
+    refusals.refuse_combinations(arguments)
+    ranks = arguments.tp_size
+    max_ranks = ranks if arguments.eep_max_ranks is None else arguments.eep_max_ranks
+    if max_ranks < ranks:
+        raise SystemExit(f"--eep-max-ranks {max_ranks} is less than the {ranks} ranks that --tp-size asks for")
+    default_timeout = 1000.0 if device_of(arguments) == "cpu" else gpu_flags.TIMEOUT_MS
+    timeout = default_timeout if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
+    if not 0 < timeout < 1e9:
+        raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
+    repair_timeout = 120.0 if arguments.eep_repair_timeout_s is None else arguments.eep_repair_timeout_s
+    if not 0 < repair_timeout < 1e6:
+        raise SystemExit(f"--eep-repair-timeout-s must be positive, got {repair_timeout}")
+    experts = model_shape.experts_of(arguments)
+    refusals.refuse_model(model_shape.architectures_of(arguments))
+    redundant = expert_slots.redundant_experts(arguments, experts)
+    refusals.check_services(arguments)
+    on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"
+    if experts is not None:
+        logger.info("%s", expert_slots.capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage))
+    spares = arguments.eep_spares or 0
+    if spares < 0:
+        raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
+    if spares and _one_device_each():
+        raise SystemExit(
+            "--eep-spares cannot be used with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare has looked for devices before "
+            "it is known which rank it will be"
+        )
+    return Options(
+        ranks=ranks,
+        max_ranks=max_ranks,
+        fewest_ranks=1 if experts is None else expert_slots.fewest_ranks(experts, (experts + redundant) // ranks),
+        timeout_ms=timeout,
+        repair_timeout_s=repair_timeout,
+        redundant_experts=expert_slots.redundant_in_all(redundant, experts, ranks, max_ranks),
+        backup=arguments.eep_backup or "off",
+        store=arguments.eep_store or "",
+        on_lost_coverage=on_lost_coverage,
+        relaunch=arguments.eep_relaunch != "off",
+        faults=arguments.eep_faults == "on",
+        seeded=draws_by_seed(arguments),
+        spares=spares,
+        shares_gpu=device_of(arguments) != "cpu" and gpu_sharing.are_shared(arguments, max_ranks),
+    )
+
+
+def draws_by_seed(arguments: argparse.Namespace) -> bool:
+    """Whether sampling can go by seeds: with torch's operators, and a CPU has no others. SGLang's faster ones know none."""
+    return (
+        bool(getattr(arguments, "enable_deterministic_inference", False))
+        or getattr(arguments, "sampling_backend", None) == "pytorch"
+        or device_of(arguments) == "cpu"
+    )
+
+
+def require_cores(max_ranks: int, cores: str) -> None:
+    """SystemExit if ``cores``, one group of them per rank, were given for fewer ranks than there may be."""
+    if cores and cores != "all" and (groups := cores.count("|") + 1) < max_ranks:
+        raise SystemExit(
+            f"{_CORES}={cores} names cores for {groups} ranks, but there may be {max_ranks}; name cores for each of them, "
+            "separated by |"
+        )
+
+
+def imply(arguments: argparse.Namespace, options: Options) -> None:
+    """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line tells what a user may wonder about."""
+    ranks, max_ranks = options.ranks, options.max_ranks
+    if max_ranks > ranks:
+        logger.info("SGLang is told of %d ranks (--eep-max-ranks), of which the first %d are started", max_ranks, ranks)
+    running = arguments.max_running_requests or _RUNNING_PER_RANK * ranks
+    implied = {
+        # Sockets, groups and tables are made once, for every rank that there may ever be. A rank that was not started yet is
+        # to SGLang what a lost one is.
+        "tp_size": max_ranks,
+        "dp_size": max_ranks,
+        "ep_size": max_ranks,
+        # The models branch on the name of a backend, and this one's branches do what ours needs; see dispatcher.py.
+        "moe_a2a_backend": "mooncake",
+        "ep_num_redundant_experts": options.redundant_experts,
+        # No collective between ranks remains in a step but the exchange of tokens and the one at its boundary.
+        "moe_dense_tp_size": 1,
+        "enable_dp_lm_head": True,
+        "enable_dp_attention_local_control_broadcast": True,
+        # SGLang divides these by the number of ranks; each rank gets what it gets without ranks that may be added.
+        "max_running_requests": running * max_ranks // ranks,
+        "disable_custom_all_reduce": True,
+        # A shared expert that is fused into the routed ones would have to be placed like them.
+        "disable_shared_experts_fusion": True,
+    }
+    if options.on_lost_coverage == "mask":
+        # What was computed without some experts would be found there by requests that come when all are back.
+        implied["disable_radix_cache"] = True
+    if chunk := getattr(arguments, "chunked_prefill_size", None):
+        implied["chunked_prefill_size"] = chunk * max_ranks // ranks
+    for name, value in implied.items():
+        if not hasattr(arguments, name):
+            raise SystemExit(
+                f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have"
+            )
+        setattr(arguments, name, value)
+
+
+def _one_device_each() -> bool:
+    return os.environ.get("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "").lower() in ("1", "true", "yes", "y")
+
+
+def device_of(arguments: argparse.Namespace) -> str:
+    if getattr(arguments, "device", None):
+        return str(arguments.device)
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

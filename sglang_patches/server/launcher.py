@@ -1,0 +1,173 @@
+"""How the processes of the server are started.
+
+Two things go wrong when SGLang starts a child by ``spawn``: importing SGLang takes longer than everything else that a rank
+does before it serves, and the child finds its function by importing SGLang before any plugin is loaded. So each child runs a
+:class:`ChildProcess`, which loads the plugin first, and where there is no GPU children are forked from a **fork server** that
+has imported everything. A process that has a CUDA context cannot be forked from, so on a GPU ``spawn`` stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from sglang_patches import cpu, hooks, options
+from sglang_patches.options import DIRECTORY
+
+_PRELOAD = "sglang_patches.server.preload"
+FORKED = "EEP_FORKED"
+"""What all processes that are forked from the fork server were started with: by it a keeper finds the ranks among them."""
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+class ChildProcess:
+    """A function of SGLang as the target of a process: its environment is the parent's, and the plugin is loaded in it.
+
+    It is pickled as names and strings. ``extra`` are variables for this child alone.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        self._module, self._name = module, name
+        self._environment = environment
+        self._extra = dict(extra or {})
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> ChildProcess:
+        return function if isinstance(function, ChildProcess) else cls(function.__module__, function.__qualname__)
+
+    def having(self, extra: Mapping[str, str]) -> ChildProcess:
+        """The same with variables of its own."""
+        return ChildProcess(self._module, self._name, extra={**self._extra, **extra})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A child of the fork server has the fork server's environment, which is that of a while ago.
+        return ChildProcess, (self._module, self._name, dict(os.environ), self._extra)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self._environment is not None:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        os.environ.update(self._extra)
+        _keep_fork_server()
+        become_child()
+        return getattr(importlib.import_module(self._module), self._name)(*arguments, **named)
+
+
+_is_child = False
+
+
+def is_child() -> bool:
+    """Whether this process was started by a server, rather than being one."""
+    return _is_child
+
+
+def become_child() -> None:
+    """Prepare this process for what a server starts processes for."""
+    global _is_child
+    _is_child = True
+    leave_no_lock()
+    if cpu.is_asked_for():
+        cpu.fill_gaps()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    # Plugins are loaded once, and in a process that was forked from a prepared one that was before the options were known.
+    if options.current() is not None:
+        hooks.install_all()
+
+
+def leave_no_lock() -> None:
+    """A progress bar makes a lock that has a name in shared memory, once in a process; one that is killed leaves it there."""
+    import threading
+
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
+
+
+def prepare_cpu() -> None:
+    """For a server without ``--ep-backend eep`` on a machine that lacks what SGLang needs there."""
+    cpu.fill_gaps()
+    start_fork_server()
+    register()
+    hooks.apply()
+
+
+def start_fork_server() -> None:
+    """Let the fork server import SGLang while this process does the same. Without effect if it runs already."""
+    if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
+        os.environ[FORKED] = secrets.token_hex(16)
+    multiprocessing.set_forkserver_preload([_PRELOAD])
+    forkserver.ensure_running()
+
+
+def _keep_fork_server() -> None:
+    """Let a child of the fork server start its own children there too, and not from a second one that must import again."""
+    server: Any = forkserver._forkserver
+    if (
+        server._forkserver_address is not None and server._forkserver_pid is None
+    ):  # we come from it, and did not start it
+        server.ensure_running = lambda: None
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it is gone, however that comes about."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def register() -> None:
+    hooks.hook("entrypoints.engine._set_envs_and_config", _choose_start_method, "after")
+    hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _launch_subprocesses)
+    hooks.hook("entrypoints.engine.Engine._launch_scheduler_processes", _launch_scheduler_processes)
+    from sglang.srt.entrypoints import engine
+
+    hooks.rebind(
+        "entrypoints.engine.run_data_parallel_controller_process",
+        ChildProcess.of(engine.run_data_parallel_controller_process),
+    )
+
+
+def _choose_start_method(_: None, server_args: Any) -> None:
+    if cpu.is_asked_for():
+        multiprocessing.set_start_method("forkserver", force=True)
+
+
+def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
+    for each in ("run_scheduler_process_func", "run_detokenizer_process_func"):
+        if each in named:
+            named[each] = ChildProcess.of(named[each])
+    result = original(cls, *arguments, **named)
+    _have_swept(next((part for part in result if hasattr(part, "instance_id")), None))
+    return result
+
+
+def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
+    """From version 0.5.22 on the main process starts the schedulers itself, and ends the server when one dies, unless
+    there is an elastic backend: then the controller starts them, as it does in older versions."""
+    if options.current() is None:
+        return original(cls, *arguments, **named)
+    from sglang.srt.runtime_context import get_exec
+
+    with get_exec().moe.override(elastic_ep_backend="eep"):
+        return original(cls, *arguments, **named)
+
+
+def _have_swept(ports: Any) -> None:
+    """Name what SGLang keeps in shared memory under a name, for the keeper to remove: a server that is killed cannot."""
+    directory = os.environ.get(DIRECTORY)
+    if directory is not None and ports is not None:
+        Path(directory, "sweep").write_text(f"/dev/shm/sglang_loads_{ports.instance_id}_*.shm\n")

@@ -1,0 +1,26 @@
+"""Imported by the fork server: everything that a rank imports, so that the ranks do not have to.
+
+Nothing here may start a thread or open a device, since neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from sglang_patches import cpu
+from sglang_patches.server import launcher
+
+MODULES = (
+    "sglang.srt.managers.data_parallel_controller",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.registry",
+)
+
+launcher.end_with_parent()
+if cpu.is_asked_for():
+    cpu.fill_gaps()
+for _module in MODULES:
+    importlib.import_module(_module)
+launcher.become_child()

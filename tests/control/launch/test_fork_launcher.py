@@ -1,0 +1,231 @@
+"""Ranks that are forked from a process that has imported everything: real processes, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from eep.control.launch.fork_launcher import ForkLauncher
+from eep.control.launch.processes import name_of
+from eep.control.supervisor.supervisor import Supervisor
+from eep.membership import Status
+from tests.control import ranks
+from tests.control.harness import (
+    PATIENCE,
+    ROOT,
+    children_of,
+    is_running,
+    kill,
+    patient_policy,
+    record,
+    runs_with,
+    until,
+    until_gone,
+)
+from tests.control.launch import forking_program
+
+ALL = (0, 1, 2)
+
+
+@asynccontextmanager
+async def forked(
+    program: object, count: int = 3, arguments: dict[str, object] | None = None, **policy: object
+) -> AsyncIterator[tuple[Supervisor, ForkLauncher]]:
+    launcher = ForkLauncher(name_of(program), arguments, preload=["tests.control.ranks"])  # type: ignore[arg-type]
+    supervisor = Supervisor(
+        launcher,
+        range(count),
+        max_ranks=count,
+        policy=patient_policy(count, **policy),
+        lease_ttl=60.0,
+        environment={"PYTHONPATH": str(ROOT)},
+    )
+    await supervisor.start()
+    try:
+        yield supervisor, launcher
+    finally:
+        await supervisor.stop()
+    assert not children_of(str(supervisor.directory.path)), "something was left behind"
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_forked_rank_is_seen_to_die_and_comes_back() -> None:
+    async def body() -> None:
+        async with forked(ranks.steady) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, ALL))
+            assert {parent_of(pid) for pid in supervisor.pids.values()} == {launcher.server_pid}
+            assert all(os.getsid(pid) == pid for pid in supervisor.pids.values())
+            killed = supervisor.pids[1]
+            kill(supervisor, 1)
+            await until(supervisor, runs_with(supervisor, (0, 2)))
+            await until(supervisor, runs_with(supervisor, ALL))
+            assert record(supervisor).view.incarnations == (0, 1, 0)
+            assert "SIGKILL" in supervisor.directory.events.read_text(), "the exit code got lost"
+            assert not Path(f"/proc/{killed}").exists(), "a zombie is left"
+
+    asyncio.run(body())
+
+
+def test_ranks_outlive_their_fork_server_and_the_next_one_replaces_them() -> None:
+    async def body() -> None:
+        async with forked(ranks.steady) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, ALL))
+            first, before = launcher.server_pid, record(supervisor)
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            async with asyncio.timeout(PATIENCE):
+                while launcher.server_pid in (None, first):
+                    await asyncio.sleep(0.01)
+            assert record(supervisor) == before, "the death of the fork server was felt"
+            assert all(is_running(pid) for pid in supervisor.pids.values())
+            kill(supervisor, 2)
+            await until(supervisor, runs_with(supervisor, (0, 1)))
+            await until(supervisor, runs_with(supervisor, ALL))
+            assert parent_of(supervisor.pids[2]) == launcher.server_pid
+            assert "exit status unknown" in supervisor.directory.events.read_text()
+
+    asyncio.run(body())
+
+
+def test_a_rank_that_signals_its_parent_hurts_nobody() -> None:
+    async def body() -> None:
+        async with forked(ranks.signals_its_parent, relaunch_limit=0) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, (0, 2)))
+            await until(supervisor, lambda: supervisor.state.ranks[1].status is Status.DOWN)
+            server = launcher.server_pid
+            assert server is not None
+            assert is_running(server)
+
+    asyncio.run(body())
+
+
+def test_arguments_environment_and_stdin_reach_the_rank(tmp_path: Path) -> None:
+    async def body() -> None:
+        told = str(tmp_path / "told")
+        async with forked(ranks.tells_what_it_was_given, 1, {"path": told}) as (supervisor, _):
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+            assert Path(told).read_text() == f"0 0 {supervisor.directory.path} /dev/null"
+            assert supervisor.state.ranks[0].failures == 1
+            assert "exit status 0" in supervisor.directory.events.read_text()
+
+    asyncio.run(body())
+    with pytest.raises(TypeError):
+        ForkLauncher("a:b", {"not": object()})
+
+
+def test_a_program_that_cannot_be_found_fails_as_a_rank() -> None:
+    async def body() -> None:
+        launcher = ForkLauncher("tests.control.ranks:no_such_function", preload=["no.such.module"])
+        supervisor = Supervisor(
+            launcher,
+            [0],
+            max_ranks=1,
+            policy=patient_policy(1, relaunch_limit=0),
+            environment={"PYTHONPATH": str(ROOT)},
+        )
+        await supervisor.start()
+        await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+        assert "exit status 1" in supervisor.directory.events.read_text()
+        await supervisor.stop()
+
+    asyncio.run(body())
+
+
+def test_stopping_while_the_fork_server_is_still_importing() -> None:
+    async def body() -> None:
+        launcher = ForkLauncher(name_of(ranks.steady), preload=["tests.control.launch.slow_import"])
+        supervisor = Supervisor(launcher, range(2), max_ranks=2, environment={"PYTHONPATH": str(ROOT)})
+        await supervisor.start()
+        await until(supervisor, lambda: launcher.server_pid is not None)
+        server = launcher.server_pid
+        assert server is not None
+        await supervisor.stop()
+        await until_gone([server])
+        assert not supervisor.pids
+
+    asyncio.run(body())
+
+
+class Host:
+    """A process that runs :mod:`tests.control.launch.forking_program`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def says(self) -> list[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().split()
+
+    def running(self) -> tuple[int, list[int]]:
+        """The process ids of the fork server and of the ranks."""
+        word, server, *pids = self.says()
+        assert word == "running"
+        return int(server), [int(pid) for pid in pids]
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def forking_host() -> Iterator[Host]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.control.launch.forking_program"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), forking_program.MARK: uuid4().hex},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=ROOT,
+    ) as process:
+        try:
+            yield Host(process)
+        finally:
+            process.kill()
+
+
+def test_a_process_can_bring_its_own_fork_server() -> None:
+    with forking_host() as host:
+        first, pids = host.running()
+        assert parent_of(first) == host.process.pid
+        assert {parent_of(pid) for pid in pids} == {first}
+        assert all(os.getsid(pid) == pid for pid in pids)
+        host.tell("kill 1")
+        server, after = host.running()
+        assert (server, after[0]) == (first, pids[0])
+        assert parent_of(after[1]) == first
+        host.tell("kill server")
+        second, still = host.running()
+        assert still == after, "ranks outlive it"
+        host.tell("kill 0")
+        server, last = host.running()
+        assert (server, last[1]) == (second, after[1])
+        assert parent_of(last[0]) == second
+        host.tell("stop")
+        assert host.says() == ["stopped"], "the keeper spares those who carry the mark in the supervisor's own session"
+        assert host.process.wait(PATIENCE) == 0
+        asyncio.run(until_gone([second, *last]))
+
+
+def test_ranks_without_the_directory_in_their_environment_end_with_a_host_that_is_killed() -> None:
+    with forking_host() as host:
+        server, pids = host.running()
+        environment = Path(f"/proc/{pids[0]}/environ").read_bytes()
+        assert b"EEP_CONTROL_DIR" not in environment, "they are found by it, and this test shows nothing"
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # so that they cannot end by themselves
+        host.process.kill()
+        asyncio.run(until_gone([server, *pids]))

@@ -1,0 +1,62 @@
+"""How a spare process ends that nobody has told which rank it is: in no way that could be the end of a rank."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from eep.control.launch.spare_process import MAX_ORDER, NO_ORDER, READY
+from tests.control.harness import PATIENCE, ROOT
+
+
+def exit_status(warm: str, then: Callable[[socket.socket], object]) -> tuple[int, bytes]:
+    """What a spare ends with, and what it wrote. Once it has said something, ``then``; and nobody listens any more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "eep.control.launch.spare_process", str(theirs.fileno()), warm],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                pass_fds=[theirs.fileno()],
+                stderr=subprocess.PIPE,
+            )
+        assert select.select([ours], [], [], PATIENCE)[0]
+        then(ours)
+    try:
+        written = process.communicate(timeout=PATIENCE)[1]
+        return process.returncode, written
+    finally:
+        process.kill()
+        process.wait()
+
+
+def reads_that_it_is_ready(sock: socket.socket) -> None:
+    assert sock.recv(MAX_ORDER) == READY
+
+
+def reads_nothing(sock: socket.socket) -> None:
+    pass
+
+
+@pytest.mark.parametrize("then", [reads_that_it_is_ready, reads_nothing])
+def test_a_spare_without_an_order_does_not_end_cleanly_and_complains_of_nothing(
+    then: Callable[[socket.socket], object],
+) -> None:
+    assert exit_status("", then) == (NO_ORDER, b"")
+    assert NO_ORDER != 0
+
+
+def test_a_preparation_that_exits_is_not_the_end_of_a_rank() -> None:
+    assert exit_status("sys:exit", reads_nothing) == (NO_ORDER, b"")
+
+
+def test_a_preparation_that_cannot_connect_says_so() -> None:
+    status, written = exit_status("tests.control.ranks:cannot_connect", reads_nothing)
+    assert status == 1
+    assert b"ConnectionRefusedError" in written

@@ -1,0 +1,238 @@
+"""The same tests for every store: embedded, shared over TCP, and a real three-node etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from eep.control.store import store_server
+from eep.control.store.embedded_store import (
+    ABSENT,
+    Change,
+    EmbeddedStore,
+    Entry,
+    LeaseEndedError,
+    Listing,
+    Store,
+    StoreError,
+    Swap,
+)
+from eep.control.store.etcd_store import EtcdStore
+from eep.control.store.remote_store import RemoteStore
+from eep.control.store.store_server import StoreServer, address_of
+from eep.control.wire.sealed_frames import new_key
+from tests.control.store.etcd_cluster import EtcdCluster
+
+PATIENCE = 60.0
+_names = itertools.count()
+
+OpenStore = Callable[[], "contextlib.AbstractAsyncContextManager[Store]"]
+
+
+@pytest.fixture(params=["embedded", "remote", "etcd"])
+def open_store(request: pytest.FixtureRequest) -> OpenStore:
+    """A fresh store of each kind; entered inside the event loop of the test."""
+    cluster: EtcdCluster | None = request.getfixturevalue("etcd") if request.param == "etcd" else None
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Store]:
+        if cluster is not None:
+            yield EtcdStore(cluster.endpoints, f"test-{next(_names)}", answer_within=10.0)
+            return
+        embedded = EmbeddedStore()
+        try:
+            if request.param == "embedded":
+                yield embedded
+            else:
+                async with shared(embedded) as remote:
+                    yield remote
+        finally:
+            await embedded.close()
+
+    return opened
+
+
+@asynccontextmanager
+async def shared(store: EmbeddedStore, rejected: list[str] | None = None) -> AsyncIterator[RemoteStore]:
+    """``store``, as another host sees it."""
+    key = new_key()
+    server = StoreServer(store, key, lambda kind, reason: (rejected or []).append(kind))
+    remote = RemoteStore(server.listen("lo"), key, answer_within=10.0)
+    try:
+        yield remote
+    finally:
+        await remote.close()
+        await server.close()
+
+
+def run(open_store: OpenStore, test: Callable[[Store], Awaitable[None]]) -> None:
+    async def body() -> None:
+        async with asyncio.timeout(PATIENCE), open_store() as store:
+            await test(store)
+
+    asyncio.run(body())
+
+
+def test_a_key_is_written_only_over_what_was_expected(open_store: OpenStore) -> None:
+    async def body(store: Store) -> None:
+        assert await store.get("k") is None
+        first = await store.compare_and_swap("k", ABSENT, b"one")
+        assert first.done
+        assert first.entry is not None
+        assert await store.get("k") == first.entry
+        assert await store.compare_and_swap("k", ABSENT, b"two") == Swap(False, first.entry)
+        second = await store.compare_and_swap("k", first.entry.version, b"two")
+        assert second.entry is not None
+        assert second.entry.version > first.entry.version
+        assert await store.compare_and_swap("k", first.entry.version, b"three") == Swap(False, second.entry)
+        assert await store.get("k") == Entry(b"two", second.entry.version)
+        assert await store.compare_and_swap("none", 7, b"") == Swap(False, None)
+
+    run(open_store, body)
+
+
+def test_of_many_at_once_one_wins(open_store: OpenStore) -> None:
+    async def body(store: Store) -> None:
+        swaps = await asyncio.gather(*[store.compare_and_swap("k", ABSENT, b"%d" % n) for n in range(16)])
+        (winner,) = [swap for swap in swaps if swap.done]
+        assert all(swap.entry == winner.entry for swap in swaps)
+
+    run(open_store, body)
+
+
+def test_a_watch_lists_and_then_tells_every_change_in_order(open_store: OpenStore) -> None:
+    async def body(store: Store) -> None:
+        await store.compare_and_swap("a/1", ABSENT, b"before")
+        await store.compare_and_swap("b/1", ABSENT, b"elsewhere")
+        watch = store.watch("a/")
+        listing = await anext(watch)
+        assert isinstance(listing, Listing)
+        assert {key: entry.value for key, entry in listing.entries.items()} == {"a/1": b"before"}
+        version = listing.entries["a/1"].version
+        for value in (b"x", b"y", b"\x00\xff" * 1000):
+            swap = await store.compare_and_swap("a/1", version, value)
+            assert swap.entry is not None
+            version = swap.entry.version
+            await store.compare_and_swap("b/2", ABSENT, b"not ours")
+        changes = [await anext(watch) for _ in range(3)]
+        assert [change.value for change in changes if isinstance(change, Change)] == [
+            b"x",
+            b"y",
+            b"\x00\xff" * 1000,
+        ]
+        versions = [change.version for change in changes]
+        assert versions == sorted(set(versions))
+        assert versions[0] > listing.version
+
+    run(open_store, body)
+
+
+def test_leased_keys_end_with_their_lease(open_store: OpenStore) -> None:
+    async def body(store: Store) -> None:
+        lease = await store.grant(3.0)
+        await store.compare_and_swap("a/leased", ABSENT, b"x", lease)
+        await store.compare_and_swap("a/lasting", ABSENT, b"y")
+        async for news in store.watch("a/"):  # nobody keeps it alive
+            # A watch lists at first, and again when it has heard nothing for a while.
+            if isinstance(news, Listing):
+                gone = {"a/leased", "a/lasting"} - news.entries.keys()
+            else:
+                gone = {news.key} if news.value is None else set()
+            assert gone <= {"a/leased"}
+            if gone:
+                break
+        assert not await store.keep_alive(lease)
+        with pytest.raises(LeaseEndedError, match="register again"):
+            await store.compare_and_swap("a/leased", ABSENT, b"z", lease)
+        assert await store.get("a/leased") is None
+        assert await store.get("a/lasting") is not None
+
+    run(open_store, body)
+
+
+def test_a_lease_that_is_kept_alive_stands(open_store: OpenStore) -> None:
+    async def body(store: Store) -> None:
+        lease = await store.grant(20.0)
+        await store.compare_and_swap("k", ABSENT, b"x", lease)
+        for _ in range(3):
+            assert await store.keep_alive(lease)
+        assert await store.get("k") is not None
+        await store.end_lease(lease)
+        assert await store.get("k") is None
+        await store.end_lease(lease)
+
+    run(open_store, body)
+
+
+def test_a_stranger_cannot_use_a_shared_store() -> None:
+    async def body() -> None:
+        store, rejected = EmbeddedStore(), list[str]()
+        server = StoreServer(store, new_key(), lambda kind, reason: rejected.append(kind))
+        address = server.listen("lo")
+        stranger = RemoteStore(address, new_key(), answer_within=PATIENCE)
+        with pytest.raises(StoreError, match="broke"):
+            await stranger.compare_and_swap("k", ABSENT, b"mine")
+        assert rejected == ["bad-seal"]
+        assert await store.get("k") is None
+        await server.close()
+
+    asyncio.run(body())
+
+
+def test_strangers_who_say_nothing_are_let_go_and_more_than_there_is_room_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_server, "SPEAKS_WITHIN", 3.0)
+    monkeypatch.setattr(store_server, "MAX_CONNECTIONS", 3)
+
+    async def body() -> None:
+        store, key, rejected = EmbeddedStore(), new_key(), list[str]()
+        server = StoreServer(store, key, lambda kind, reason: rejected.append(kind))
+        address = server.listen("lo")
+        known = RemoteStore(address, key, answer_within=PATIENCE)
+        assert (await known.compare_and_swap("k", ABSENT, b"v")).done
+        silent = [await asyncio.open_connection(*address) for _ in range(3)]
+        for reader, _ in silent:
+            await asyncio.wait_for(reader.read(), PATIENCE)  # until it is closed
+        assert sorted(rejected) == ["silent", "silent", "unwelcome"]
+        assert await known.get("k") is not None, "who has spoken may be silent for as long as it likes"
+        for _, writer in silent:
+            writer.close()
+        await known.close()
+        await server.close()
+
+    asyncio.run(body())
+
+
+def test_a_shared_store_that_goes_away_is_an_error_and_one_that_returns_is_found_again() -> None:
+    async def body() -> None:
+        store, key = EmbeddedStore(), new_key()
+        server = StoreServer(store, key, lambda kind, reason: None)
+        address = server.listen("lo")
+        remote = RemoteStore(address, key, answer_within=PATIENCE)
+        assert (await remote.compare_and_swap("k", ABSENT, b"v")).done
+        watch = remote.watch("k")
+        await anext(watch)
+        await server.close()
+        with pytest.raises(StoreError, match="broke"):
+            await anext(watch)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            await remote.get("k")
+        again = StoreServer(store, key, lambda kind, reason: None)
+        again.listen("lo", address[1])
+        assert await remote.get("k") is not None
+        await remote.close()
+        await again.close()
+
+    asyncio.run(body())
+
+
+def test_only_an_interface_that_exists_is_listened_on() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match="no interface 'nowhere0'"):
+        address_of("nowhere0")

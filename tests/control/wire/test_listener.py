@@ -1,0 +1,132 @@
+"""Connections that come while this process has no descriptors left. It really has none: its limit is lowered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from eep.control.store.embedded_store import EmbeddedStore
+from eep.control.store.key_value import ABSENT
+from eep.control.store.remote_store import RemoteStore
+from eep.control.store.store_server import StoreServer
+from eep.control.supervisor.front_desk import Front
+from eep.control.wire.listener import Accepting
+from eep.control.wire.sealed_frames import new_key
+from tests.control.harness import PATIENCE
+
+SOON = 0.2
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eep.control.wire.listener.AGAIN_AFTER", SOON)
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, before[1]))
+    filling: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                filling.append(os.dup(0))
+        yield
+    finally:
+        for each in filling:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_connection_that_cannot_be_taken_is_taken_later_and_the_loop_does_other_things_meanwhile() -> None:
+    async def body() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        took: list[socket.socket] = []
+        failed: list[OSError] = []
+        accepts = Accepting(listener, took.append, failed.append)
+        with socket.socket() as client:
+            with without_descriptors():
+                client.connect(listener.getsockname())
+                await asyncio.sleep(3.5 * SOON)
+                assert len(failed) in range(1, 5), "asked again and again"
+                assert not took
+            await until(lambda: took)
+            took[0].close()
+        accepts.close()
+
+    asyncio.run(body())
+
+
+def test_closed_while_it_waits_it_does_not_come_back() -> None:
+    async def body() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        failed: list[OSError] = []
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        accepts = Accepting(listener, lambda connection: connection.close(), failed.append)
+        with socket.socket() as client:
+            with without_descriptors():
+                client.connect(listener.getsockname())
+                await until(lambda: failed)
+            accepts.close()
+            await asyncio.sleep(2 * SOON)
+        assert not faults
+
+    asyncio.run(body())
+
+
+def test_a_shared_store_says_so_and_serves_again() -> None:
+    async def body() -> None:
+        key, rejected = new_key(), list[str]()
+        server = StoreServer(EmbeddedStore(), key, lambda kind, reason: rejected.append(kind))
+        remote = RemoteStore(server.listen("lo"), key, answer_within=PATIENCE)
+        with socket.socket() as client:
+            assert server._accepting is not None
+            with without_descriptors():
+                client.connect(server._accepting.listener.getsockname())
+                await until(lambda: rejected)
+        assert (await remote.compare_and_swap("k", ABSENT, b"v")).done
+        assert set(rejected) == {"not-accepted"}
+        await remote.close()
+        await server.close()
+
+    asyncio.run(body())
+
+
+def test_a_supervisor_says_so(tmp_path: Path) -> None:
+    class Desk:
+        def __init__(self) -> None:
+            self.rejected: list[str] = []
+
+        def reject(self, kind: str, reason: str) -> None:
+            self.rejected.append(kind)
+
+    async def body() -> None:
+        desk = Desk()
+        front = Front(tmp_path / "socket", new_key(), desk, lambda descriptor: None)  # type: ignore[arg-type]
+        front.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            with without_descriptors():
+                client.connect(str(tmp_path / "socket"))
+                await until(lambda: desk.rejected)
+            await until(lambda: front._connections)
+        assert set(desk.rejected) == {"not-accepted"}
+        front.close()
+
+    asyncio.run(body())

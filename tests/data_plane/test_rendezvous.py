@@ -1,0 +1,144 @@
+"""Claiming ranks, finding peers, and what is left when everybody is gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import socket
+import stat
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import eep
+from eep.data_plane.memory.exchange import fetch
+from tests import moe
+from tests.ranks import Ranks
+
+CONFIG = moe.Config(ranks=2, max_ranks=2)
+
+
+def test_directory_and_sockets_are_private(rendezvous: eep.Rendezvous) -> None:
+    with CONFIG.buffer(0, rendezvous):
+        assert stat.S_IMODE(rendezvous.path.stat().st_mode) == 0o700
+        (path,) = rendezvous.path.glob("*.sock")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(eep.EepError, match="nobody else can enter"):
+        eep.Rendezvous(tmp_path)
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        eep.Rendezvous(tmp_path / ("x" * 100))
+
+
+def test_incarnations_count_up(rendezvous: eep.Rendezvous) -> None:
+    for expected in range(4):
+        with CONFIG.buffer(1, rendezvous) as buffer:
+            assert buffer.incarnation == expected
+            assert rendezvous.claimed_ranks() == {1: expected}
+    assert rendezvous.claimed_ranks() == {}
+
+
+def test_a_live_rank_cannot_be_claimed_again(rendezvous: eep.Rendezvous) -> None:
+    with Ranks(rendezvous, CONFIG) as group:
+        group.start([0, 1])
+        group.connect([0, 1])
+        with pytest.raises(eep.RankInUse, match=rf"rank 0 is alive \(incarnation 0, process {group[0].pid}\)"):
+            CONFIG.buffer(0, rendezvous)
+        with pytest.raises(eep.RankInUse, match="stale"):
+            CONFIG.buffer(0, rendezvous, incarnation=0)
+        group.check_steps((0, 1), seed=1)
+
+
+def test_a_killed_rank_leaves_its_number_free(rendezvous: eep.Rendezvous) -> None:
+    with Ranks(rendezvous, CONFIG) as group:
+        group.start([0])
+        group[0].kill()
+        assert rendezvous.claimed_ranks() == {}
+        with CONFIG.buffer(0, rendezvous) as buffer:
+            assert buffer.incarnation == 1
+            assert not list(rendezvous.path.glob("r0.i0.*"))  # what the dead one left was swept
+
+
+def test_nothing_is_left_when_all_are_killed(rendezvous: eep.Rendezvous) -> None:
+    with Ranks(rendezvous, CONFIG) as group:
+        group.start([0, 1])
+        group.connect([0, 1])
+        pids = [group[rank].pid for rank in (0, 1)]
+        for rank in (0, 1):
+            group[rank].kill()
+    assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
+    rendezvous.close()
+    assert not rendezvous.path.exists()
+
+
+def test_what_a_killed_launcher_left_is_swept_by_the_next() -> None:
+    program = "import eep, os, signal; print(eep.Rendezvous.temporary().path, flush=True); os.kill(os.getpid(), 9)"
+    left = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60).stdout.strip()
+    assert os.path.isdir(left)
+    with eep.Rendezvous.temporary():
+        assert not os.path.exists(left)
+
+
+def test_who_does_not_speak_the_protocol_gets_nothing(rendezvous: eep.Rendezvous) -> None:
+    with CONFIG.buffer(0, rendezvous) as buffer:
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 4096, b"EEP"):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(30)
+                connection.connect(str(rendezvous.path / "r0.i0.sock"))
+                connection.sendall(words)
+                connection.shutdown(socket.SHUT_WR)
+                try:
+                    answer, fds, _, _ = socket.recv_fds(connection, 4096, 8)
+                except ConnectionResetError:
+                    continue
+                assert (answer, fds) == (b"", [])
+        # It still answers those who do.
+        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
+        assert buffer.refused_requests == 3
+
+
+def test_a_rank_without_descriptors_for_a_moment_answers_afterwards(
+    rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, iter(range(3))
+
+    def failing(listening: socket.socket) -> Any:
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    with CONFIG.buffer(0, rendezvous) as buffer:
+        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
+        assert buffer.refused_requests == 3
+        answering = buffer._peers._listener._thread
+        assert answering.is_alive()
+    assert not answering.is_alive()
+
+
+def test_buffers_made_differently_do_not_connect(rendezvous: eep.Rendezvous) -> None:
+    with (
+        CONFIG.buffer(0, rendezvous),
+        moe.Config(ranks=2, max_ranks=2, hidden=512).buffer(1, rendezvous) as other,
+    ):
+        with pytest.raises(ValueError, match="hidden is 256 there and 512 here"):
+            other.connect_ranks([0])
+        assert other.view == eep.View.empty(2)
+
+
+def test_a_rank_that_never_comes_ends_the_wait(rendezvous: eep.Rendezvous) -> None:
+    with CONFIG.buffer(0, rendezvous) as buffer:
+        with pytest.raises(eep.PeerUnreachable, match="rank 1 is not there"):
+            buffer.connect_ranks([1], timeout=0.05)
+        with pytest.raises(eep.PeerUnreachable, match="the others must connect to it first"):
+            buffer.join(timeout=0.05)
+        assert buffer.view.epoch == 0

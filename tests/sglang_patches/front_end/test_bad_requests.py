@@ -1,0 +1,99 @@
+"""Requests that cannot be served, or that do harm: each is told to its client, and is no hindrance to others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
+
+from eep.requests.ledger import MOST_FRUITLESS_MOVES
+from tests.sglang_patches.front_end.front_end_server import (
+    UNSENDABLE,
+    BatchTokenizedGenerateReqInput,
+    Parameters,
+    Server,
+    TokenizedGenerateReqInput,
+)
+
+
+def test_one_that_cannot_be_sent_is_an_error_to_its_client_and_no_hindrance_to_others() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    with pytest.raises(OverflowError):
+        server.accept("bad", sampling_params=Parameters(top_k=UNSENDABLE))
+    bad = TokenizedGenerateReqInput("bad in a batch", sampling_params=Parameters(top_k=UNSENDABLE))
+    with pytest.raises(OverflowError):
+        server.front_end.send(BatchTokenizedGenerateReqInput([TokenizedGenerateReqInput("beside it"), bad]))
+    assert len(server.front_end.ledger) == 0
+    assert server.dropped == ["beside it"], "nobody waits for it any more"
+    assert server.answered == [], "SGLang answers for an error that it is raised"
+    server.accept("good")
+    assert server.front_end.ledger.loads() == {0: 1}
+
+
+def test_one_that_waited_and_then_cannot_be_sent_is_answered_and_the_others_are_sent() -> None:
+    server = Server()
+    server.accept("bad", sampling_params=Parameters(top_k=UNSENDABLE))
+    server.accept("good")
+    server.view(1, r0=0)
+    assert [message.rid for message in server.sent] == ["good"]
+    ((name, reason),) = server.answered
+    assert name == "bad"
+    assert reason["status_code"] == 500
+    assert "more than 64 bits" in reason["message"]
+    assert list(server.front_end._kept) == ["good"]
+
+
+def test_a_parameter_of_the_wrong_type_is_refused_before_anything_is_sent() -> None:
+    class SamplingParams(msgspec.Struct, kw_only=True, array_like=True):
+        max_new_tokens: int | None = 8
+        json_schema: str | None = None
+        top_k: int = 1
+        temperature: float = 1.0
+        custom_params: dict[str, str] | None = None
+        n: int = 1
+
+    server = Server()
+    server.view(1, r0=0)
+    for wrong in ({"max_new_tokens": 16.0}, {"json_schema": {"type": "object"}}, {"top_k": 10**25}):
+        parameters: Any = SamplingParams(**wrong)
+        with pytest.raises(ValueError, match="sampling_params: "):
+            server.accept("bad", sampling_params=parameters)
+    parameters = SamplingParams(max_new_tokens=16.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at `max_new_tokens`"):
+        server.accept("bad", sampling_params=parameters)
+    assert (server.sent, len(server.front_end.ledger)) == ([], 0)
+    parameters = SamplingParams(temperature=0, custom_params={"anything": object()})  # type: ignore[dict-item]
+    server.accept("good", sampling_params=parameters)
+    assert [message.rid for message in server.sent] == ["good"]
+
+
+def test_a_restart_that_goes_another_way_is_told_to_the_client_and_stopped() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    server.accept("a", return_hidden_states=True)
+    server.deliver("a", [1, 2], "xy", 2)
+    server.front_end.on_gone(0, 0)
+    message = server.deliver("a~1", [1, 5, 6], "xzz", 3)
+    assert message.rids == ["LATE"]
+    assert server.dropped == ["a~1"]
+    ((name, reason),) = server.answered
+    assert (name, reason["status_code"]) == ("a", 503)
+    assert "another way" in reason["message"]
+    assert len(server.front_end.ledger) == 0
+
+
+def test_a_request_that_ends_rank_after_rank_is_ended_itself() -> None:
+    server = Server()
+    for life in range(MOST_FRUITLESS_MOVES + 1):
+        server.view(life + 1, r0=life)
+        if life == 0:
+            server.accept("bad")
+        server.front_end.on_gone(0, life)
+    ((name, reason),) = server.answered
+    assert (name, reason["status_code"]) == ("bad", 500)
+    assert "may be what ends them" in reason["message"]
+    assert len(server.sent) == MOST_FRUITLESS_MOVES + 1

@@ -1,0 +1,40 @@
+"""The requests with which a rank warms up. That ranks serve them, tests/sglang/test_scale.py shows."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
+
+from sglang_patches.rank.warm_up import WarmUp, prompts
+
+
+def test_a_round_begins_when_the_last_is_over() -> None:
+    warm_up = WarmUp([(1,), (2, 3)], lambda number, length: (number, length), until=time.monotonic() + 60)
+    assert warm_up.receive() == [(0, 1)]
+    assert warm_up.receive() == []
+    warm_up.finished(["eep-warm-up-0"])
+    assert warm_up.receive() == [(1, 2), (2, 3)]
+    warm_up.finished(["eep-warm-up-2"])
+    assert warm_up.receive() == []
+    warm_up.finished(["eep-warm-up-1", "eep-warm-up-2"])
+    assert not warm_up.is_over, "a step may be under way still"
+    assert (warm_up.receive(), warm_up.is_over) == ([], False)
+    assert (warm_up.receive(), warm_up.is_over) == ([], True)
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    warm_up = WarmUp([(1,)], lambda number, length: (number, length), until=time.monotonic() + 60)
+    warm_up.receive()
+    warm_up.until = time.monotonic() - 1
+    with pytest.raises(RuntimeError, match="eep-warm-up-0"):
+        warm_up.receive()
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 128, 8192])
+def test_no_round_is_more_than_is_prefilled_at_once_and_one_token(chunk: int) -> None:
+    rounds = prompts(chunk)
+    assert max(map(sum, rounds)) == chunk + 1
+    assert all(length >= 1 for lengths in rounds for length in lengths)

@@ -1,0 +1,62 @@
+"""What a process has when it is up is left out by the garbage collector. No SGLang needed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+garbage = pytest.importorskip("sglang_patches.garbage_collector", reason="the SGLang plugin is not here")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+class Node:
+    """In a circle, which only the collector can take apart."""
+
+    lives = 0
+
+    def __init__(self) -> None:
+        self.itself = self
+        Node.lives += 1
+
+    def __del__(self) -> None:
+        Node.lives -= 1
+
+
+def test_what_is_here_is_left_out_but_not_what_is_garbage() -> None:
+    Node()
+    garbage.leave_out_what_is_here(collect=True)
+    assert gc.get_freeze_count() > 1000
+    assert Node.lives == 0
+
+
+def test_what_comes_later_is_collected() -> None:
+    garbage.leave_out_what_is_here()
+    Node()
+    gc.collect()
+    assert Node.lives == 0
+
+
+def test_the_front_end_tells_all_that_it_serves_with() -> None:
+    class Manager:
+        def __init__(self) -> None:
+            self.event_loop = asyncio.get_running_loop()
+            self.told = 0
+
+        async def freeze_gc(self) -> None:
+            self.told += 1
+
+    async def serve() -> int:
+        manager = Manager()
+        garbage.leave_out_what_is_there(manager)
+        await asyncio.sleep(0.01)
+        return manager.told
+
+    assert asyncio.run(serve()) == 1
