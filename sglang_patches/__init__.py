@@ -12,12 +12,12 @@ import sys
 
 def register() -> None:
     """The entry point. SGLang logs and forgets ordinary exceptions of a plugin, so what must stop it is SystemExit."""
-    from sglang_patches import cpu, hooks, options, targets
+    from sglang_patches import cpu, hooks, installation, options, targets
     from sglang_patches.cuda import float32
     from sglang_patches.server import flags, launcher
 
     if options.current() is not None:
-        hooks.install_all()
+        installation.install_all()
     elif launcher.is_child():
         pass  # of a server without the flag
     elif any(each == "--ep-backend" or each.startswith("--ep-backend=") for each in sys.argv):

@@ -13,24 +13,7 @@ from typing import Any, Literal
 from sglang_patches import targets
 
 Kind = Literal["before", "after", "around", "replace"]
-AREAS = (
-    "rank.process_groups",
-    "rank.dispatcher",
-    "rank.expert_weights",
-    "rank.scheduler_step",
-    "rank.warm_up",
-    "server.launcher",
-    "server.controller",
-    "front_end.tokenizer_hooks",
-    "front_end.broadcasts",
-    "rank.resumption",
-    "sampling.seeds",
-)
-"""The modules that have a ``register()`` of their own, in the order in which they are installed."""
-GPU_AREAS = ("cuda.alignment", "cuda.gpu_sharing", "cuda.float32", "cuda.graphs")
-"""Those that are installed where there is a GPU. On a CPU it is ``cpu.native_path``."""
 _wanted: set[str] = set()
-_installed = False
 
 
 def hook(target: str, function: Callable[..., Any], kind: Kind = "around") -> None:
@@ -60,19 +43,3 @@ def apply() -> None:
     if missing:
         version = targets.installed_version()
         raise SystemExit(f"--ep-backend eep cannot run on SGLang {version}: hooks could not be installed on {missing}")
-
-
-def install_all() -> None:
-    """Everything that ``--ep-backend eep`` needs, in this process. Safe to repeat."""
-    global _installed
-    if _installed:
-        return
-    targets.require_supported()
-    from sglang_patches import cpu
-
-    if cpu.is_asked_for():
-        cpu.fill_gaps()
-    for area in (*AREAS, *(("cpu.native_path",) if cpu.is_asked_for() else GPU_AREAS)):
-        importlib.import_module(f"sglang_patches.{area}").register()
-    apply()
-    _installed = True

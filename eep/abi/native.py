@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import sys
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 
 from eep.abi.collectives import CollectiveArgs, Group, Message
@@ -202,9 +203,7 @@ _PROTOTYPES = {
 def _find(name: str) -> pathlib.Path:
     # An editable install has the package in two places: the sources, and what pip has built, which may be older than
     # what "make build" has put beside the sources.
-    import eep
-
-    packages = dict.fromkeys([pathlib.Path(__file__).parent.parent, *map(pathlib.Path, eep.__path__)])
+    packages = dict.fromkeys([pathlib.Path(__file__).parent.parent, *map(pathlib.Path, sys.modules["eep"].__path__)])
     places = [package / "lib" for package in packages]
     if override := os.environ.get("EEP_LIBRARY_DIR"):
         places.insert(0, pathlib.Path(override))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from eep import faults
+from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.control.pulse import Pulse, is_supported
 from eep.control.wire.client import Client, SupervisorGone
@@ -39,10 +40,18 @@ from eep.control.wire.messages import (
     TellView,
 )
 from eep.control.wire.sealed_frames import WireError
+from eep.faults import orders
 from eep.view import View
 
 FOREVER = 2**62
 """Revoking this epoch revokes every epoch there will ever be."""
+
+
+def obey_fault_orders() -> None:
+    """In a rank that a supervisor started: it takes orders for faults from now on, if the server was told that it may."""
+    if CONTROL_DIRECTORY in os.environ:
+        directory, rank, incarnation = (os.environ[name] for name in (CONTROL_DIRECTORY, RANK, INCARNATION))
+        orders.obey_in(Path(directory), int(rank), int(incarnation))
 
 
 class DataPlane(Protocol):

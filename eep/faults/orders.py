@@ -15,8 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eep import faults
-from eep.control.launch.processes import INCARNATION, RANK
-from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.faults import Plan
 from eep.observe.event_log import EventLog
 
@@ -84,13 +82,6 @@ def obey_in(directory: Path, rank: int | None, incarnation: int = -1) -> None:
     """This process, that rank or the supervisor, takes orders from now on, if the server was told that it may."""
     if allowed_in(directory):
         faults.obey(Orders(directory, rank, incarnation))
-
-
-def obey() -> None:
-    """As :func:`obey_in`, in a rank that a supervisor started; a process without one has no orders."""
-    if CONTROL_DIRECTORY in os.environ:
-        directory, rank, incarnation = (os.environ[name] for name in (CONTROL_DIRECTORY, RANK, INCARNATION))
-        obey_in(Path(directory), int(rank), int(incarnation))
 
 
 class Orders:

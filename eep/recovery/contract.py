@@ -9,8 +9,8 @@ Each raises :class:`ContractBroken` with the clause that broke; nothing may be s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,10 +19,29 @@ from eep.errors import EepError
 from eep.view import View
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
-    from eep.experts.placement.slot_plan import Placement
-    from eep.experts.routing_tables import RoutingTables
+
+class Placed(Protocol):
+    """What the contract asks of a placement of experts in slots."""
+
+    @property
+    def physical_to_logical(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def replica_counts(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def masked(self) -> npt.NDArray[np.bool_]: ...
+    def on(self, active: Iterable[int]) -> Placed: ...
+
+
+class Tables(Protocol):
+    """What the contract asks of the tables that kernels read."""
+
+    @property
+    def physical_to_logical(self) -> torch.Tensor: ...
+    @property
+    def replica_counts(self) -> torch.Tensor: ...
 
 
 class ContractBroken(EepError):
@@ -52,7 +71,7 @@ def check_peers(view: View, table: PeerTable) -> None:
             raise ContractBroken("peer set", f"rank {rank} is active, but its memory is not mapped")
 
 
-def check_coverage(view: View, placement: Placement) -> None:
+def check_coverage(view: View, placement: Placed) -> None:
     """Clause 2."""
     counts = placement.on(view.active).replica_counts
     missing = np.argwhere((counts == 0) & ~placement.masked)
@@ -63,7 +82,7 @@ def check_coverage(view: View, placement: Placement) -> None:
         )
 
 
-def check_routing(placement: Placement, tables: RoutingTables, addresses: Mapping[str, int]) -> None:
+def check_routing(placement: Placed, tables: Tables, addresses: Mapping[str, int]) -> None:
     """Clause 3. ``addresses`` are those that :func:`addresses_of` gave when the tables were made."""
     if addresses_of(tables) != dict(addresses):
         raise ContractBroken("graph-visible routing", "a routing table has moved; captured graphs hold its old address")
@@ -79,7 +98,7 @@ def check_routing(placement: Placement, tables: RoutingTables, addresses: Mappin
         raise ContractBroken("graph-visible routing", "the tables count other copies than the placement has")
 
 
-def addresses_of(tables: RoutingTables) -> dict[str, int]:
+def addresses_of(tables: Tables) -> dict[str, int]:
     """Where the tables lie, for :func:`check_routing`."""
     named: dict[str, torch.Tensor] = {
         name: getattr(tables, name)

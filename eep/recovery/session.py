@@ -29,13 +29,12 @@ from typing import Any, TypeVar
 
 from eep import faults
 from eep.control.buffer_plane import may_commit
-from eep.control.member import Member
+from eep.control.member import Member, obey_fault_orders
 from eep.control.planes import Plane, Planes
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.endpoint import Endpoint
 from eep.data_plane.status import QuickLook
 from eep.errors import EepError, RankRemoved, StepFailed
-from eep.faults import orders
 from eep.process_group.world import World
 from eep.recovery.contract import ContractBroken, check_peers
 from eep.recovery.intents import Intents, Word, buffers_in_order, somebody_has_more
@@ -95,7 +94,7 @@ class Session:
         """Whether somebody has more to run again in this epoch."""
         self.repeated = 0
         """How many steps were run again."""
-        orders.obey()
+        obey_fault_orders()
         faults.at("join.loaded")
         self.member = Member.connect(
             Planes(

@@ -18,16 +18,6 @@ def register() -> None:
     hooks.hook(_RUNNER + "capture", _capture)
 
 
-def largest_decode(decode: Any, running: int) -> int:
-    """The most tokens of a rank in a step in which all ranks decode; 0 where decode steps are not captured.
-
-    ``decode`` is what SGLang is to capture, ``running`` how many requests a rank may run at once.
-    """
-    if str(getattr(decode.backend, "value", decode.backend)) == "disabled":
-        return 0
-    return max([running, *map(int, decode.bs)])
-
-
 def _capture(original: Callable[..., None], runner: Any, *arguments: Any, **named: Any) -> None:
     here = instance.current()
     here.use_for(all_decode=True)

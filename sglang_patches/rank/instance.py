@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,13 +34,10 @@ from eep.observe.metrics import RankMetrics
 from eep.recovery.session import Session
 from eep.view import View
 from sglang_patches import expert_backup, garbage_collector, options
-from sglang_patches.cuda import graphs
-from sglang_patches.rank import process_groups, token_forms
+from sglang_patches.rank import process_groups, step_sizes, token_forms
 from sglang_patches.rank.expert_location import ExpertLocation, initial_placement
+from sglang_patches.rank.expert_weights import ExpertWeights
 from sglang_patches.rank.token_forms import MoeShape
-
-if TYPE_CHECKING:
-    from sglang_patches.rank.expert_weights import ExpertWeights
 
 logger = logging.getLogger(__name__)
 
@@ -258,26 +255,16 @@ def current() -> Instance:
 
         parallel = get_parallel()
         device = str(get_server_args().device or "cpu")
-        largest = [largest_step(get_schedule())]
+        largest = [step_sizes.largest_step(get_schedule())]
         if device != "cpu":
             running = -(-int(get_schedule().max_running_requests) // parallel.tp_size)
-            largest.append(graphs.largest_decode(get_exec().graph.cuda_graph_config.decode, running))
+            largest.append(step_sizes.largest_decode(get_exec().graph.cuda_graph_config.decode, running))
         _current = Instance(
             rank=parallel.tp_rank,
             max_tokens=tuple(filter(None, largest)),
             device=device,
         )
     return _current
-
-
-def largest_step(schedule: Any) -> int:
-    """The most tokens that a rank can have in one step: a chunk of prefill together with every running request."""
-    chunk, running = schedule.chunked_prefill_size, schedule.max_running_requests
-    if not chunk or chunk < 0:
-        raise SystemExit("--ep-backend eep needs chunked prefill: set --chunked-prefill-size")
-    if not running:
-        raise SystemExit("--ep-backend eep needs to know how many requests may run at once: set --max-running-requests")
-    return int(chunk) + int(running)
 
 
 def _open_checkpoint(path: Path, weights: ExpertWeights, layers: list[int]) -> Reader | None:

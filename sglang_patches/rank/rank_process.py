@@ -43,15 +43,14 @@ def main() -> None:
     directory, rank = Path(os.environ[CONTROL_DIRECTORY]), int(os.environ[RANK])
     written = recipe.read(recipe_path(directory, rank))
     os.environ.update(written["environment"])
-    from sglang_patches import cpu
-    from sglang_patches.server import launcher
+    from sglang_patches import cpu, progress_bars
 
     if cpu.is_asked_for():
         cpu.fill_gaps()
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    launcher.leave_no_lock()
+    progress_bars.leave_no_lock()
     _outlive_the_parent()
     arguments = list(written["arguments"])
     arguments[written["writer"]] = InitialInfo(info_path(directory, rank))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
-from sglang_patches import cpu, hooks
+from sglang_patches import cpu, hooks, installation
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import Options
@@ -122,7 +122,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         launcher.start_fork_server()
     else:
         gpu_flags.imply(arguments)
-    hooks.install_all()
+    installation.install_all()
     return original(cls, arguments)
 
 

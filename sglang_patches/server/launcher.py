@@ -19,7 +19,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from sglang_patches import cpu, hooks, options
+from sglang_patches import cpu, hooks, installation, options, progress_bars
 from sglang_patches.options import DIRECTORY
 
 _PRELOAD = "sglang_patches.server.preload"
@@ -79,7 +79,7 @@ def become_child() -> None:
     """Prepare this process for what a server starts processes for."""
     global _is_child
     _is_child = True
-    leave_no_lock()
+    progress_bars.leave_no_lock()
     if cpu.is_asked_for():
         cpu.fill_gaps()
     from sglang.srt.plugins import load_plugins
@@ -87,16 +87,7 @@ def become_child() -> None:
     load_plugins()
     # Plugins are loaded once, and in a process that was forked from a prepared one that was before the options were known.
     if options.current() is not None:
-        hooks.install_all()
-
-
-def leave_no_lock() -> None:
-    """A progress bar makes a lock that has a name in shared memory, once in a process; one that is killed leaves it there."""
-    import threading
-
-    from tqdm import tqdm
-
-    tqdm.set_lock(threading.RLock())
+        installation.install_all()
 
 
 def prepare_cpu() -> None:

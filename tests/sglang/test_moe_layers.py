@@ -59,6 +59,6 @@ class Layer(torch.nn.Module):
 
 
 def test_a_scale_of_all_experts_that_were_loaded_is_refused() -> None:
-    here: Any = SimpleNamespace(first_placement=SimpleNamespace(slots_per_rank=6))
+    placement: Any = SimpleNamespace(slots_per_rank=6)
     with pytest.raises(SystemExit, match=r"w13_input_scale is one for all experts"):
-        expert_weights.adopt([Layer(torch.tensor(0.5))], here)
+        expert_weights.adopt([Layer(torch.tensor(0.5))], placement, 0, "cpu")

@@ -38,7 +38,9 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
     monkeypatch.setattr(instance, "member_rendezvous", lambda: tmp_path)
     monkeypatch.setattr(instance.Instance, "directory", tmp_path)
     monkeypatch.setattr(instance.process_groups, "world", lambda: None)
-    monkeypatch.setattr(instance.garbage, "leave_out_what_is_here", lambda collect: look("left out of collections"))
+    monkeypatch.setattr(
+        instance.garbage_collector, "leave_out_what_is_here", lambda collect: look("left out of collections")
+    )
     slots = 4
     first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(2), slots, [0, 0])
     shared = SharedMemory.create("experts", model.layout(slots).region_bytes)

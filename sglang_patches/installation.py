@@ -1,0 +1,42 @@
+"""Which hooks ``--ep-backend eep`` needs: one module for each area of SGLang, installed together.
+
+An area is imported only here, by its name: its module imports SGLang.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from sglang_patches import cpu, hooks, targets
+
+AREAS = (
+    "rank.process_groups",
+    "rank.dispatcher",
+    "rank.weight_loader",
+    "rank.scheduler_step",
+    "rank.warm_up",
+    "server.launcher",
+    "server.controller",
+    "front_end.tokenizer_hooks",
+    "front_end.broadcasts",
+    "rank.resumption",
+    "sampling.seeds",
+)
+"""The modules that have a ``register()`` of their own, in the order in which they are installed."""
+GPU_AREAS = ("cuda.alignment", "cuda.gpu_sharing", "cuda.float32", "cuda.graphs")
+"""Those that are installed where there is a GPU. On a CPU it is ``cpu.native_path``."""
+_installed = False
+
+
+def install_all() -> None:
+    """Everything that ``--ep-backend eep`` needs, in this process. Safe to repeat."""
+    global _installed
+    if _installed:
+        return
+    targets.require_supported()
+    if cpu.is_asked_for():
+        cpu.fill_gaps()
+    for area in (*AREAS, *(("cpu.native_path",) if cpu.is_asked_for() else GPU_AREAS)):
+        importlib.import_module(f"sglang_patches.{area}").register()
+    hooks.apply()
+    _installed = True

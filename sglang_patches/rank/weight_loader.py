@@ -1,0 +1,53 @@
+"""Expert weights are loaded into the slots that the placement names, and then moved to where repair finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_patches import hooks
+from sglang_patches.rank import instance
+from sglang_patches.rank.expert_weights import adopt
+
+
+def register() -> None:
+    hooks.hook("layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader", _load_expert)
+    hooks.hook("model_executor.model_runner.ModelRunner.load_model", _after_loading, "after")
+
+
+def _load_expert(
+    original: Callable[..., None],
+    layer: Any,
+    param: torch.nn.Parameter,
+    loaded_weight: torch.Tensor,
+    weight_name: str,
+    shard_id: str,
+    expert_id: int | None,
+) -> None:
+    """Load an expert of the checkpoint into every slot of this rank that is to hold it."""
+    if expert_id is None:
+        raise SystemExit("--ep-backend eep: checkpoints with all experts in one tensor cannot be loaded yet")
+    here = instance.current()
+    held = here.location.held_by(here.rank, here.layer_ids.index(layer.layer_id))
+    for slot, expert in enumerate(held):
+        if expert == expert_id:
+            layer._weight_loader_impl(
+                param=param, loaded_weight=loaded_weight, weight_name=weight_name, shard_id=shard_id, expert_id=slot
+            )
+
+
+def _after_loading(_: None, model_runner: Any) -> None:
+    here = instance.current()
+    layers = _moe_layers(model_runner.model, here.layer_ids)
+    weights = adopt(layers, here.first_placement, here.rank, here.device)
+    here.start(layers, weights, Path(model_runner.model_config.model_path))
+
+
+def _moe_layers(model: torch.nn.Module, layer_ids: list[int]) -> list[Any]:
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    found = {module.layer_id: module for module in model.modules() if isinstance(module, FusedMoE)}
+    return [found[layer_id] for layer_id in layer_ids]
