@@ -162,14 +162,12 @@ class Coverage:
         self._say_what_is_held()
         peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
         try:
-            # Nobody waits for anybody: a source that was overwritten meanwhile does not verify, and another one is taken.
             report = repair(
                 steps,
                 self._rank,
                 self._memory,
                 lambda o: self._reader(o, peers),
                 self._checksums,
-                barrier=_nothing,
                 timeout=max(0.0, deadline - time.monotonic()),
             )
         except RepairFailed as error:
@@ -259,7 +257,3 @@ class Coverage:
 
     def _shape(self) -> Shape:
         return Shape.of(self._memory.layout, self._first.experts)
-
-
-def _nothing() -> None:
-    pass

@@ -144,14 +144,7 @@ class _Child:
             disk=disk is not None,
         )
         try:
-            report = repair(
-                plan,
-                self.rank,
-                self.memory,
-                reader_of,
-                model.checksums(),
-                barrier=lambda: self.pause("barrier"),
-            )
+            report = repair(plan, self.rank, self.memory, reader_of, model.checksums())
         except EepError as error:
             self.say(failed=str(error))
         else:

@@ -54,7 +54,7 @@ class GpuRank:
             return CheckpointReader(disk)
 
         steps = plan_repair(before, after, active, [0, 0], self.layout.expert_bytes, disk=disk is not None)
-        report = repair(steps, self.rank, self.memory, reader_of, model.checksums(), barrier=lambda: None)
+        report = repair(steps, self.rank, self.memory, reader_of, model.checksums())
         peers.close()
         on_host = ExpertMemory(self.layout, self.memory.region.cpu())
         assert model.wrong_slots(on_host, after, self.rank) == []

@@ -26,7 +26,7 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
     exchange puts two copies of an expert on one rank, or leaves fewer than two hosts to an expert that had as many.
     """
     experts = load.shape[1]
-    size, speed = cluster.slots_per_rank, cluster.weight
+    size = cluster.slots_per_rank
     served = slot_loads(slot_expert, load, copies(slot_expert, experts))
     owned = holds(slot_expert, experts, size)
     on_host = np.stack([owned[:, cluster.host == host].any(axis=1) for host in range(cluster.hosts)], axis=1)
@@ -35,12 +35,12 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
     rows = np.flatnonzero(movable.any(axis=1))
     for _ in range(rounds):
         busy = served[rows].reshape(len(rows), cluster.ranks, size).sum(axis=2)
-        uneven = (busy / speed).max(axis=1) > _EVEN_ENOUGH * busy.mean(axis=1)
+        uneven = busy.max(axis=1) > _EVEN_ENOUGH * busy.mean(axis=1)
         if not uneven.any():
             return
         rows, busy = rows[uneven], busy[uneven]
         at, row = np.arange(len(rows)), rows[:, None]
-        worst = (busy / speed).argmax(axis=1)
+        worst = busy.argmax(axis=1)
         mine = worst[:, None] * size + np.arange(size)
         my_expert, my_load = np.maximum(slot_expert[row, mine], 0), served[row, mine]
         theirs = slots[rows]
@@ -49,8 +49,8 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
 
         # One row per layer, one line per slot of its busiest rank, one column per slot to exchange with.
         shift = my_load[:, :, None] - served[row, theirs][:, None, :]
-        after_mine = (busy[at, worst][:, None, None] - shift) / speed[worst][:, None, None]
-        after_theirs = (busy[at[:, None], rank][:, None, :] + shift) / speed[rank][:, None, :]
+        after_mine = busy[at, worst][:, None, None] - shift
+        after_theirs = busy[at[:, None], rank][:, None, :] + shift
         result = np.maximum(after_mine, after_theirs)
 
         same_host = host == my_host[:, None]
@@ -66,7 +66,7 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
 
         result = np.where(allowed, result, np.inf).reshape(len(rows), -1)
         best = result.argmin(axis=1)
-        helps = result[at, best] < (busy / speed)[at, worst] * (1 - 1e-9)
+        helps = result[at, best] < busy[at, worst] * (1 - 1e-9)
         line_of, column_of = best // theirs.shape[1], best % theirs.shape[1]
         here, other = mine[at, line_of][helps], theirs[at, column_of][helps]
         rows = rows[helps]

@@ -32,8 +32,6 @@ class Cluster:
     slots_per_rank: int
     host: IntArray
     """The host of each active rank, numbered from 0."""
-    weight: FloatArray
-    """The relative speed of each active rank; the mean is 1."""
     max_copies: int
 
     @property
@@ -49,13 +47,12 @@ def turned(cluster: Cluster, layers: int) -> IntArray:
     """``[layers, ranks]``: the ranks in the order in which a layer looks at them.
 
     What is as good on one rank as on another goes to the first. If that were the same one in every layer, it would hold
-    the second copies of all layers, and bring in what is lost with another all by itself. So ranks that are alike, of one
-    host and one speed, take turns.
+    the second copies of all layers, and bring in what is lost with another all by itself. So ranks of one host take
+    turns.
     """
     order = np.tile(np.arange(cluster.ranks), (layers, 1))
-    kinds = np.unique(np.stack([cluster.host, cluster.weight]), axis=1, return_inverse=True)[1].ravel()
-    for kind in range(int(kinds.max()) + 1):
-        alike = np.flatnonzero(kinds == kind)
+    for host in range(cluster.hosts):
+        alike = np.flatnonzero(cluster.host == host)
         order[:, alike] = alike[(np.arange(len(alike)) + np.arange(layers)[:, None]) % len(alike)]
     return order
 
@@ -125,7 +122,6 @@ def evict(slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: 
     slots, there = padded(surplus)
     expert = np.maximum(np.take_along_axis(slot_expert, slots, axis=1), 0)
     rank = slots // cluster.slots_per_rank
-    speed = cluster.weight[rank]
     alone = np.where(count == 1, load, 0.0)
     steady = rank_loads(slot_expert, alone, count, cluster.slots_per_rank)
     expert_at = expert + np.arange(layers)[:, None] * experts
@@ -140,10 +136,10 @@ def evict(slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: 
         busy = np.bincount(rank_at.ravel(), served.ravel(), minlength=steady.size).reshape(steady.shape)
         busy = (steady + busy).ravel()[rank_at]
         handed_over = np.where(there, served / np.maximum(others, 1), 0.0)
-        now = _strain(busy / speed, fair)
-        more = np.where(there, _strain((busy + handed_over) / speed, fair) - now, 0.0)
+        now = _strain(busy, fair)
+        more = np.where(there, _strain(busy + handed_over, fair) - now, 0.0)
         around = np.bincount(expert_at.ravel(), more.ravel(), minlength=load.size)[expert_at] - more
-        cost = _strain((busy - served + incoming[:, None]) / speed, fair) - now + around
+        cost = _strain(busy - served + incoming[:, None], fair) - now + around
         cost = np.where(there & (others > 0), cost, np.inf)
 
         # Many at a time while there are many to go: those that have nothing to do with each other.
@@ -202,7 +198,7 @@ def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntAr
 def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Cluster) -> None:
     """Put into empty slots, in place, the copies that ``count`` has and ``slot_expert`` has not.
 
-    Hottest copy first, each onto the rank that is then coolest for its speed, among the ranks with room that
+    Hottest copy first, each onto the rank that is then coolest, among the ranks with room that
     do not hold the expert and, where there is one, on a host that does not hold it either. First copies
     always find room. A further copy that finds none is given up; the slot that stays empty gets the hottest
     expert that its rank does not hold.
@@ -228,13 +224,13 @@ def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Clu
     for turn in range(int(length.max(initial=0))):
         rows = np.flatnonzero(length > turn)
         item = expert[first[rows] + turn]
-        pressure = (busy[rows] + share[rows, item][:, None]) / cluster.weight
+        pressure = busy[rows] + share[rows, item][:, None]
         possible = (free[rows] > 0) & ~owned[rows, :, item]
         near = on_host[rows, :, item]
         elsewhere = possible & ~near[:, cluster.host]
         # The second host is worth an uneven rank, since it saves the expert when a host is lost. A third is
         # not.
-        harmless = pressure <= np.maximum((busy[rows] / cluster.weight).max(axis=1), fair[rows])[:, None]
+        harmless = pressure <= np.maximum(busy[rows].max(axis=1), fair[rows])[:, None]
         elsewhere &= harmless | (near.sum(axis=1) == 1)[:, None]
         possible = np.where(elsewhere.any(axis=1)[:, None], elsewhere, possible)
         rank = np.where(possible, pressure, np.inf).argmin(axis=1)

@@ -127,15 +127,14 @@ class Placement:
         table = np.where(np.repeat(keep, self.slots_per_rank), self.physical_to_logical, EMPTY)
         return Placement(table, self.experts, self.slots_per_rank)
 
-    def imbalance(self, load: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> FloatArray:
-        """``[layers]``: the load of the busiest rank over the mean, each in relation to the rank's weight."""
+    def imbalance(self, load: npt.ArrayLike) -> FloatArray:
+        """``[layers]``: the load of the busiest rank over the mean."""
         used = (self.physical_to_logical != EMPTY).any(axis=0).reshape(self.max_ranks, -1).any(axis=1)
-        speed = np.ones(self.max_ranks) if weights is None else np.asarray(weights, dtype=np.float64)
         demand = np.asarray(load, dtype=np.float64)
         served = rank_loads(self.physical_to_logical, demand, self.replica_counts, self.slots_per_rank)
         busy = served[:, used]
-        fair = busy.sum(axis=1) / speed[used].sum()
-        return np.where(fair > 0, (busy / speed[used]).max(axis=1) / np.where(fair > 0, fair, 1.0), 1.0)
+        fair = busy.sum(axis=1) / used.sum()
+        return np.where(fair > 0, busy.max(axis=1) / np.where(fair > 0, fair, 1.0), 1.0)
 
 
 def plan(
@@ -145,26 +144,22 @@ def plan(
     slots_per_rank: int,
     topology: Sequence[int],
     *,
-    weights: Sequence[float] | None = None,
     when_short: WhenShort = "refuse",
     extra_moves: float = 0.0,
-    balance_moves: int = 0,
     max_copies: int | None = None,
 ) -> Placement:
     """Place the experts of ``load[layers, experts]`` on the ``active`` ranks.
 
-    ``topology[rank]`` is the host of each rank and is as long as the capacity of the instance.
-    ``weights[rank]`` is the speed of a rank relative to the others: one with half the weight gets half the
-    load, as far as the coldest experts in its slots allow. ``current`` is what lies where now (``None``:
-    nothing). ``extra_moves`` is how many more slots than the fewest may be rewritten for the sake of balance,
-    as a share of the fewest; ``math.inf`` balances from scratch and then keeps what happens to fit.
-    ``balance_moves`` is a number of such slots in all, for balancing in doses when nothing was lost.
+    ``topology[rank]`` is the host of each rank and is as long as the capacity of the instance. ``current`` is what
+    lies where now (``None``: nothing). ``extra_moves`` is how many more slots than the fewest may be rewritten for
+    the sake of balance, as a share of the fewest; ``math.inf`` balances from scratch and then keeps what happens to
+    fit.
     """
     if when_short not in ("refuse", "mask"):
         raise ValueError(f"when_short is 'refuse' or 'mask', got {when_short!r}")
-    if not (extra_moves >= 0 and balance_moves >= 0):
-        raise ValueError(f"moves cannot be negative, got extra_moves={extra_moves}, balance_moves={balance_moves}")
-    demand, ranks, cluster = _checked(load, current, active, slots_per_rank, topology, weights, max_copies)
+    if not extra_moves >= 0:
+        raise ValueError(f"moves cannot be negative, got extra_moves={extra_moves}")
+    demand, ranks, cluster = _checked(load, current, active, slots_per_rank, topology, max_copies)
     layers, experts = demand.shape
     columns = (ranks[:, None] * slots_per_rank + np.arange(slots_per_rank)).ravel()
     before = np.full((layers, len(columns)), EMPTY, dtype=np.int64)
@@ -186,7 +181,7 @@ def plan(
         after = before.copy()
         if len(rows):
             after[rows] = retain(before[rows], demand[rows], missing[rows], cluster)
-        spend(int(extra_moves * fewest.sum()) + balance_moves, after, demand, cluster)
+        spend(int(extra_moves * fewest.sum()), after, demand, cluster)
     table = np.full((layers, len(topology) * slots_per_rank), EMPTY, dtype=np.int64)
     table[:, columns] = take_turns(after, np.argsort(turns, axis=1), slots_per_rank)
     return Placement(table, experts, slots_per_rank)
@@ -206,7 +201,6 @@ def _checked(
     active: Iterable[int],
     slots_per_rank: int,
     topology: Sequence[int],
-    weights: Sequence[float] | None,
     max_copies: int | None,
 ) -> tuple[FloatArray, IntArray, Cluster]:
     """The arguments of ``plan`` as arrays, or an error that says which of them is wrong."""
@@ -229,9 +223,6 @@ def _checked(
                 f"the current placement has (layers, experts, slots per rank, ranks) {current.shape}, "
                 f"the arguments {expected}"
             )
-    speed = np.ones(len(topology)) if weights is None else np.array(weights, dtype=np.float64)
-    if speed.shape != (len(topology),) or not np.isfinite(speed).all() or speed[ranks].min() <= 0:
-        raise ValueError("weights must be one positive number per rank; who should get nothing is not active")
     if max_copies is not None and max_copies < 1:
         raise ValueError(f"an expert needs at least one copy, got max_copies={max_copies}")
     # An expert nobody asked for yet still counts a little, so that idle experts are spread and not piled up.
@@ -239,7 +230,6 @@ def _checked(
     cluster = Cluster(
         slots_per_rank,
         np.unique(np.asarray(topology)[ranks], return_inverse=True)[1].astype(np.int64),
-        speed[ranks] / speed[ranks].mean(),
         min(len(ranks), max_copies or len(ranks)),
     )
     return demand, ranks, cluster

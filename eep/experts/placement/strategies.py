@@ -84,7 +84,7 @@ def spend(budget: int, placed: IntArray, demand: FloatArray, cluster: Cluster) -
         return
     even_out(placed, np.ones_like(placed, dtype=bool), demand, cluster, each)
     busy = rank_loads(placed, demand, copies(placed, demand.shape[1]), cluster.slots_per_rank)
-    uneven = (busy / cluster.weight).max(axis=1) / busy.mean(axis=1)
+    uneven = busy.max(axis=1) / busy.mean(axis=1)
     rows = np.sort(np.argsort(-uneven, kind="stable")[:more])
     if len(rows):
         worst = placed[rows]
@@ -95,7 +95,7 @@ def spend(budget: int, placed: IntArray, demand: FloatArray, cluster: Cluster) -
 def from_scratch(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cluster) -> IntArray:
     """The most even placement this module knows, dealt out so that ranks keep what they can of ``before``.
 
-    Ranks of one host and one speed are alike to the balance, so their shares may change hands among them.
+    Ranks of one host are alike to the balance, so their shares may change hands among them.
     """
     ideal = retain(np.full_like(before, EMPTY), demand, missing, cluster)
     layers, experts = demand.shape
@@ -106,7 +106,7 @@ def from_scratch(before: IntArray, demand: FloatArray, missing: BoolArray, clust
     dealt = np.empty_like(shares)
     taken = np.zeros((layers, cluster.ranks), dtype=bool)
     for rank in range(cluster.ranks):
-        alike = (cluster.host == cluster.host[rank]) & (cluster.weight == cluster.weight[rank])
+        alike = cluster.host == cluster.host[rank]
         in_common = np.einsum("le,lre->lr", had[:, rank], gets)
         choice = np.where(alike & ~taken, in_common, -1.0).argmax(axis=1)
         taken[np.arange(layers), choice] = True

@@ -130,17 +130,16 @@ def repair(
     reader_of: Callable[[Origin], Reader],
     checksums: Checksums,
     *,
-    barrier: Callable[[], None] | None = None,
     timeout: float = 120.0,
 ) -> RepairReport:
     """Do what ``plan``, which is that of all ranks, has for ``rank``; then every expert is there, verified.
 
-    ``reader_of`` opens a source and may raise :class:`SourceLost`. ``barrier`` waits until all ranks of the
-    plan have called it, and is needed when ``plan.needs_barrier``. If it raises, no slot has been written
-    yet.
+    ``reader_of`` opens a source and may raise :class:`SourceLost`. No rank waits for another: what one of them
+    overwrites before another has read it does not verify there, and comes from the next source. Staged experts are
+    verified before the first slot is written.
     """
     mine = plan.of(rank)
-    _check(plan, mine, checksums, barrier)
+    _check(mine, checksums)
     deadline = time.monotonic() + timeout
     report = RepairReport()
     aside = []
@@ -149,8 +148,6 @@ def repair(
             pieces = memory.pieces(transfer.layer, transfer.slot)
             aside.append(_Job(transfer, [torch.empty_like(piece) for piece in pieces]))
     _run(aside, memory, reader_of, checksums, report, deadline)
-    if plan.needs_barrier and barrier is not None:
-        barrier()
     direct = [_Job(t, memory.pieces(t.layer, t.slot)) for t in mine.transfers if not t.staged]
     for job in aside:
         copy_all(memory.pieces(job.transfer.layer, job.transfer.slot), job.into)
@@ -158,9 +155,7 @@ def repair(
     return report
 
 
-def _check(plan: RepairPlan, mine: RepairPlan, checksums: Checksums, barrier: Callable[[], None] | None) -> None:
-    if plan.needs_barrier and barrier is None:
-        raise ValueError("this plan overwrites slots that other ranks read from: pass a barrier over all its ranks")
+def _check(mine: RepairPlan, checksums: Checksums) -> None:
     if mine.unreachable:
         raise RepairFailed(_nowhere(mine.unreachable), mine.unreachable)
     unknown = [t for t in mine.transfers if not checksums.known[t.layer, t.expert]]

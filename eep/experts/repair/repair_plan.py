@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import groupby
 
 import numpy as np
 
@@ -54,8 +53,8 @@ class Origin:
 class Transfer:
     """Bring ``expert`` of ``layer`` into ``slot`` of ``rank`` from the first of ``origins`` that delivers.
 
-    ``staged``: its first origin is itself about to be overwritten, so the bytes must be taken aside before
-    any rank writes.
+    ``staged``: its first origin is itself about to be overwritten, so the bytes are taken aside before this rank
+    writes. If it is another rank's and that rank writes first, they do not verify, and the next origin is read.
     """
 
     layer: int
@@ -107,31 +106,9 @@ class RepairPlan:
         """The transfers for which there is no source at all."""
         return tuple(transfer for transfer in self.transfers if not transfer.origins)
 
-    @property
-    def needs_barrier(self) -> bool:
-        """Whether some rank must take bytes aside before any rank may write."""
-        return any(transfer.staged for transfer in self.transfers)
-
     def of(self, rank: int) -> RepairPlan:
         """What one rank has to do."""
         return RepairPlan(tuple(t for t in self.transfers if t.rank == rank), self.expert_bytes)
-
-    def rounds(self, aside_bytes: int) -> list[RepairPlan]:
-        """This plan in parts to be done one after the other, so that no rank takes more than that aside at a time.
-
-        A layer is never divided: what it exchanges must be read before any of it is written.
-        """
-        parts: list[list[Transfer]] = []
-        aside: Counter[int] = Counter()
-        for _, group in groupby(sorted(self.transfers, key=lambda t: t.layer), key=lambda t: t.layer):
-            layer = list(group)
-            more = Counter(t.rank for t in layer if t.staged)
-            if not parts or any((aside[rank] + more[rank]) * self.expert_bytes > aside_bytes for rank in more):
-                parts.append([])
-                aside.clear()
-            parts[-1] += layer
-            aside += more
-        return [RepairPlan(tuple(part), self.expert_bytes) for part in parts]
 
     def bytes_by_tier(self) -> dict[Tier, int]:
         """The bytes that the first choice of each transfer moves."""
@@ -145,8 +122,7 @@ class RepairPlan:
             if nbytes:
                 experts = nbytes // self.expert_bytes
                 lines.append(f"  {tier.name.lower():5} {experts:6} experts  {_size(nbytes):>10}")
-        if self.needs_barrier:
-            staged = sum(t.staged for t in self.transfers)
+        if staged := sum(t.staged for t in self.transfers):
             aside = _size(staged * self.expert_bytes)
             lines.append(f"  {staged} of them ({aside}) are taken aside first, since their source is overwritten")
         if self.unreachable:
@@ -172,7 +148,6 @@ def plan_repair(
     *,
     backups: Mapping[str, Backup] | None = None,
     disk: bool = False,
-    bandwidth: Bandwidth | None = None,
 ) -> RepairPlan:
     """Find sources for every slot that ``after`` fills with an expert that ``before`` did not have there.
 
@@ -189,9 +164,9 @@ def plan_repair(
     asked = np.zeros((after.layers, after.experts), dtype=bool)
     asked[np.nonzero(written)[0], then[written]] = True
     held = (now != EMPTY) & np.take_along_axis(asked, np.maximum(now, 0), axis=1)
-    # A slot that the plan overwrites, or clears, is a source only until the first rank writes.
+    # A slot that the plan overwrites, or clears, is a source only until its rank writes.
     lasting, passing = _holders(now, held & (now == then)), _holders(now, held & (now != then))
-    speed = bandwidth or Bandwidth()
+    speed = Bandwidth()
     busy: defaultdict[tuple[object, ...], float] = defaultdict(float)
     transfers = []
     for layer, column in np.argwhere(written).tolist():

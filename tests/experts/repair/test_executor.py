@@ -182,25 +182,30 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written() -> None:
     assert not memory.region.any()
 
 
-def test_a_barrier_that_fails_leaves_every_slot_as_it_was() -> None:
+def exchanging_rank() -> tuple[RepairPlan, ExpertMemory, Placement, Placement]:
+    """A rank whose two slots exchange their experts; there is no other copy of them."""
     layout = model.layout(2)
     memory = ExpertMemory(layout, torch.zeros(layout.region_bytes, dtype=torch.uint8))
     before = Placement(np.tile([0, 1], (model.LAYERS, 1)), model.EXPERTS, 2)
     after = Placement(np.tile([1, 0], (model.LAYERS, 1)), model.EXPERTS, 2)
     model.load(memory, before, 0)
-    plan = plan_repair(before, after, [0], [0], layout.expert_bytes)
-    with pytest.raises(ValueError, match="pass a barrier"):
-        repair(plan, 0, memory, lambda _: LocalReader(memory), model.checksums())
+    return plan_repair(before, after, [0], [0], layout.expert_bytes), memory, before, after
 
-    def broken() -> None:
-        raise EepError("a rank was lost")
 
-    with pytest.raises(EepError, match="a rank was lost"):
-        repair(plan, 0, memory, lambda _: LocalReader(memory), model.checksums(), barrier=broken)
-    assert model.wrong_slots(memory, before, 0) == []
-    report = repair(plan, 0, memory, lambda _: LocalReader(memory), model.checksums(), barrier=lambda: None)
+def test_staging_is_enough_for_slots_that_exchange_their_experts() -> None:
+    plan, memory, _, after = exchanging_rank()
+    assert all(transfer.staged for transfer in plan.transfers)
+    report = repair(plan, 0, memory, lambda _: LocalReader(memory), model.checksums())
     assert set(report.bytes_by_tier) == {Tier.LOCAL}
     assert model.wrong_slots(memory, after, 0) == []
+
+
+@pytest.mark.parametrize("trouble", ["dead", "breaks off", "lies"])
+def test_staging_that_fails_leaves_every_slot_as_it_was(trouble: str) -> None:
+    plan, memory, before, _ = exchanging_rank()
+    with pytest.raises(RepairFailed, match="could be had from no source"):
+        repair(plan, 0, memory, lambda _: Source(trouble), model.checksums())
+    assert model.wrong_slots(memory, before, 0) == []
 
 
 def test_copies_that_differ_are_found_when_checksums_meet() -> None:

@@ -40,7 +40,6 @@ def test_each_tier_is_used_when_no_cheaper_one_is_there() -> None:
         (0, 1): [Tier.PEER, Tier.DISK],
     }
     assert {t.expert for t in result.transfers if t.staged} == {0}, "its only slot is about to be overwritten"
-    assert result.needs_barrier
 
 
 def test_a_copy_that_stays_is_preferred_over_one_that_goes() -> None:
@@ -92,21 +91,6 @@ def test_explain_says_what_moves_from_where() -> None:
 def test_placements_of_different_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="different shapes"):
         plan_repair(placement([0, 1]), placement([0, 1, 0, 1]), [0], [0, 0], MIB)
-
-
-@pytest.mark.parametrize("aside", [0, 3, 7, 1000])
-def test_rounds_bound_what_is_taken_aside(aside: int) -> None:
-    rng = np.random.default_rng(2)
-    start = plan(rng.lognormal(0, 1, (9, 12)), None, range(4), 4, [0] * 4)
-    after = plan(rng.lognormal(0, 1, (9, 12)), start, range(4), 4, [0] * 4, extra_moves=float("inf"))
-    whole = plan_repair(start, after, range(4), [0] * 4, 1)
-    assert whole.needs_barrier
-    rounds = whole.rounds(aside)
-    assert [t for part in rounds for t in part.transfers] == list(whole.transfers)
-    for part in rounds:
-        most = max(Counter(t.rank for t in part.transfers if t.staged).values(), default=0)
-        assert most <= aside or len({t.layer for t in part.transfers}) == 1
-    assert (len(rounds) == 1) == (aside == 1000)
 
 
 @settings(deadline=None, max_examples=100)

@@ -158,19 +158,40 @@ def test_an_expert_that_is_damaged_everywhere_is_reported_not_served(
     assert "1 experts could be had from no source, among them expert 5 of layer 1" in said["failed"]
 
 
-def test_ranks_that_exchange_experts_take_them_aside_first(start: Start) -> None:
-    before = Placement(np.tile(np.arange(8), (model.LAYERS, 1)), 8, 4)
-    after = Placement(np.tile([4, 5, 2, 3, 0, 1, 6, 7], (model.LAYERS, 1)), 8, 4)
+EXCHANGED = (
+    Placement(np.tile(np.arange(8), (model.LAYERS, 1)), 8, 4),
+    Placement(np.tile([4, 5, 2, 3, 0, 1, 6, 7], (model.LAYERS, 1)), 8, 4),
+)
+"""Before and after: two ranks exchange two experts of each layer. There are no other copies in memory."""
+
+
+def test_ranks_that_exchange_experts_wait_for_nobody(start: Start, checkpoint: str) -> None:
+    """Each reads what it can of the other before that is overwritten; what comes too late comes from disk."""
+    before, after = EXCHANGED
     ranks = loaded(start, before, 0, 1)
+    order = {"before": table(before), "after": table(after), "active": [0, 1], "incarnations": [0, 0]}
     for rank in ranks.values():
-        rank.tell("repair", before=table(before), after=table(after), active=[0, 1], incarnations=[0, 0])
-    for rank in ranks.values():
-        assert rank.hear() == {"pause": "barrier"}
-    for rank in ranks.values():
-        assert rank.tell("go") is None
+        rank.tell("repair", **order, disk=checkpoint)
     for rank in ranks.values():
         said = rank.hear()
-        assert said == {"moved": {"PEER": 2 * model.LAYERS}, "setbacks": []}
+        assert sum(said["moved"].values()) == 2 * model.LAYERS
+        assert all("wrong checksum" in setback for setback in said["setbacks"])
+        assert rank.ask("look", placement=table(after))["wrong"] == []
+
+
+def test_a_rank_that_comes_too_late_to_an_exchange_reads_the_next_source(start: Start, checkpoint: str) -> None:
+    before, after = EXCHANGED
+    ranks = loaded(start, before, 0, 1)
+    order = {"before": table(before), "after": table(after), "active": [0, 1], "incarnations": [0, 0]}
+    assert ranks[0].ask("repair", **order) == {"moved": {"PEER": 2 * model.LAYERS}, "setbacks": []}
+    said = ranks[1].ask("repair", **order)
+    assert f"{2 * model.LAYERS} experts could be had from no source" in said["failed"]
+    assert ranks[1].ask("look", placement=table(before))["wrong"] == [], "staged: nothing was written"
+    said = ranks[1].ask("repair", **order, disk=checkpoint)
+    assert said["moved"] == {"DISK": 2 * model.LAYERS}
+    assert len(said["setbacks"]) == 2 * model.LAYERS
+    assert all("wrong checksum" in setback for setback in said["setbacks"])
+    for rank in ranks.values():
         assert rank.ask("look", placement=table(after))["wrong"] == []
 
 
