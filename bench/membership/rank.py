@@ -11,8 +11,9 @@ import torch
 
 import eep
 from bench.membership.times import SLOT
-from eep.control.buffer_plane import BufferPlane, may_commit, member_rendezvous
 from eep.control.member import Member
+from eep.control.planes import Plane, Planes, may_commit
+from eep.control.private_directory import member_rendezvous
 
 PAUSE_S = 0.001
 """Between steps, so that ranks which share two cores leave some of them to the supervisor."""
@@ -35,7 +36,7 @@ def main() -> None:
         local_experts=1,
         timeout_ms=30_000,
     ) as buffer:
-        member = Member.connect(BufferPlane(buffer))
+        member = Member.connect(Planes(Plane.of(buffer)))
         member.ready()
         x = torch.ones(4, 256, dtype=torch.bfloat16)
         revoked = revoked_at = committed = committed_at = 0

@@ -55,7 +55,7 @@ def obey_fault_orders() -> None:
 
 
 class DataPlane(Protocol):
-    """What a member needs of a rank's data plane. :class:`eep.control.buffer_plane.BufferPlane` is one."""
+    """What a member needs of a rank's data plane. :class:`eep.control.planes.Planes` is one."""
 
     @property
     def control_fd(self) -> int | None:

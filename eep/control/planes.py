@@ -1,4 +1,14 @@
-"""Everything of a rank that a view changes, under one member: its buffer and its process groups.
+"""Everything of a rank that a view changes, under one member: its buffers and its process groups.
+
+::
+
+    with eep.Buffer(rank, rendezvous=member_rendezvous(), incarnation=..., ...) as buffer:
+        member = Member.connect(Planes(Plane.of(buffer)))
+        member.ready()
+        while (view := member.boundary(repair)) is not None:
+            result = step(buffer, view)
+            if may_commit(member, buffer.status()):
+                commit(result)
 
 They are changed in order, and a view counts as applied when all have it. A try that fails half-way is tried again by the
 member, or overtaken by a newer view.
@@ -10,11 +20,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eep.control.buffer_plane import APPLY_WITHIN
+from eep.control.member import Member
+from eep.data_plane.buffer import Buffer
 from eep.data_plane.control_page import SharedControlPage
 from eep.data_plane.endpoint import Endpoint
+from eep.data_plane.status import Status
 from eep.errors import PeerUnreachable
 from eep.view import View
+
+APPLY_WITHIN = 0.2
+"""How long one try waits for a peer that is not there yet; between tries the member looks for newer views."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,10 @@ class Plane:
 
     endpoint: Endpoint
     apply: Callable[[View, float], object]
+
+    @classmethod
+    def of(cls, buffer: Buffer) -> Plane:
+        return cls(buffer, lambda view, seconds: buffer.apply_view(view, timeout=seconds))
 
 
 class Planes:
@@ -51,3 +70,18 @@ class Planes:
         except PeerUnreachable:
             return False  # it may be slow, or it may have died while it joined: then another view is on its way
         return True
+
+
+def may_commit(member: Member, status: Status) -> bool:
+    """Whether the step that just ended can be trusted. If not, the supervisor is told why; run it again.
+
+    After False the next boundary waits for a new epoch.
+    """
+    if status.ok:
+        return True
+    blamed = sorted({*status.suspects, *status.corrupt})
+    if blamed and not status.revoked:
+        member.suspect(blamed, str(status))
+    else:
+        member.revoked()
+    return False

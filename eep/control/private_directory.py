@@ -71,3 +71,8 @@ class PrivateDirectory:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def member_rendezvous() -> Path:
+    """Where the ranks of this host's supervisor meet."""
+    return PrivateDirectory(Path(os.environ[CONTROL_DIRECTORY])).ranks

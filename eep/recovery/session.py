@@ -28,9 +28,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from eep import faults
-from eep.control.buffer_plane import may_commit
 from eep.control.member import Member, obey_fault_orders
-from eep.control.planes import Plane, Planes
+from eep.control.planes import Plane, Planes, may_commit
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.endpoint import Endpoint
 from eep.data_plane.status import QuickLook
@@ -98,7 +97,7 @@ class Session:
         faults.at("join.loaded")
         self.member = Member.connect(
             Planes(
-                *(Plane(buffer, _applying(buffer)) for buffer in self._buffers),
+                *(Plane.of(buffer) for buffer in self._buffers),
                 Plane(world.endpoint, world.apply),
                 # Those on other devices have their view from the world; here it is their waits that must be ended.
                 *(Plane(endpoint, _is_applied) for endpoint in world.endpoints[1:]),
@@ -299,10 +298,6 @@ class Session:
 
 def _nothing() -> None:
     pass
-
-
-def _applying(buffer: Buffer) -> Callable[[View, float], object]:
-    return lambda view, within: buffer.apply_view(view, timeout=within)
 
 
 def _is_applied(view: View, within: float) -> None:

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from eep.control.buffer_plane import member_rendezvous
 from eep.control.launch.processes import INCARNATION
-from eep.control.private_directory import CONTROL_DIRECTORY
+from eep.control.private_directory import CONTROL_DIRECTORY, member_rendezvous
 from eep.data_plane.buffer import Buffer
 from eep.experts.checkpoint.conversion import open_checkpoint
 from eep.experts.coverage import Coverage

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import eep.pg
-from eep.control.buffer_plane import member_rendezvous
+from eep.control.private_directory import member_rendezvous
 from eep.process_group.world import World
 from sglang_patches import cpu, hooks, options
 

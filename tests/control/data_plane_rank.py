@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from eep.control.buffer_plane import BufferPlane, may_commit, member_rendezvous
 from eep.control.member import Member
+from eep.control.planes import Plane, Planes, may_commit
+from eep.control.private_directory import member_rendezvous
 from tests import moe
 
 CONFIG = moe.Config()
@@ -22,7 +23,7 @@ def main() -> None:
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
     with CONFIG.buffer(rank, str(member_rendezvous()), incarnation=incarnation, timeout_ms=DEADLINE_MS) as buffer:
-        member = Member.connect(BufferPlane(buffer))
+        member = Member.connect(Planes(Plane.of(buffer)))
         member.ready()
         seed = 0
         with journal.open("a", buffering=1) as lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from eep.control.buffer_plane import member_rendezvous
+from eep.control.private_directory import member_rendezvous
 from eep.view import View
 from tests.experts.covered import Rank
 from tests.recovery import session_rank

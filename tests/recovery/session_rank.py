@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import eep
-from eep.control.buffer_plane import member_rendezvous
+from eep.control.private_directory import member_rendezvous
 from eep.recovery.session import Repair, Session
 from tests import moe
 

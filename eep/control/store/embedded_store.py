@@ -1,8 +1,7 @@
 """The store: where the one record and the reports live. Compare-and-swap, get, watch, lease; nothing more.
 
-Three implementations pass the same tests: :class:`EmbeddedStore` in the supervisor's own process (one host,
-no service to install), :class:`eep.control.store.remote_store.RemoteStore` which shares one supervisor's embedded
-store with other hosts, and :class:`eep.control.store.etcd_store.EtcdStore`, which outlives the loss of any host.
+Two implementations pass the same tests: :class:`EmbeddedStore` in the supervisor's own process (one host, no service to
+install), and :class:`eep.control.store.etcd_store.EtcdStore`, which several hosts share and which outlives the loss of any.
 
 Every call ends: with an answer, or with :class:`StoreError` when none came in time. After an error a
 compare-and-swap may or may not have been done; read the key to know.

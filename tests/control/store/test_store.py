@@ -1,4 +1,4 @@
-"""The same tests for every store: embedded, shared over TCP, and a real three-node etcd."""
+"""The same tests for every store: embedded, and a real three-node etcd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from eep.control.store import store_server
 from eep.control.store.embedded_store import (
     ABSENT,
     Change,
@@ -19,13 +18,9 @@ from eep.control.store.embedded_store import (
     LeaseEndedError,
     Listing,
     Store,
-    StoreError,
     Swap,
 )
 from eep.control.store.etcd_store import EtcdStore
-from eep.control.store.remote_store import RemoteStore
-from eep.control.store.store_server import StoreServer, address_of
-from eep.control.wire.sealed_frames import new_key
 from tests.control.store.etcd_cluster import EtcdCluster
 
 PATIENCE = 60.0
@@ -34,7 +29,7 @@ _names = itertools.count()
 OpenStore = Callable[[], "contextlib.AbstractAsyncContextManager[Store]"]
 
 
-@pytest.fixture(params=["embedded", "remote", "etcd"])
+@pytest.fixture(params=["embedded", "etcd"])
 def open_store(request: pytest.FixtureRequest) -> OpenStore:
     """A fresh store of each kind; entered inside the event loop of the test."""
     cluster: EtcdCluster | None = request.getfixturevalue("etcd") if request.param == "etcd" else None
@@ -46,28 +41,11 @@ def open_store(request: pytest.FixtureRequest) -> OpenStore:
             return
         embedded = EmbeddedStore()
         try:
-            if request.param == "embedded":
-                yield embedded
-            else:
-                async with shared(embedded) as remote:
-                    yield remote
+            yield embedded
         finally:
             await embedded.close()
 
     return opened
-
-
-@asynccontextmanager
-async def shared(store: EmbeddedStore, rejected: list[str] | None = None) -> AsyncIterator[RemoteStore]:
-    """``store``, as another host sees it."""
-    key = new_key()
-    server = StoreServer(store, key, lambda kind, reason: (rejected or []).append(kind))
-    remote = RemoteStore(server.listen("lo"), key, answer_within=10.0)
-    try:
-        yield remote
-    finally:
-        await remote.close()
-        await server.close()
 
 
 def run(open_store: OpenStore, test: Callable[[Store], Awaitable[None]]) -> None:
@@ -167,72 +145,3 @@ def test_a_lease_that_is_kept_alive_stands(open_store: OpenStore) -> None:
         await store.end_lease(lease)
 
     run(open_store, body)
-
-
-def test_a_stranger_cannot_use_a_shared_store() -> None:
-    async def body() -> None:
-        store, rejected = EmbeddedStore(), list[str]()
-        server = StoreServer(store, new_key(), lambda kind, reason: rejected.append(kind))
-        address = server.listen("lo")
-        stranger = RemoteStore(address, new_key(), answer_within=PATIENCE)
-        with pytest.raises(StoreError, match="broke"):
-            await stranger.compare_and_swap("k", ABSENT, b"mine")
-        assert rejected == ["bad-seal"]
-        assert await store.get("k") is None
-        await server.close()
-
-    asyncio.run(body())
-
-
-def test_strangers_who_say_nothing_are_let_go_and_more_than_there_is_room_for_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(store_server, "SPEAKS_WITHIN", 3.0)
-    monkeypatch.setattr(store_server, "MAX_CONNECTIONS", 3)
-
-    async def body() -> None:
-        store, key, rejected = EmbeddedStore(), new_key(), list[str]()
-        server = StoreServer(store, key, lambda kind, reason: rejected.append(kind))
-        address = server.listen("lo")
-        known = RemoteStore(address, key, answer_within=PATIENCE)
-        assert (await known.compare_and_swap("k", ABSENT, b"v")).done
-        silent = [await asyncio.open_connection(*address) for _ in range(3)]
-        for reader, _ in silent:
-            await asyncio.wait_for(reader.read(), PATIENCE)  # until it is closed
-        assert sorted(rejected) == ["silent", "silent", "unwelcome"]
-        assert await known.get("k") is not None, "who has spoken may be silent for as long as it likes"
-        for _, writer in silent:
-            writer.close()
-        await known.close()
-        await server.close()
-
-    asyncio.run(body())
-
-
-def test_a_shared_store_that_goes_away_is_an_error_and_one_that_returns_is_found_again() -> None:
-    async def body() -> None:
-        store, key = EmbeddedStore(), new_key()
-        server = StoreServer(store, key, lambda kind, reason: None)
-        address = server.listen("lo")
-        remote = RemoteStore(address, key, answer_within=PATIENCE)
-        assert (await remote.compare_and_swap("k", ABSENT, b"v")).done
-        watch = remote.watch("k")
-        await anext(watch)
-        await server.close()
-        with pytest.raises(StoreError, match="broke"):
-            await anext(watch)
-        with pytest.raises(StoreError, match="cannot be reached"):
-            await remote.get("k")
-        again = StoreServer(store, key, lambda kind, reason: None)
-        again.listen("lo", address[1])
-        assert await remote.get("k") is not None
-        await remote.close()
-        await again.close()
-
-    asyncio.run(body())
-
-
-def test_only_an_interface_that_exists_is_listened_on() -> None:
-    assert address_of("lo") == "127.0.0.1"
-    with pytest.raises(ValueError, match="no interface 'nowhere0'"):
-        address_of("nowhere0")

@@ -12,10 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from eep.control.store.embedded_store import EmbeddedStore
-from eep.control.store.key_value import ABSENT
-from eep.control.store.remote_store import RemoteStore
-from eep.control.store.store_server import StoreServer
 from eep.control.supervisor.front_desk import Front
 from eep.control.wire.listener import Accepting
 from eep.control.wire.sealed_frames import new_key
@@ -87,24 +83,6 @@ def test_closed_while_it_waits_it_does_not_come_back() -> None:
             accepts.close()
             await asyncio.sleep(2 * SOON)
         assert not faults
-
-    asyncio.run(body())
-
-
-def test_a_shared_store_says_so_and_serves_again() -> None:
-    async def body() -> None:
-        key, rejected = new_key(), list[str]()
-        server = StoreServer(EmbeddedStore(), key, lambda kind, reason: rejected.append(kind))
-        remote = RemoteStore(server.listen("lo"), key, answer_within=PATIENCE)
-        with socket.socket() as client:
-            assert server._accepting is not None
-            with without_descriptors():
-                client.connect(server._accepting.listener.getsockname())
-                await until(lambda: rejected)
-        assert (await remote.compare_and_swap("k", ABSENT, b"v")).done
-        assert set(rejected) == {"not-accepted"}
-        await remote.close()
-        await server.close()
 
     asyncio.run(body())
 
