@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +42,22 @@ def nothing_left_behind(private_runtime_directory: None) -> Iterator[None]:
     while (left := leftovers()) and time.monotonic() < end:
         time.sleep(0.02)
     assert left == []
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small random model."""
+    pytest.importorskip("transformers")
+    from eep.drill.tiny_model import make_model
+
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def sglang() -> None:
+    """Skips where SGLang is not installed."""
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("SGLang is not installed; 'make setup-sglang' does it")
 
 
 def leftovers() -> list[str]:

@@ -39,7 +39,7 @@ HEADER = f"{'collective':<14} {'ranks':>5} {'size':>8} | {'median us':>9} {'p99 
 
 
 def run_rank(seat: GroupSeat, pipe: Connection) -> None:
-    """The life of a rank process; see :mod:`fleet`."""
+    """The life of a rank process; see :mod:`bench.common.fleet`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         rank = CudaRank(seat)

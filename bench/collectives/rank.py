@@ -1,7 +1,7 @@
 """One rank of the benchmark of collectives: a process with a group of eep and a group of gloo, which take turns.
 
 The parent sends ``("case", collective, size)``, ``("run", contender, calls)`` or ``("verify",)``, as in
-:mod:`rank_process`. Answers are timestamps of the monotonic clock, which all processes of a machine share.
+:mod:`bench.exchange.rank_process`. Answers are timestamps of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The ``torch.distributed`` backend ``eep``: process groups that outlive their ranks.
 
-``options`` what a caller may choose · ``backend`` how torch makes groups · ``group`` torch's interface · ``calls`` tensors
-to native arguments · ``lane`` a group's calls into the library · ``messages`` send and receive · ``world`` the membership
-that all groups of a process share · ``agreement`` on views, without a supervisor · ``gate`` between calls and views ·
-``work`` what a call gives back.
+``group_options`` what a caller may choose · ``backend`` how torch makes groups · ``group`` torch's interface · ``calls``
+tensors to native arguments · ``lane`` a group's calls into the library · ``point_to_point`` send and receive · ``world`` the
+membership that all groups of a process share · ``agreement`` on views, without a supervisor (``view_log``, ``peer_watch``) ·
+``gate`` between calls and views · ``runner`` what runs when · ``work`` what a call gives back.
 
 :mod:`eep.pg` is what users call beside ``torch.distributed`` itself.
 """

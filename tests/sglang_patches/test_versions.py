@@ -17,7 +17,7 @@ import torch
 from sglang_patches import options
 from sglang_patches.cpu import native_path
 from sglang_patches.server import launcher
-from tests.sglang.test_targets import ROOT, VERSIONS, WHEELS, sources
+from tests.sglang_patches.test_targets import ROOT, VERSIONS, WHEELS, sources
 
 
 def pins(lines: list[str]) -> dict[str, str]:

@@ -316,7 +316,8 @@ def run_python(code: str, *argv: str, **environment: str) -> subprocess.Complete
 def test_triton_takes_tokens_that_are_quantised_already() -> None:
     """By the name of our backend SGLang finds none of its kernels that do; with the hook it finds them, and only those."""
     code = """
-from sglang_patches import cpu, dispatcher, hooks
+from sglang_patches import cpu, hooks
+from sglang_patches.rank import dispatcher
 cpu.fill_gaps()
 from sglang.srt.layers.moe.moe_runner import triton
 from sglang.srt.layers.moe.moe_runner.base import FusedOpPool
