@@ -117,17 +117,17 @@ class RankProgram:
         """Writes garbage over every flag word of this rank's region, as a lying peer with a mapping could."""
         random = torch.Generator().manual_seed(seed)
         for slot in range(2 * self.config.max_ranks):
-            mailbox = Mailbox.from_address(self.buffer._region.address + slot * ctypes.sizeof(Mailbox))
+            mailbox = Mailbox.from_address(self.buffer.region.address + slot * ctypes.sizeof(Mailbox))
             words = torch.randint(-(2**62), 2**62, (4,), generator=random).tolist()
             mailbox.dispatch_flag, mailbox.envelope, mailbox.combine_flag, mailbox.barrier_flag = words
 
     def scribble_table(self, rank: int, field: str, value: int) -> None:
         setattr(self.buffer.table.peers[rank], field, value)
-        native.check(self.buffer._library, self.buffer._library.eep_publish_table(self.buffer._context))
+        self.buffer.context.publish_table()
 
     def send_message(self, to: int, count: int, topk_idx: int, envelope: int | None = None) -> None:
         """A well-formed flag for the next round of ``to``, with contents of our choice."""
-        shape = self.buffer._peers._shape
+        shape = self.buffer.shape
         layout = native.RegionLayout()
         native.check(native.load(), native.load().eep_region_layout_compute(shape, layout))
         base = self.buffer.table.peers[to].region

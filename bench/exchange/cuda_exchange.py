@@ -84,10 +84,9 @@ class Rank:
 
     def connect(self) -> None:
         self.buffer.connect_ranks(range(self.case.ranks))
-        library, context = self.buffer._library, self.buffer._context
         stamped = self.case.stamped and self.buffer.rank == 0
         asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
-        native.check(library, library.eep_tune(context, 0, asked))
+        self.buffer.context.tune(0, asked)
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:
         for number in range(count):
@@ -122,10 +121,7 @@ class Rank:
 
     def stations_us(self) -> list[float]:
         """When the last block passed each station of the last dispatch, counted from the start of the first block."""
-        library, context = self.buffer._library, self.buffer._context
-        stamps = (native.BlockStamps * STAMPED_BLOCKS)()
-        native.check(library, library.eep_stamps(context, stamps, len(stamps)))
-        blocks = [block for block in stamps if block.clock[0]]
+        blocks = [block for block in self.buffer.context.stamps(STAMPED_BLOCKS) if block.clock[0]]
         first = min(block.began_ns for block in blocks)
         # The shared timer is coarse; over all blocks together it still tells how fast the clocks tick.
         ticks = sum(block.clock[-1] - block.clock[0] for block in blocks)

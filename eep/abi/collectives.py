@@ -89,7 +89,9 @@ class CollectiveArgs(ctypes.Structure):
     )
 
 
-class Message(ctypes.Structure):
+class MessageHeader(ctypes.Structure):
+    """What a probe shows of the next message of a source (``eep_message``)."""
+
     _fields_ = (
         ("tag", c_uint64),
         ("bytes", c_uint64),

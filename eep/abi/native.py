@@ -1,6 +1,8 @@
-"""The C ABI of ``eep_cuda/include/eep/eep.h``: argument structures, prototypes, and loading of the library.
+"""The C functions of ``eep_cuda/include/eep/eep.h``: their typed face, their prototypes, and loading of the library.
 
-Pure ctypes; no torch. A negative return code becomes a Python exception with the library's own sentence.
+Pure ctypes; no torch. A negative return code becomes a Python exception with the library's own sentence. Functions that
+take a context are called through :class:`eep.abi.context.NativeContext`; the structures are in :mod:`eep.abi.structures`
+and shown here too.
 """
 
 from __future__ import annotations
@@ -10,150 +12,146 @@ import functools
 import os
 import pathlib
 import sys
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Array, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from eep.abi.collectives import CollectiveArgs, Group, Message
+from eep.abi.collectives import CollectiveArgs, Group, MessageHeader
 from eep.abi.peer_table import ControlPage, PeerTable, Snapshot
+from eep.abi.structures import (
+    BENCH_FIXED_MEMBERSHIP,
+    BENCH_STAMPS,
+    LAYOUTS,
+    MAX_TOKENS,
+    MAX_TOPK,
+    SCALE_GROUP,
+    TYPES,
+    AbiField,
+    BlockStamps,
+    CombineRecvArgs,
+    CombineSendArgs,
+    DispatchRecvArgs,
+    DispatchSendArgs,
+    Mailbox,
+    RegionLayout,
+    Shape,
+)
 from eep.errors import EepError, EpochRevoked
 
-ABI_VERSION = 4
-MAX_TOPK = 16
-MAX_TOKENS = 65535
-SCALE_GROUP = 128
-BENCH_FIXED_MEMBERSHIP, BENCH_STAMPS = 1, 2
+__all__ = [
+    "ABI_VERSION",
+    "BENCH_FIXED_MEMBERSHIP",
+    "BENCH_STAMPS",
+    "LAYOUTS",
+    "MAX_TOKENS",
+    "MAX_TOPK",
+    "SCALE_GROUP",
+    "TYPES",
+    "BlockStamps",
+    "CombineRecvArgs",
+    "CombineSendArgs",
+    "DispatchRecvArgs",
+    "DispatchSendArgs",
+    "Mailbox",
+    "NativeLibrary",
+    "RegionLayout",
+    "Shape",
+    "check",
+    "load",
+]
 
-LAYOUTS = {"rank": 0, "expert": 1}
-TYPES = {"f32": 0, "bf16": 1, "fp8": 2, "fp8_pow2": 3, "fp8_ue8m0": 4}
+ABI_VERSION = 4
 
 _ERRORS: dict[int, type[Exception]] = {-1: ValueError, -2: EepError, -3: EpochRevoked, -5: ValueError}
 
-
-class Shape(ctypes.Structure):
-    """What all ranks of an instance must agree on: sizes and types."""
-
-    NAMES = (
-        "max_ranks",
-        "max_tokens",
-        "hidden",
-        "max_topk",
-        "local_experts",
-        "layout",
-        "wire_type",
-        "combine_type",
-        "channels",
-        "lanes",
-        "lane_parts",
-        "lane_bytes",
-        "pipe_bytes",
-        "reserved",
-    )
-    _fields_ = tuple((name, c_uint32) for name in NAMES)
+if TYPE_CHECKING:
+    Page = ControlPage
+    Pointers = Array[c_void_p]
+    Sizes = Array[c_uint64]
+    Stamps = Array[BlockStamps]
 
 
-class RegionLayout(ctypes.Structure):
-    """Where everything lies in a region."""
+class NativeLibrary(Protocol):
+    """A backend as Python calls it: one method per C function. ctypes passes a structure or a number by reference where
+    the function takes a pointer to it; an address or a stream is an ``int``, and null is None. An ``int`` that comes back
+    from a function that can fail is a code for :func:`check`."""
 
-    _fields_ = (
-        ("total_bytes", c_uint64),
-        ("channel_bytes", c_uint64),
-        ("mailboxes", c_uint64),
-        ("outbox_stamp", c_uint64),
-        ("topk_idx", c_uint64),
-        ("topk_weights", c_uint64),
-        ("rows", c_uint64),
-        ("scales", c_uint64),
-        ("outbox", c_uint64),
-        ("row_bytes", c_uint64),
-        ("scale_bytes", c_uint64),
-        ("outbox_row_bytes", c_uint64),
-        ("lanes", c_uint64),
-        ("lane_bytes", c_uint64),
-        ("part_bytes", c_uint64),
-        ("lane_mailboxes", c_uint64),
-        ("lane_stamps", c_uint64),
-        ("lane_outbox", c_uint64),
-        ("pipes", c_uint64),
-        ("pipe_stride", c_uint64),
-        ("slots", c_uint32),
-        ("reserved", c_uint32),
-    )
+    # ---- life of a context ----
+    def eep_abi_version(self) -> int: ...
+    def eep_last_error(self) -> bytes: ...
+    def eep_region_layout_compute(self, shape: Shape, out: RegionLayout, /) -> int: ...
+    def eep_create(self, shape: Shape, rank: int, region: int, control: int, out: c_void_p, /) -> int: ...
+    def eep_destroy(self, context: c_void_p, /) -> None: ...
+    def eep_tune(self, context: c_void_p, blocks: int, bench: int, /) -> int: ...
+    def eep_share_gpu(self, context: c_void_p, /) -> int: ...
+    def eep_stamps(self, context: c_void_p, stamps: Stamps, blocks: int, /) -> int: ...
+    def eep_table(self, context: c_void_p, /) -> ctypes._Pointer[PeerTable]: ...
+    def eep_publish_table(self, context: c_void_p, /) -> int: ...
+    def eep_publish_deadline(self, context: c_void_p, /) -> int: ...
+    def eep_snapshot_of(self, context: c_void_p, channel: int, /) -> ctypes._Pointer[Snapshot]: ...
 
+    # ---- dispatch, combine, barrier ----
+    def eep_dispatch_send(self, context: c_void_p, args: DispatchSendArgs, stream: int | None, /) -> int: ...
+    def eep_dispatch_recv(self, context: c_void_p, args: DispatchRecvArgs, stream: int | None, /) -> int: ...
+    def eep_combine_send(self, context: c_void_p, args: CombineSendArgs, stream: int | None, /) -> int: ...
+    def eep_combine_recv(self, context: c_void_p, args: CombineRecvArgs, stream: int | None, /) -> int: ...
+    def eep_dispatch(
+        self, context: c_void_p, send: DispatchSendArgs, recv: DispatchRecvArgs, stream: int | None, /
+    ) -> int: ...
+    def eep_combine(
+        self, context: c_void_p, send: CombineSendArgs, recv: CombineRecvArgs, stream: int | None, /
+    ) -> int: ...
+    def eep_barrier(self, context: c_void_p, deadline_ns: int, stream: int | None, /) -> int: ...
 
-class Mailbox(ctypes.Structure):
-    """The flags of one source; one cache line."""
+    # ---- process groups ----
+    def eep_lane_open(self, context: c_void_p, group: Group, lane: c_uint32, /) -> int: ...
+    def eep_lane_close(self, context: c_void_p, lane: int, /) -> int: ...
+    def eep_collective(self, context: c_void_p, args: CollectiveArgs, stream: int | None, /) -> int: ...
+    def eep_send(
+        self,
+        context: c_void_p,
+        lane: int,
+        to: int,
+        tag: int,
+        data: int | None,
+        size: int,
+        deadline_ns: int,
+        done: c_uint32,
+        /,
+    ) -> int: ...
+    def eep_probe(
+        self, context: c_void_p, lane: int, sources: int, pokes: int, deadline_ns: int, message: MessageHeader, /
+    ) -> int: ...
+    def eep_pokes(self, context: c_void_p, /) -> int: ...
+    def eep_poke(self, context: c_void_p, /) -> None: ...
+    def eep_recv(
+        self,
+        context: c_void_p,
+        lane: int,
+        source: int,
+        data: int | None,
+        size: int,
+        deadline_ns: int,
+        done: c_uint32,
+        /,
+    ) -> int: ...
 
-    _fields_ = (
-        ("dispatch_flag", c_uint64),
-        ("envelope", c_uint64),
-        ("combine_flag", c_uint64),
-        ("barrier_flag", c_uint64),
-        ("barrier_before", c_uint64),
-        ("reserved", c_uint64 * 3),
-    )
+    # ---- weights ----
+    def eep_copy_batch(
+        self, count: int, to: Pointers, source: Pointers, sizes: Sizes, stream: int | None, /
+    ) -> int: ...
 
+    # ---- control pages ----
+    def eep_control_state(self, page: Page, state: int, /) -> None: ...
+    def eep_control_revoke(self, page: Page, epoch: int, /) -> None: ...
+    def eep_control_suspect(self, page: Page, ranks: int, /) -> None: ...
+    def eep_revoke(self, context: c_void_p, epoch: int, /) -> None: ...
 
-class DispatchSendArgs(ctypes.Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("topk_idx", c_void_p),
-        ("topk_weights", c_void_p),
-        ("tokens", c_uint32),
-        ("topk", c_uint32),
-        ("x_type", c_uint32),
-        ("wire_type", c_uint32),
-        ("channel", c_uint32),
-        ("reserved", c_uint32),
-    )
-
-
-class DispatchRecvArgs(ctypes.Structure):
-    _fields_ = (
-        ("count", c_void_p),
-        ("topk_idx", c_void_p),
-        ("topk_weights", c_void_p),
-        ("packed_rows", c_void_p),
-        ("packed_scales", c_void_p),
-        ("packed_count", c_void_p),
-        ("src_info", c_void_p),
-        ("layout_range", c_void_p),
-        ("topk", c_uint32),
-        ("wire_type", c_uint32),
-        ("channel", c_uint32),
-        ("reserved", c_uint32),
-    )
-
-
-class CombineSendArgs(ctypes.Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("src_info", c_void_p),
-        ("layout_range", c_void_p),
-        ("topk", c_uint32),
-        ("channel", c_uint32),
-    )
-
-
-class CombineRecvArgs(ctypes.Structure):
-    _fields_ = (
-        ("out", c_void_p),
-        ("topk_idx", c_void_p),
-        ("topk_weights", c_void_p),
-        ("tokens", c_uint32),
-        ("topk", c_uint32),
-        ("channel", c_uint32),
-        ("reserved", c_uint32),
-    )
-
-
-class BlockStamps(ctypes.Structure):
-    """When a block of a dispatch passed its stations; for benchmarks."""
-
-    STATIONS = ("start", "members read", "rows issued", "rows counted", "flags sent", "flags seen", "end")
-    _fields_ = (("began_ns", c_uint64), ("ended_ns", c_uint64), ("clock", c_int64 * len(STATIONS)))
-
-
-class AbiField(ctypes.Structure):
-    _fields_ = (("name", c_char_p), ("offset", c_uint64), ("size", c_uint64))
+    # ---- fault points, and the layout of the structures ----
+    def eep_fault_count(self) -> int: ...
+    def eep_fault_name(self, point: int, /) -> bytes: ...
+    def eep_fault_arm(self, point: int, action: int, skip: int, amount: int, /) -> int: ...
+    def eep_fault_notify(self, fired: Any, /) -> None: ...
+    def eep_abi_fields(self, count: c_uint32, /) -> ctypes._Pointer[AbiField]: ...
 
 
 _PROTOTYPES = {
@@ -180,7 +178,7 @@ _PROTOTYPES = {
     "eep_lane_close": (c_int, (c_void_p, c_uint32)),
     "eep_collective": (c_int, (c_void_p, POINTER(CollectiveArgs), c_void_p)),
     "eep_send": (c_int, (c_void_p, c_uint32, c_uint32, c_uint64, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
-    "eep_probe": (c_int, (c_void_p, c_uint32, c_uint64, c_uint32, c_uint64, POINTER(Message))),
+    "eep_probe": (c_int, (c_void_p, c_uint32, c_uint64, c_uint32, c_uint64, POINTER(MessageHeader))),
     "eep_pokes": (c_uint32, (c_void_p,)),
     "eep_poke": (None, (c_void_p,)),
     "eep_recv": (c_int, (c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
@@ -217,22 +215,23 @@ def _find(name: str) -> pathlib.Path:
 
 
 @functools.cache
-def load(backend: str = "cpu") -> ctypes.CDLL:
+def load(backend: str = "cpu") -> NativeLibrary:
     """The library of a backend, with every function declared."""
     if backend not in ("cpu", "cuda"):
         raise ValueError(f"there is no data plane for device {backend!r}: use 'cpu' or 'cuda'")
     path = _find(f"libeep_{backend}.so")
-    library = ctypes.CDLL(str(path))
+    loaded = ctypes.CDLL(str(path))
     for name, (result, arguments) in _PROTOTYPES.items():
-        function = getattr(library, name)
+        function = getattr(loaded, name)
         function.restype = result
         function.argtypes = arguments
+    library = cast(NativeLibrary, loaded)
     if (found := library.eep_abi_version()) != ABI_VERSION:
-        raise EepError(f"{path} speaks ABI {found}, this package speaks {ABI_VERSION}: build it again")
+        raise EepError(f"{path} speaks ABI {found}, this package speaks {ABI_VERSION}: run 'make build' again")
     return library
 
 
-def check(library: ctypes.CDLL, code: int) -> None:
+def check(library: NativeLibrary, code: int) -> None:
     """Raises what a negative return code stands for."""
     if code:
         raise _ERRORS.get(code, EepError)(library.eep_last_error().decode())

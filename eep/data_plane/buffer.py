@@ -80,11 +80,11 @@ class Buffer(Endpoint):
             timeout_ms=timeout_ms,
         )
         if sms is not None:
-            self._call(self._library.eep_tune(self._context, sms, 0))
+            self.context.tune(sms)
         if shares_gpu:
-            self._call(self._library.eep_share_gpu(self._context))
+            self.context.share_gpu()
         self._tensors = [
-            ChannelTensors(self.shape, self.layout_of_region, self._region, channel, self.device)
+            ChannelTensors(self.shape, self.layout_of_region, self.region, channel, self.device)
             for channel in range(channels)
         ]
         self._arguments = Arguments(
@@ -116,7 +116,7 @@ class Buffer(Endpoint):
         self._check_open()
         sent, send = self._arguments.dispatch_send(x, topk_idx, topk_weights, channel, wire)
         tokens, receive = self._arguments.dispatch_recv(sent)
-        self._call(self._library.eep_dispatch(self._context, send, receive, self._stream()))
+        self.context.dispatch(send, receive, self.stream())
         return tokens
 
     def combine(
@@ -130,7 +130,7 @@ class Buffer(Endpoint):
         self._check_open()
         send = self._arguments.combine_send(x, tokens)
         out, receive = self._arguments.combine_recv(tokens.sent, out)
-        self._call(self._library.eep_combine(self._context, send, receive, self._stream()))
+        self.context.combine(send, receive, self.stream())
         return out
 
     def dispatch_send(
@@ -145,14 +145,14 @@ class Buffer(Endpoint):
         """The first half of :meth:`dispatch`; compute may go between the two."""
         self._check_open()
         sent, send = self._arguments.dispatch_send(x, topk_idx, topk_weights, channel, wire)
-        self._call(self._library.eep_dispatch_send(self._context, send, self._stream()))
+        self.context.dispatch_send(send, self.stream())
         return sent
 
     def dispatch_recv(self, sent: Sent) -> RankTokens | ExpertTokens:
         """The second half of :meth:`dispatch`."""
         self._check_open()
         tokens, receive = self._arguments.dispatch_recv(sent)
-        self._call(self._library.eep_dispatch_recv(self._context, receive, self._stream()))
+        self.context.dispatch_recv(receive, self.stream())
         return tokens
 
     def tokens_of(self, sent: Sent) -> RankTokens | ExpertTokens:
@@ -170,13 +170,13 @@ class Buffer(Endpoint):
         """The first half of :meth:`combine`."""
         self._check_open()
         send = self._arguments.combine_send(x, tokens)
-        self._call(self._library.eep_combine_send(self._context, send, self._stream()))
+        self.context.combine_send(send, self.stream())
 
     def combine_recv(self, sent: Sent, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """The second half of :meth:`combine`."""
         self._check_open()
         out, receive = self._arguments.combine_recv(sent, out)
-        self._call(self._library.eep_combine_recv(self._context, receive, self._stream()))
+        self.context.combine_recv(receive, self.stream())
         return out
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ combine, :mod:`eep.process_group` for collectives. Views are applied between ste
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Iterable, Mapping
 from typing import Self
@@ -16,9 +15,10 @@ import torch
 
 from eep.abi import native
 from eep.abi.collectives import OwnerState
+from eep.abi.context import NativeContext
 from eep.abi.peer_table import PeerTable
 from eep.data_plane.memory import memory_of
-from eep.data_plane.memory.exchange import CONTROL_BYTES
+from eep.data_plane.memory.exchange import CONTROL_BYTES, Offer
 from eep.data_plane.memory.shm import SharedMemory
 from eep.data_plane.peers import Peers
 from eep.data_plane.rendezvous import Rendezvous
@@ -45,9 +45,8 @@ class Endpoint:
         ``incarnation`` is given by a control plane; without one, the next unused number is taken.
         """
         self.device = torch.device(device)
-        self._library = native.load(self.device.type)
-        at = native.RegionLayout()
-        self._call(self._library.eep_region_layout_compute(shape, at))
+        library, at = native.load(self.device.type), native.RegionLayout()
+        native.check(library, library.eep_region_layout_compute(shape, at))
         self.shape, self.layout_of_region = shape, at
         if not 0 <= rank < shape.max_ranks:
             raise ValueError(f"rank {rank} is outside the capacity of {shape.max_ranks} ranks")
@@ -57,25 +56,22 @@ class Endpoint:
         with contextlib.ExitStack() as undo:
             self._claim = rendezvous.claim(rank, incarnation)
             undo.callback(self._claim.close)
-            self._region = memory_of(self.device.type).create(f"eep-region-{rank}", at.total_bytes)
-            undo.callback(self._region.close)
+            self.region = memory_of(self.device.type).create(f"eep-region-{rank}", at.total_bytes)
+            """What the peers map."""
+            undo.callback(self.region.close)
             self._control = SharedMemory.create(f"eep-control-{rank}", CONTROL_BYTES)
             undo.callback(self._control.close)
-            self._context = ctypes.c_void_p()
-            self._call(
-                self._library.eep_create(shape, rank, self._region.address, self._control.address, self._context)
-            )
-            undo.callback(self._library.eep_destroy, self._context)
-            self._peers = Peers(
-                self._library, self._context, rendezvous, self._claim, shape, self._region, self._control
-            )
+            self.context = NativeContext(library, shape, rank, self.region.address, self._control.address)
+            """The native calls on this memory. Not after :meth:`close`."""
+            undo.callback(self.context.destroy)
+            self._peers = Peers(self.context, rendezvous, self._claim, shape, self.region, self._control)
             undo.callback(self._peers.close)
-            self.status_words = words_of(self._peers.page)
+            self.status_words = words_of(self.context.page)
             """For a :class:`eep.data_plane.status.QuickLook` at several endpoints."""
             undo.callback(self.status_words.release)
             self._quick_look = QuickLook(self.status_words)
-            # Before anything is let go of: whoever waits for us need not wait for what will never come.
-            undo.callback(self._say, OwnerState.LEFT)
+            # Before anything is let go of: a peer that waits for this rank need not wait for what will never come.
+            undo.callback(self.announce, OwnerState.LEFT)
             self.timeout_ms = timeout_ms
             self._undo: contextlib.ExitStack | None = undo.pop_all()
 
@@ -140,9 +136,18 @@ class Endpoint:
         return self._peers.apply(view, timeout)
 
     def prepare(self) -> None:
-        """Maps the memory of all who are there, ahead of the view that lets this rank in: then they wait for it less."""
+        """Maps the memory of all ranks that are there, before a view lets this rank in: then they wait for it less."""
         self._check_open()
         self._peers.prepare_those_there()
+
+    def prepare_ranks(self, ranks: Iterable[int], *, timeout: float) -> Mapping[int, Offer]:
+        """Maps the newest incarnation of each of ``ranks``, and keeps them for the next :meth:`apply_view`."""
+        self._check_open()
+        return self._peers.prepare(ranks, timeout)
+
+    def forget_prepared(self) -> None:
+        """Lets go of what was mapped ahead: no view will have it."""
+        self._peers.forget_prepared()
 
     def start_alone(self) -> View:
         """A view of this rank only, for what it does before it joins: everything works as it will with the others."""
@@ -153,6 +158,29 @@ class Endpoint:
         """Waits until the members of an instance have connected this rank, and takes over their view."""
         self._check_open()
         return self._peers.adopt(timeout)
+
+    # ---- what ranks say of each other ----
+
+    def announce(self, state: OwnerState) -> None:
+        """Says what this rank is up to, to every peer that maps its control page."""
+        self.context.announce(state)
+
+    def state_of(self, rank: int) -> OwnerState:
+        """What the newest incarnation of ``rank`` says of itself. Raises :class:`eep.PeerUnreachable` without an answer."""
+        return self._peers.state_of(rank)
+
+    def has_left(self, rank: int) -> bool:
+        """Whether that peer closed on purpose. What it owed was written before it said so."""
+        return self._peers.has_left(rank)
+
+    def suspect(self, rank: int) -> None:
+        """Ends this rank's waits for ``rank`` in this epoch."""
+        self.context.suspect(1 << rank)
+
+    @property
+    def peer_processes(self) -> dict[tuple[int, int], int]:
+        """The pidfd of every peer in the view, by rank and incarnation."""
+        return self._peers.processes
 
     # ---- the step ----
 
@@ -167,15 +195,23 @@ class Endpoint:
             raise ValueError(f"timeout_ms must be positive, got {value}")
         self._peers.set_deadline(int(value * 1e6))
 
-    def revoke(self) -> None:
-        """Ends the current epoch for everybody: all who wait leave at once, and their step is not to be trusted."""
+    def revoke(self, epoch: int | None = None) -> None:
+        """Ends an epoch, by default the current one, here and at every peer. All waits end, and no step in it counts."""
         self._check_open()
-        self._peers.revoke(self.view.epoch)
+        self._peers.revoke(self.view.epoch if epoch is None else epoch)
+
+    def end_waits(self) -> None:
+        """Ends the current epoch for this rank alone."""
+        self.context.end_waits(self.view.epoch)
+
+    def stream(self) -> int | None:
+        """Where native calls are launched: the current CUDA stream, or None on a CPU."""
+        return torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else None
 
     def status(self) -> Status:
         """Whether all steps since the last view can be trusted, and if not, why."""
         self._check_open()
-        return read_status(self._peers.page, self.view.epoch)
+        return read_status(self.context.page, self.view.epoch)
 
     @property
     def is_ok(self) -> bool:
@@ -186,7 +222,7 @@ class Endpoint:
     def barrier(self, timeout: float = 30.0) -> None:
         """Waits for every active rank. Raises :class:`eep.StepFailed` if one does not come."""
         self._check_open()
-        self._call(self._library.eep_barrier(self._context, int(timeout * 1e9), self._stream()))
+        self.context.barrier(int(timeout * 1e9), self.stream())
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         self.status().raise_if_bad()
@@ -208,15 +244,6 @@ class Endpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _say(self, state: OwnerState) -> None:
-        self._library.eep_control_state(self._peers.page, state)
-
-    def _stream(self) -> int | None:
-        return torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else None
-
-    def _call(self, code: int) -> None:
-        native.check(self._library, code)
 
     def _check_open(self) -> None:
         if self._undo is None:

@@ -9,21 +9,19 @@ time, from any thread.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from eep import faults
-from eep.abi import native
 from eep.abi.collectives import OwnerState
+from eep.abi.context import NativeContext
 from eep.abi.native import Shape
 from eep.abi.peer_table import (
     ALONE_EPOCH,
     TRANSPORT_LOCAL,
     TRANSPORT_MAPPED,
     TRANSPORT_NONE,
-    ControlPage,
     PeerTable,
     slot_of,
 )
@@ -41,23 +39,20 @@ class Peers:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
-        context: ctypes.c_void_p,
+        context: NativeContext,
         rendezvous: Rendezvous,
         claim: Claim,
         shape: Shape,
         region: Memory,
         control: Memory,
     ) -> None:
-        self._library = library
         self._context = context
         self._rendezvous = rendezvous
         self._claim = claim
         self._shape = shape
         self._region = region
         self._control = control
-        self.table: PeerTable = library.eep_table(context).contents
-        self.page = ControlPage.from_address(control.address)
+        self.table: PeerTable = context.table()
         self.view = View.empty(shape.max_ranks)
         self._offers: dict[int, Offer] = {}
         self._prepared: dict[int, Offer] = {}
@@ -192,14 +187,14 @@ class Peers:
             time.sleep(0.002)
 
     def revoke(self, epoch: int) -> None:
-        """Ends ``epoch`` here and at every peer; whoever waits leaves at once."""
+        """Ends ``epoch`` here and at every peer; all waits in it end at once."""
         with self._mappings:
-            self._library.eep_revoke(self._context, epoch)
+            self._context.revoke(epoch)
 
     def set_deadline(self, nanoseconds: int) -> None:
         """How long kernels wait for a source. Also between steps, but no new view: nothing is forgotten."""
         self.table.deadline_ns = nanoseconds
-        native.check(self._library, self._library.eep_publish_deadline(self._context))
+        self._context.publish_deadline()
 
     def close(self) -> None:
         self._listener.close()
@@ -223,10 +218,6 @@ class Peers:
         with self._mappings:
             offer = self._offers.get(rank)
             return offer is not None and offer.state is OwnerState.LEFT
-
-    def suspect(self, rank: int) -> None:
-        """This rank will not wait for ``rank`` again in this epoch."""
-        self._library.eep_control_suspect(self.page, 1 << rank)
 
     @property
     def refused_requests(self) -> int:
@@ -256,7 +247,7 @@ class Peers:
             left = [self._offers.pop(rank) for rank in list(self._offers) if rank not in view.active or rank in mapped]
             self._offers.update(mapped)
             self._patch(view, self._offers)
-            native.check(self._library, self._library.eep_publish_table(self._context))
+            self._context.publish_table()
             self.view = view
         self._let_go(left)
         return view

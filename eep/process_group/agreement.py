@@ -102,7 +102,7 @@ class Agreement:
         """Waits until the members have let this rank in, and enters their view."""
         end = time.monotonic() + timeout
         with self._world.changing:
-            self._world.endpoint._say(OwnerState.WAITING)
+            self._world.endpoint.announce(OwnerState.WAITING)
             try:
                 while (latest := self._log.latest()) is None or not self._is_in(latest):
                     if time.monotonic() >= end:
@@ -113,7 +113,7 @@ class Agreement:
                     time.sleep(_LOOKS_EVERY)
                 return self._world.apply(latest, max(0.1, end - time.monotonic()))
             finally:
-                self._world.endpoint._say(OwnerState.ALONE)
+                self._world.endpoint.announce(OwnerState.ALONE)
 
     def state_of(self, rank: int) -> str:
         """``active``; ``waiting`` (a new incarnation asks to be let in); ``starting`` (it is there); or ``absent``."""
@@ -124,7 +124,7 @@ class Agreement:
         if newest is None or newest <= view.incarnations[rank]:
             return "absent"
         try:
-            state = self._world.endpoint._peers.state_of(rank)
+            state = self._world.endpoint.state_of(rank)
         except PeerUnreachable:
             return "starting"
         return "waiting" if state is OwnerState.WAITING else "starting"

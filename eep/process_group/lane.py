@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 
-from eep.abi import native
-from eep.abi.collectives import CollectiveArgs, Group, Message
+from eep.abi.collectives import CollectiveArgs, MessageHeader
 from eep.data_plane.endpoint import Endpoint
 from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.process_group.gate import Gate
@@ -26,13 +24,12 @@ class Lane:
     def __init__(self, endpoint: Endpoint, gate: Gate, identity: int, ranks: list[int]) -> None:
         self.ranks = ranks
         self._endpoint, self._gate, self._identity = endpoint, gate, identity
-        self._library, self._context = endpoint._library, endpoint._context
-        self._number = ctypes.c_uint32()
+        self._context = endpoint.context
         # What was found last, and for what: it is asked for at every call, and changes with the view only.
         self._active_in: tuple[View | None, list[int], int] = None, [], 0
         self._positions_of: tuple[int, list[int], tuple[int, ...]] = 0, [], ()
         self._open = True
-        self._register()
+        self._number = self._context.open_lane(identity, ranks)
 
     @property
     def epoch(self) -> int:
@@ -57,13 +54,13 @@ class Lane:
     def grow(self, size: int) -> None:
         """Ranks were added to the instance, and belong to this group."""
         self.ranks = list(range(size))
-        self._register()
+        self._number = self._context.open_lane(self._identity, self.ranks)
 
     def rename(self, identity: int) -> None:
         """From now on the members look for this lane by another number. Between two views: nothing is under way."""
-        native.check(self._library, self._library.eep_lane_close(self._context, self._number))
+        self._context.close_lane(self._number)
         self._identity = identity
-        self._register()
+        self._number = self._context.open_lane(identity, self.ranks)
 
     def call(self, name: str, args: CollectiveArgs, timeout: float, epoch: int | None = None) -> int:
         """Runs a collective; the ranks that took part, as a bit mask. ``epoch`` is that of the view in which the call was
@@ -74,9 +71,8 @@ class Lane:
             self._check_open(name)
             if epoch is not None and epoch != self._endpoint.view.epoch:
                 raise overtaken(name, epoch, self.epoch)
-            args.lane = self._number.value
-            code = self._library.eep_collective(self._context, ctypes.byref(args), None)
-            native.check(self._library, code)
+            args.lane = self._number
+            self._context.collective(args)
             if args.answered != self.active():
                 raise self._failure(name, timeout)
         finally:
@@ -85,64 +81,49 @@ class Lane:
 
     def send(self, epoch: int, to: int, tag: int, address: int, size: int, timeout: float) -> None:
         """Sends a message of the view of ``epoch``."""
-        done = ctypes.c_uint32()
         self._gate.enter()
         try:
             self._check_open("send")
             if epoch != self._endpoint.view.epoch:
                 raise overtaken(f"send to rank {to}", epoch, self.epoch)
             self._check_member("send", to)
-            code = self._library.eep_send(
-                self._context, self._number, to, tag, address, size, _nanoseconds(timeout), ctypes.byref(done)
-            )
-            native.check(self._library, code)
-            if not done.value:
+            if not self._context.send(self._number, to, tag, address, size, _nanoseconds(timeout)):
                 raise self._failure(f"send to rank {to}", timeout)
         finally:
             self._gate.leave()
 
-    def probe(self, epoch: int, sources: int, pokes: int, timeout: float) -> Message | None:
+    def probe(self, epoch: int, sources: int, pokes: int, timeout: float) -> MessageHeader | None:
         """The next message of one of ``sources`` (a bit mask) in the view of ``epoch``, if one came before the wait ended."""
-        message = Message()
         self._gate.enter()
         try:
             self._check_open("recv")
             if self._endpoint.view.epoch != epoch:
                 return None
-            code = self._library.eep_probe(
-                self._context, self._number, sources, pokes, _nanoseconds(timeout), ctypes.byref(message)
-            )
-            native.check(self._library, code)
+            return self._context.probe(self._number, sources, pokes, _nanoseconds(timeout))
         finally:
             self._gate.leave()
-        return message if message.arrived else None
 
     def receive(self, epoch: int, source: int, address: int, size: int, timeout: float) -> bool:
         """Takes the message of ``source`` that :meth:`probe` has shown. False if it went with the view of ``epoch``: whatever
         comes first in the next is another."""
-        done = ctypes.c_uint32()
         self._gate.enter()
         try:
             self._check_open("recv")
             if self._endpoint.view.epoch != epoch:
                 return False
-            code = self._library.eep_recv(
-                self._context, self._number, source, address, size, _nanoseconds(timeout), ctypes.byref(done)
-            )
-            native.check(self._library, code)
-            if not done.value:
+            if not self._context.receive(self._number, source, address, size, _nanoseconds(timeout)):
                 raise self._failure(f"recv from rank {source}", timeout)
         finally:
             self._gate.leave()
         return True
 
     def pokes(self) -> int:
-        return int(self._library.eep_pokes(self._context)) if self._open else 0
+        return self._context.pokes() if self._open else 0
 
     def poke(self) -> None:
         """Ends the waits of :meth:`probe`, so that whoever probes looks at what has changed."""
         if self._open:
-            self._library.eep_poke(self._context)
+            self._context.poke()
 
     def trouble(self, name: str) -> StepFailed | None:
         """Why nothing of this view can be trusted any more, if so."""
@@ -152,15 +133,7 @@ class Lane:
     def close(self) -> None:
         if self._open:
             self._open = False
-            native.check(self._library, self._library.eep_lane_close(self._context, self._number))
-
-    def _register(self) -> None:
-        group = Group(id=self._identity, size=len(self.ranks))
-        group.ranks[: len(self.ranks)] = self.ranks
-        native.check(
-            self._library,
-            self._library.eep_lane_open(self._context, ctypes.byref(group), ctypes.byref(self._number)),
-        )
+            self._context.close_lane(self._number)
 
     def _check_open(self, name: str) -> None:
         if not self._open:
@@ -196,9 +169,8 @@ class DeviceLane(Lane):
                 raise overtaken(name, epoch, self.epoch)
             if not self._endpoint.is_ok:
                 raise self._failure(name)
-            args.lane = self._number.value
-            code = self._library.eep_collective(self._context, ctypes.byref(args), self._endpoint._stream())
-            native.check(self._library, code)
+            args.lane = self._number
+            self._context.collective(args, self._endpoint.stream())
         finally:
             self._gate.leave()
         return self.active()

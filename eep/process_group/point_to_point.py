@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eep.abi.collectives import Message
+from eep.abi.collectives import MessageHeader
 from eep.data_plane.endpoint import Endpoint
 from eep.errors import EepError, StepFailed
 from eep.process_group.calls import check
@@ -148,7 +148,7 @@ class Messages:
         if (message := self._lane.probe(view.epoch, sources, pokes, patience)) is not None:
             self._take(view.epoch, message)
 
-    def _take(self, epoch: int, message: Message) -> None:
+    def _take(self, epoch: int, message: MessageHeader) -> None:
         source, tag, size = int(message.source), int(message.tag), int(message.bytes)
         posted = self._taker(epoch, source, tag)
         if posted is not None and posted.tensor.numel() * posted.tensor.element_size() == size:
@@ -193,8 +193,7 @@ class Messages:
         return next((posted for posted in list(self._posted) if posted.takes(epoch, source, tag)), None)
 
     def _all_left(self, ranks: int) -> bool:
-        peers = self._endpoint._peers
-        return all(peers.has_left(rank) for rank in range(self._endpoint.max_ranks) if ranks >> rank & 1)
+        return all(self._endpoint.has_left(rank) for rank in range(self._endpoint.max_ranks) if ranks >> rank & 1)
 
     def _start(self, target: Callable[..., None], *args: int) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name="eep-messages", daemon=True)

@@ -119,14 +119,14 @@ class World:
         """Maps the newest incarnations of ``ranks`` on every device, ahead of a view with them. Returns those of the host."""
         deadline = time.monotonic() + timeout
         offers = {
-            device: endpoint._peers.prepare(ranks, max(0.0, deadline - time.monotonic()))
+            device: endpoint.prepare_ranks(ranks, timeout=max(0.0, deadline - time.monotonic()))
             for device, endpoint in self._endpoints.items()
         }
         return offers["cpu"]
 
     def forget_prepared(self) -> None:
         for endpoint in self.endpoints:
-            endpoint._peers.forget_prepared()
+            endpoint.forget_prepared()
 
     def apply(self, view: View, timeout: float) -> View:
         """Enters a view that was committed. What is under way in the last one ends first.
@@ -137,16 +137,16 @@ class World:
         with self.changing, self.gate.alone(self._end_waits):
             for device, endpoint in self._endpoints.items():
                 if endpoint.view != view:
-                    endpoint._peers.apply(view, timeout)
+                    endpoint.apply_view(view, timeout=timeout)
                     self._forget_uses(device)
             self._grow(max(self.size, 1 + max(view.active)))
-        self._watch.follow(self.endpoint._peers.processes)
+        self._watch.follow(self.endpoint.peer_processes)
         return view
 
     def revoke(self, epoch: int) -> None:
         """Ends ``epoch`` for everybody, on every device."""
         for endpoint in self.endpoints:
-            endpoint._peers.revoke(epoch)
+            endpoint.revoke(epoch)
 
     def close(self) -> None:
         """Leaves. Calls that still wait end first."""
@@ -182,7 +182,7 @@ class World:
         """Whoever waits in this process for what belongs to the present view leaves."""
         for endpoint in self.endpoints:
             if endpoint.view.epoch != ALONE_EPOCH:
-                endpoint._library.eep_control_revoke(endpoint._peers.page, endpoint.view.epoch)
+                endpoint.end_waits()
         # Alone nobody waits but for a message of its own.
         for lane in self._lanes.values():
             lane.poke()
@@ -192,7 +192,7 @@ class World:
         view = self.view  # read once: a newer one, without that process, must not suffer for it
         if not _is_in(view, life):
             return
-        if not self.endpoint._peers.has_left(life[0]):
+        if not self.endpoint.has_left(life[0]):
             self.revoke(view.epoch)
             return
         # A suspicion names no epoch. So it is uttered where no view can be entered meanwhile.
@@ -200,7 +200,7 @@ class World:
         try:
             for endpoint in self.endpoints:
                 if _is_in(endpoint.view, life):
-                    endpoint._peers.suspect(life[0])
+                    endpoint.suspect(life[0])
         finally:
             self.gate.leave()
 

@@ -28,7 +28,7 @@ MIRRORS = {
     "eep_group": collectives.Group,
     "eep_collective_args": collectives.CollectiveArgs,
     "eep_block_stamps": native.BlockStamps,
-    "eep_message": collectives.Message,
+    "eep_message": collectives.MessageHeader,
     "eep_lane_mailbox": collectives.LaneMailbox,
 }
 

@@ -129,7 +129,7 @@ def test_size_hint_is_what_a_buffer_takes(rendezvous: eep.Rendezvous) -> None:
     hint = Buffer.get_low_latency_rdma_size_hint(8, 512, 4, 16)
     config = moe.Config(max_ranks=4, max_tokens=8, hidden=512, topk=16, local_experts=4, layout="expert")
     with config.buffer(0, rendezvous, channels=2) as buffer:
-        assert os.fstat(buffer._region.fd).st_size == hint
+        assert os.fstat(buffer.region.fd).st_size == hint
     with pytest.raises(ValueError, match="multiple of the 4 ranks"):
         Buffer.get_low_latency_rdma_size_hint(8, 512, 4, 15)
     with pytest.raises(ValueError, match="max_tokens"):

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_who_does_not_speak_the_protocol_gets_nothing(rendezvous: eep.Rendezvous
                     continue
                 assert (answer, fds) == (b"", [])
         # It still answers those who do.
-        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
+        fetch(rendezvous, 0, 0, buffer.shape, buffer.region).close()
         assert buffer.refused_requests == 3
 
 
@@ -118,9 +119,9 @@ def test_a_rank_without_descriptors_for_a_moment_answers_afterwards(
 
     monkeypatch.setattr(socket.socket, "accept", failing)
     with CONFIG.buffer(0, rendezvous) as buffer:
-        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
+        fetch(rendezvous, 0, 0, buffer.shape, buffer.region).close()
         assert buffer.refused_requests == 3
-        answering = buffer._peers._listener._thread
+        answering = next(thread for thread in threading.enumerate() if thread.name == "eep-listener-0")
         assert answering.is_alive()
     assert not answering.is_alive()
 

@@ -14,7 +14,7 @@ import torch
 
 import eep
 from eep.abi import native
-from eep.abi.collectives import CollectiveArgs, Element, Group, Kind, Reduction
+from eep.abi.collectives import CollectiveArgs, Element, Kind, Reduction
 from eep.data_plane.endpoint import Endpoint
 from tests.ranks import RankProgram
 
@@ -52,13 +52,10 @@ class Lanes(Endpoint):
         super().__init__(rank, shape, rendezvous=place, device="cuda", incarnation=incarnation, timeout_ms=timeout_ms)
 
     def open(self, identity: int, ranks: Sequence[int]) -> int:
-        group, lane = Group(id=identity, size=len(ranks)), ctypes.c_uint32()
-        group.ranks[: len(ranks)] = ranks
-        self._call(self._library.eep_lane_open(self._context, ctypes.byref(group), ctypes.byref(lane)))
-        return lane.value
+        return self.context.open_lane(identity, ranks)
 
     def shut(self, lane: int) -> None:
-        self._call(self._library.eep_lane_close(self._context, lane))
+        self.context.close_lane(lane)
 
     def collective(self, lane: int, kind: Kind, **fields: object) -> None:
         """Launches one in the current stream. Lists become arrays that live as long as the call."""
@@ -71,7 +68,7 @@ class Lanes(Endpoint):
                 setattr(args, name.replace("blocks", "bytes"), sizes)
             else:
                 setattr(args, name, value.data_ptr() if isinstance(value, torch.Tensor) else value)
-        self._call(self._library.eep_collective(self._context, ctypes.byref(args), self._stream()))
+        self.context.collective(args, self.stream())
 
 
 def numbers(rank: int, seed: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -219,7 +216,7 @@ class LaneProgram(RankProgram):
         return self.buffer.status()
 
     def suspect(self, rank: int) -> None:
-        self.buffer._peers.suspect(rank)
+        self.buffer.suspect(rank)
 
     # ---- groups ----
 
@@ -271,9 +268,8 @@ class LaneProgram(RankProgram):
             lanes.collective(3, Kind.BARRIER)
         except ValueError as error:
             said.append(str(error))
-        done = ctypes.c_uint32()
         try:
-            lanes._call(lanes._library.eep_send(lanes._context, self.lane, 0, 0, None, 0, 1, ctypes.byref(done)))
+            lanes.context.send(self.lane, 0, 0, None, 0, 1)
         except ValueError as error:
             said.append(str(error))
         return said

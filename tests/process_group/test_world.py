@@ -96,14 +96,14 @@ def test_the_news_of_a_rank_that_left_do_not_harm_its_next_life(worlds: Make, mo
     enter([here, first], View(1, (0, 1), (0, 0)))
     first.close()
     second = made.start(1)
-    has_left = here.endpoint._peers.has_left
+    has_left = here.endpoint.has_left
 
     def see_then_enter(rank: int) -> bool:
         seen = has_left(rank)
         enter([here, second], View(2, (0, 1), (0, 1)))
         return seen
 
-    monkeypatch.setattr(here.endpoint._peers, "has_left", see_then_enter)
+    monkeypatch.setattr(here.endpoint, "has_left", see_then_enter)
     here._ended((1, 0))
     assert here.endpoint.is_ok, str(here.endpoint.status())
     assert sums([runner_of(here), runner_of(second)], [1.0, 2.0]) == [3.0, 3.0]
