@@ -30,7 +30,7 @@ void wait_for_all(eep_context& context, const eep_snapshot& here, uint64_t missi
     wait.begin_look();
     uint64_t entered = 0, never = 0;
     for_each_rank(missing, [&](uint32_t rank) {
-      const eep_barrier_word word = read(own.mailbox(here.slot[rank]), epoch, round);
+      const eep_barrier_word word = read(*own.mailbox(here.slot[rank]), epoch, round);
       if (word == EEP_BARRIER_ENTERED) entered |= rank_bit(rank);
       if (word == EEP_BARRIER_NEVER) never |= rank_bit(rank);
     });
@@ -53,7 +53,7 @@ int eep_barrier(eep_context* context, uint64_t deadline_ns, void*) {
   const uint64_t others = here.active & ~rank_bit(context->table.rank) & ~given_up(*context->control);
   const uint32_t own_slot = here.slot[context->table.rank];
   for_each_rank(others, [&](uint32_t rank) {
-    eep_mailbox& mailbox = context->of_peer(here, rank, 0).mailbox(own_slot);
+    eep_mailbox& mailbox = *context->of_peer(here, rank, 0).mailbox(own_slot);
     store_relaxed(mailbox.barrier_before, context->barrier_before);
     store_release(mailbox.barrier_flag, flag);
     ring(*reinterpret_cast<eep_control_page*>(here.control[rank]));

@@ -59,7 +59,7 @@ void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snap
   const uint64_t reached = lost ? rank_bit(context.table.rank) : ~uint64_t{0};
   for_each_rank(snapshot.active & reached & ~given_up(*context.control), [&](uint32_t rank) {
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
-    store_release(context.of_peer(snapshot, rank, channel).mailbox(own_slot).combine_flag,
+    store_release(context.of_peer(snapshot, rank, channel).mailbox(own_slot)->combine_flag,
                   eep_flag_make(snapshot.epoch, snapshot.round, snapshot.count[rank]));
     ring(*reinterpret_cast<eep_control_page*>(snapshot.control[rank]));
     if (++sent == 1) fault::pass(fault::kCombineMidFlags);
@@ -74,7 +74,7 @@ uint64_t await_outboxes(eep_context& context, uint32_t channel, const eep_snapsh
   uint64_t usable = 0;
   wait_for(snapshot.active & ~given_up(*context.control), *context.control, snapshot.epoch, snapshot.deadline_ns,
            [&](uint32_t rank) {
-             const uint64_t flag = load_acquire(own.mailbox(snapshot.slot[rank]).combine_flag);
+             const uint64_t flag = load_acquire(own.mailbox(snapshot.slot[rank])->combine_flag);
              if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
              if (eep_flag_count(flag) == snapshot.tokens) {
                usable |= rank_bit(rank);
@@ -165,7 +165,7 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
 void check_stamps(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, uint64_t usable) {
   std::atomic_thread_fence(std::memory_order_acquire);
   for_each_rank(usable, [&](uint32_t rank) {
-    const uint64_t stamp = load_acquire(context.of_peer(snapshot, rank, channel).outbox_stamp());
+    const uint64_t stamp = load_acquire(*context.of_peer(snapshot, rank, channel).outbox_stamp());
     if (stamp != eep_flag_make(snapshot.epoch, snapshot.round, 0)) report(*context.control, EEP_STATUS_TORN);
   });
 }
@@ -185,7 +185,7 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
   fault::pass(fault::kCombineBeforeRows);
   (by_rank ? publish_by_rank : publish_by_expert)(*context, *args, snapshot);
   const bool lost = fault::loses(fault::kCombineAfterRows);
-  store_release(context->own(args->channel).outbox_stamp(), eep_flag_make(snapshot.epoch, snapshot.round, 0));
+  store_release(*context->own(args->channel).outbox_stamp(), eep_flag_make(snapshot.epoch, snapshot.round, 0));
   send_flags(*context, args->channel, snapshot, lost);
   fault::pass(fault::kCombineAfterFlags);
   return EEP_OK;

@@ -1,4 +1,4 @@
-// What a buffer is on the inside, and typed access to the regions it reads and writes.
+// What a buffer is on the inside, and access to words that other processes read or write.
 #ifndef EEP_CPU_CONTEXT_H_
 #define EEP_CPU_CONTEXT_H_
 
@@ -9,6 +9,7 @@
 
 #include "common/checks.h"
 #include "common/control.h"
+#include "common/region_views.h"
 #include "cpu/lanes.h"
 #include "eep/eep.h"
 
@@ -44,42 +45,6 @@ void for_each_rank(uint64_t mask, Visit visit) {
   for (; mask; mask &= mask - 1) visit(static_cast<uint32_t>(std::countr_zero(mask)));
 }
 
-// One channel of a region, ours or a peer's.
-class ChannelView {
- public:
-  ChannelView(const eep_shape& shape, const eep_region_layout& at, void* region, uint32_t channel)
-      : shape_(shape), at_(at), base_(static_cast<uint8_t*>(region) + channel * at.channel_bytes) {}
-
-  eep_mailbox& mailbox(uint32_t slot) const { return reinterpret_cast<eep_mailbox*>(base_ + at_.mailboxes)[slot]; }
-  uint64_t& outbox_stamp() const { return *reinterpret_cast<uint64_t*>(base_ + at_.outbox_stamp); }
-  int32_t* topk_idx(uint32_t slot, uint32_t token) const {
-    return reinterpret_cast<int32_t*>(base_ + at_.topk_idx) + row_index(slot, token) * shape_.max_topk;
-  }
-  float* topk_weights(uint32_t slot, uint32_t token) const {
-    return reinterpret_cast<float*>(base_ + at_.topk_weights) + row_index(slot, token) * shape_.max_topk;
-  }
-  // A narrower type than the widest one leaves a gap behind each slot, never between rows.
-  uint8_t* row(uint32_t slot, uint32_t token, uint64_t bytes) const {
-    return base_ + at_.rows + row_index(slot, 0) * at_.row_bytes + token * bytes;
-  }
-  uint8_t* scales(uint32_t slot, uint32_t token) const {
-    return base_ + at_.scales + row_index(slot, token) * at_.scale_bytes;
-  }
-  uint8_t* outbox_row(uint64_t index) const { return base_ + at_.outbox + index * at_.outbox_row_bytes; }
-  // rank layout: what was made of `token` of the source in `slot`
-  uint8_t* outbox_by_slot(uint32_t slot, uint32_t token) const { return outbox_row(row_index(slot, token)); }
-  // expert layout: what its k-th expert made of `token` of `rank`
-  uint8_t* outbox_by_choice(uint32_t rank, uint32_t token, uint32_t k) const {
-    return outbox_row(row_index(rank, token) * shape_.max_topk + k);
-  }
-
- private:
-  uint64_t row_index(uint32_t slot, uint32_t token) const { return uint64_t{slot} * shape_.max_tokens + token; }
-  const eep_shape& shape_;
-  const eep_region_layout& at_;
-  uint8_t* base_;
-};
-
 }  // namespace eep
 
 struct eep_context {
@@ -98,7 +63,7 @@ struct eep_context {
 
   eep::ChannelView own(uint32_t channel) const { return {shape, at, region, channel}; }
   eep::ChannelView of_peer(const eep_snapshot& snapshot, uint32_t rank, uint32_t channel) const {
-    return {shape, at, reinterpret_cast<void*>(snapshot.region[rank]), channel};
+    return {shape, at, reinterpret_cast<uint8_t*>(snapshot.region[rank]), channel};
   }
   eep::Turn turn(uint32_t channel) const {
     const eep_snapshot& snapshot = snapshots[channel < EEP_MAX_CHANNELS ? channel : 0];

@@ -12,7 +12,7 @@ namespace {
 // Whether what a source sent can be used: sizes and types as ours, every expert one that we have.
 bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, const ChannelView& inbox, uint32_t slot,
               uint32_t count) {
-  const eep_mailbox& mailbox = inbox.mailbox(slot);
+  const eep_mailbox& mailbox = *inbox.mailbox(slot);
   if (count > context.shape.max_tokens) return false;
   if (mailbox.envelope != eep_envelope(args.wire_type, args.topk, context.shape.hidden)) return false;
   for (uint32_t token = 0; token < count; ++token) {
@@ -29,7 +29,7 @@ void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snaps
   const uint64_t sources = snapshot.active & ~given_up(*context.control);
   const uint64_t arrived =
       wait_for(sources, *context.control, snapshot.epoch, snapshot.deadline_ns, [&](uint32_t rank) {
-        const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank]).dispatch_flag);
+        const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank])->dispatch_flag);
         if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
         snapshot.count[rank] = eep_flag_count(flag);
         return true;
@@ -141,7 +141,7 @@ int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, 
     Packer(*context, *args, snapshot).pack();
   // From here on the experts may write the outbox. A peer that we dropped may still be reading the last round
   // from it: it finds the stamp gone.
-  store_relaxed(context->own(args->channel).outbox_stamp(), uint64_t{0});
+  store_relaxed(*context->own(args->channel).outbox_stamp(), uint64_t{0});
   std::atomic_thread_fence(std::memory_order_release);
   fault::pass(fault::kDispatchReceived);
   return EEP_OK;

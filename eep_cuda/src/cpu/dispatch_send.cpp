@@ -44,7 +44,7 @@ class Sender {
     const uint64_t flag = eep_flag_make(snapshot_.epoch, snapshot_.round, args_.tokens);
     uint32_t sent = 0;
     for_each_rank(targets_, [&](uint32_t rank) {
-      eep_mailbox& mailbox = context_.of_peer(snapshot_, rank, args_.channel).mailbox(own_slot_);
+      eep_mailbox& mailbox = *context_.of_peer(snapshot_, rank, args_.channel).mailbox(own_slot_);
       store_relaxed(mailbox.envelope, eep_envelope(args_.wire_type, args_.topk, context_.shape.hidden));
       store_release(mailbox.dispatch_flag, flag);
       ring(*reinterpret_cast<eep_control_page*>(snapshot_.control[rank]));

@@ -30,10 +30,10 @@ int check_group(const eep_context& context, const eep_group& group) {
 void clear(const eep_context& context, uint32_t lane) {
   const LaneView own(context.shape, context.at, context.region, lane);
   for (uint32_t slot = 0; slot < context.at.slots; ++slot) {
-    store_relaxed(own.mailbox(slot).flag, uint64_t{0});
+    store_relaxed(own.part(0).mailbox(slot)->flag, uint64_t{0});
     if (!context.shape.pipe_bytes) continue;
-    store_relaxed(own.pipe(slot).taken, uint64_t{0});
-    for (uint32_t cell = 0; cell < EEP_PIPE_CELLS; ++cell) store_relaxed(own.cell(slot, cell).flag, uint64_t{0});
+    store_relaxed(own.pipe(slot)->taken, uint64_t{0});
+    for (uint32_t cell = 0; cell < EEP_PIPE_CELLS; ++cell) store_relaxed(own.cell(slot, cell)->flag, uint64_t{0});
   }
 }
 
@@ -70,7 +70,7 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
     members.active |= rank_bit(rank);
     members.slot[rank] = peer.slot;
     members.incarnation[rank] = peer.incarnation;
-    members.region[rank] = reinterpret_cast<void*>(peer.region);
+    members.region[rank] = reinterpret_cast<uint8_t*>(peer.region);
     members.control[rank] = reinterpret_cast<eep_control_page*>(peer.control);
   }
   return EEP_OK;

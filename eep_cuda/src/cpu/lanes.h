@@ -10,33 +10,6 @@
 
 namespace eep {
 
-// One lane of a region, ours or a peer's. A CPU has one part per lane.
-class LaneView {
- public:
-  LaneView(const eep_shape& shape, const eep_region_layout& at, void* region, uint32_t lane)
-      : shape_(shape), at_(at), base_(static_cast<uint8_t*>(region) + at.lanes + lane * at.lane_bytes) {}
-
-  eep_lane_mailbox& mailbox(uint32_t slot) const {
-    return reinterpret_cast<eep_lane_mailbox*>(base_ + at_.lane_mailboxes)[slot];
-  }
-  uint64_t& stamp(uint64_t half) const { return *reinterpret_cast<uint64_t*>(base_ + at_.lane_stamps + half * 64); }
-  uint64_t& stamp_group(uint64_t half) const { return *(&stamp(half) + 1); }
-  uint8_t* outbox(uint64_t half) const { return base_ + at_.lane_outbox + half * shape_.lane_bytes; }
-  eep_pipe& pipe(uint32_t slot) const {
-    return *reinterpret_cast<eep_pipe*>(base_ + at_.pipes + slot * at_.pipe_stride);
-  }
-  eep_pipe_cell& cell(uint32_t slot, uint64_t sequence) const {
-    const uint64_t stride = sizeof(eep_pipe_cell) + shape_.pipe_bytes;
-    return *reinterpret_cast<eep_pipe_cell*>(base_ + at_.pipes + slot * at_.pipe_stride + sizeof(eep_pipe) +
-                                             sequence % EEP_PIPE_CELLS * stride);
-  }
-
- private:
-  const eep_shape& shape_;
-  const eep_region_layout& at_;
-  uint8_t* base_;
-};
-
 // What this rank remembers of a lane between calls. The three parts belong to different threads and know nothing of
 // each other; each counts from one again when it finds the table in another epoch. Members do that one after the other,
 // so each also remembers what somebody may still need of the epoch before.
@@ -82,7 +55,7 @@ struct Members {
   uint32_t ranks[EEP_MAX_RANKS];  // all, in the order of the group
   uint32_t slot[EEP_MAX_RANKS];
   uint32_t incarnation[EEP_MAX_RANKS];
-  void* region[EEP_MAX_RANKS];
+  uint8_t* region[EEP_MAX_RANKS];
   eep_control_page* control[EEP_MAX_RANKS];
 };
 

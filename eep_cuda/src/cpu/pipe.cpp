@@ -94,7 +94,7 @@ Lane::Stream& received_in(eep_context& context, const Members& members, uint32_t
   if (stream.epoch == members.epoch) return stream;
   const LaneView own(context.shape, context.at, context.region, members.lane);
   stream = {members.epoch, 0, 0, 0, members.incarnation[source]};
-  store_release(own.pipe(members.slot[source]).taken, eep_flag_make(members.epoch, 0, 0));
+  store_release(own.pipe(members.slot[source])->taken, eep_flag_make(members.epoch, 0, 0));
   ring(*members.control[source]);
   return stream;
 }
@@ -103,7 +103,7 @@ Lane::Stream& received_in(eep_context& context, const Members& members, uint32_t
 bool is_ahead(const eep_context& context, const Members& members, uint32_t source) {
   const LaneView own(context.shape, context.at, context.region, members.lane);
   for (uint64_t i = 0; i < EEP_PIPE_CELLS; ++i) {
-    const eep_pipe_cell& cell = own.cell(members.slot[source], i);
+    const eep_pipe_cell& cell = *own.cell(members.slot[source], i);
     if (load_acquire(cell.flag) >> 40 > members.epoch && load_relaxed(cell.group) == members.group) return true;
   }
   return false;
@@ -111,7 +111,7 @@ bool is_ahead(const eep_context& context, const Members& members, uint32_t sourc
 
 const eep_pipe_cell* next_cell(const eep_context& context, const Members& members, uint32_t source, uint64_t sequence) {
   const LaneView own(context.shape, context.at, context.region, members.lane);
-  const eep_pipe_cell& cell = own.cell(members.slot[source], sequence);
+  const eep_pipe_cell& cell = *own.cell(members.slot[source], sequence);
   const bool there =
       load_acquire(cell.flag) == eep_flag_make(members.epoch, sequence, 0) && load_relaxed(cell.group) == members.group;
   return there ? &cell : nullptr;
@@ -154,10 +154,10 @@ int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, con
   uint64_t offset = 0;
   do {
     if (!wait_for_peer(*context, members, to, deadline_ns, kLookForLeft,
-                       [&] { return look_for_room(there.pipe(slot), *members.control[to], stream); }))
+                       [&] { return look_for_room(*there.pipe(slot), *members.control[to], stream); }))
       return EEP_OK;
     const uint64_t sequence = stream.sequence + 1;
-    eep_pipe_cell& cell = there.cell(slot, sequence);
+    eep_pipe_cell& cell = *there.cell(slot, sequence);
     // A destination that still reads what it knows to be over finds the flag gone.
     store_relaxed(cell.flag, uint64_t{0});
     std::atomic_thread_fence(std::memory_order_release);
@@ -260,7 +260,7 @@ int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, u
     if (size) std::memcpy(static_cast<uint8_t*>(data) + offset, cell + 1, size);
     if (!is_still_there(*context, *cell, members.epoch, sequence)) return EEP_OK;
     stream.sequence = sequence;
-    store_release(own.pipe(members.slot[source]).taken, eep_flag_make(members.epoch, sequence, 0));
+    store_release(own.pipe(members.slot[source])->taken, eep_flag_make(members.epoch, sequence, 0));
     ring(*members.control[source]);
     offset += size;
   } while (offset < bytes);

@@ -49,7 +49,7 @@ Rounds::Rounds(eep_context& context, const Members& members, uint64_t call, uint
     : context_(context),
       members_(members),
       state_(context.lanes.lane[members.lane].calls),
-      own_(context.shape, context.at, context.region, members.lane),
+      own_(LaneView(context.shape, context.at, context.region, members.lane).part(0)),
       call_(call),
       bytes_(bytes),
       deadline_ns_(deadline_ns),
@@ -67,7 +67,7 @@ void Rounds::enter_epoch() {
     state_.readers = state_.told_all ? state_.active & ~rank_bit(members_.me) : 0;
     // Who was not told of a round must not take the words of an earlier one for those of what lies here now.
     if (!state_.told_all)
-      for (uint64_t half : {0, 1}) store_relaxed(own_.stamp(half), uint64_t{0});
+      for (uint64_t half : {0, 1}) store_relaxed(*own_.stamp(half), uint64_t{0});
   }
   uint64_t same = 0;
   for_each_rank(members_.active, [&](uint32_t rank) {
@@ -81,9 +81,9 @@ void Rounds::enter_epoch() {
   state_.told_all = true;
 }
 
-LaneView Rounds::view(uint32_t rank) const {
+PartView Rounds::view(uint32_t rank) const {
   if (rank == members_.me) return own_;
-  return {context_.shape, context_.at, members_.region[rank], state_.lane_of[rank]};
+  return LaneView(context_.shape, context_.at, members_.region[rank], state_.lane_of[rank]).part(0);
 }
 
 void Rounds::drop(uint64_t ranks) {
@@ -138,7 +138,7 @@ void Rounds::wait_for_readers() {
   const uint64_t readers = state_.readers & reachable_;
   const uint64_t arrived =
       wait_for(readers, *context_.control, members_.epoch, deadline_ns_, kLookForLeft, [&](uint32_t rank) {
-        const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+        const eep_lane_mailbox& mailbox = *own_.mailbox(members_.slot[rank]);
         const uint64_t flag = load_acquire(mailbox.flag), epoch = state_.read_epoch, round = state_.read_round;
         return flag >> 40 > epoch || eep_flag_is(flag, epoch, round) || eep_flag_is(flag, epoch, round + 1) ||
                is_revoked(*members_.control[rank], epoch);
@@ -151,19 +151,19 @@ void Rounds::wait_for_readers() {
 // the group, then stamps: so a group that is ours before the stamp is read rules out a stamp of an earlier group, and
 // after it one of a later.
 bool Rounds::is_held(uint32_t rank, uint64_t half, uint64_t round) const {
-  const LaneView theirs = view(rank);
-  if (load_acquire(theirs.stamp_group(half)) != members_.group) return false;
-  if (load_acquire(theirs.stamp(half)) != eep_flag_make(members_.epoch, round, 0)) return false;
-  return load_relaxed(theirs.stamp_group(half)) == members_.group;
+  const PartView theirs = view(rank);
+  if (load_acquire(theirs.stamp(half)[1]) != members_.group) return false;
+  if (load_acquire(*theirs.stamp(half)) != eep_flag_make(members_.epoch, round, 0)) return false;
+  return load_relaxed(theirs.stamp(half)[1]) == members_.group;
 }
 
 bool Rounds::has_left_epoch(uint32_t rank) const {
-  const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+  const eep_lane_mailbox& mailbox = *own_.mailbox(members_.slot[rank]);
   return load_acquire(mailbox.flag) >> 40 > members_.epoch && load_relaxed(mailbox.group) == members_.group;
 }
 
 int Rounds::find_half(uint32_t rank, uint64_t round) const {
-  const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+  const eep_lane_mailbox& mailbox = *own_.mailbox(members_.slot[rank]);
   const uint64_t flag = load_acquire(mailbox.flag);
   const int told = flag & 1, other = 1 - told;
   if (load_relaxed(mailbox.group) != members_.group) return kNotYet;
@@ -198,7 +198,7 @@ uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
 }
 
 bool Rounds::agrees(uint32_t rank, uint64_t round) {
-  const eep_lane_mailbox& mailbox = own_.mailbox(members_.slot[rank]);
+  const eep_lane_mailbox& mailbox = *own_.mailbox(members_.slot[rank]);
   const uint64_t half = half_of(rank, round), call = load_relaxed(mailbox.call[half]),
                  bytes = load_relaxed(mailbox.bytes[half]), members = load_relaxed(mailbox.members[half]);
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -241,7 +241,7 @@ uint8_t* Rounds::begin() {
   state_.half ^= 1;
   state_.entered = rank_bit(members_.me);
   half_[state_.round % 2][members_.me] = static_cast<uint8_t>(state_.half);
-  store_relaxed(own_.stamp(state_.half), uint64_t{0});
+  store_relaxed(*own_.stamp(state_.half), uint64_t{0});
   std::atomic_thread_fence(std::memory_order_release);
   return own_.outbox(state_.half);
 }
@@ -249,8 +249,8 @@ uint8_t* Rounds::begin() {
 void Rounds::publish() {
   fault::pass(fault::kCollectiveFilled);
   const uint64_t half = state_.half, flag = eep_flag_make(members_.epoch, state_.round, half);
-  store_relaxed(own_.stamp_group(half), members_.group);
-  store_release(own_.stamp(half), eep_flag_make(members_.epoch, state_.round, 0));
+  store_relaxed(own_.stamp(half)[1], members_.group);
+  store_release(*own_.stamp(half), eep_flag_make(members_.epoch, state_.round, 0));
   told_[state_.round % 2] = sound_;
   if (reachable_ != members_.active) state_.told_all = false;
   const uint32_t own_slot = members_.slot[members_.me];
@@ -258,7 +258,7 @@ void Rounds::publish() {
   int sent = 0;
   for_each_rank(others, [&](uint32_t rank) {
     if (sent++ == std::popcount(others) / 2) fault::pass(fault::kCollectiveMidFlags);
-    eep_lane_mailbox& mailbox = view(rank).mailbox(own_slot);
+    eep_lane_mailbox& mailbox = *view(rank).mailbox(own_slot);
     store_relaxed(mailbox.group, members_.group);
     store_relaxed(mailbox.call[half], call_);
     store_relaxed(mailbox.bytes[half], bytes_);

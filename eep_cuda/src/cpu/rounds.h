@@ -43,13 +43,13 @@ class Rounds {
   }
   uint64_t bytes_of(uint32_t rank) const {
     if (rank == members_.me) return bytes_;
-    return load_relaxed(own_.mailbox(members_.slot[rank]).bytes[half_of(rank, state_.round)]);
+    return load_relaxed(own_.mailbox(members_.slot[rank])->bytes[half_of(rank, state_.round)]);
   }
   // As taken(), for what was read of the round before.
   uint64_t taken_before(uint64_t sources);
 
  private:
-  LaneView view(uint32_t rank) const;
+  PartView view(uint32_t rank) const;  // a CPU has one part per lane
   void find_lanes();
   void enter_epoch();
   // Until nobody reads, in the epoch before, what our first round of this one overwrites.
@@ -74,7 +74,7 @@ class Rounds {
   eep_context& context_;
   const Members& members_;
   Lane::Calls& state_;
-  const LaneView own_;
+  const PartView own_;
   const uint64_t call_, bytes_, deadline_ns_;
   uint64_t reachable_;  // whom we tell and wait for
   uint64_t sound_;      // those of them whose part was whole in every round; what we tell the others of this call

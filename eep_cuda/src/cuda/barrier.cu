@@ -21,11 +21,11 @@ __global__ void barrier_kernel(const __grid_constant__ Home home, uint64_t deadl
   const bool is_first = state.barrier_epoch != epoch;
   const uint64_t round = (is_first ? 0 : state.barrier_round) + 1;
   const uint64_t before = is_first ? eep_flag_make(state.barrier_epoch, state.barrier_round, 0) : state.barrier_before;
-  const ChannelView own(home, reinterpret_cast<uint64_t>(home.region), 0);
+  const ChannelView own = own_channel(home, 0);
   const uint64_t others = members.reachable & ~rank_bit(home.rank);
   for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
     if (others >> rank & 1) {
-      eep_mailbox* mailbox = ChannelView(home, members.region[rank], 0).mailbox(members.slot[home.rank]);
+      eep_mailbox* mailbox = channel_at(home, members.region[rank], 0).mailbox(members.slot[home.rank]);
       store_relaxed_sys(&mailbox->barrier_before, before);
       store_release_sys(&mailbox->barrier_flag, eep_flag_make(epoch, round, 0));
     }

@@ -20,7 +20,7 @@ struct Move {
   bool has_a_piece_per_place;
 
   __device__ uint8_t* payload(uint32_t rank, uint32_t half) const {
-    return PartView(home, party.part[rank]).outbox(half) + kHead;
+    return part_at(home, party.part[rank]).outbox(half) + kHead;
   }
   __device__ Slice piece(uint64_t bytes, uint64_t i) const { return piece_of(slice_of(bytes), i, capacity); }
 

@@ -25,7 +25,7 @@ __device__ void find_sources(const Home& home, const Party& party, uint64_t offs
     for (uint32_t place = 0; place < threadIdx.x; ++place) before += party.has(party.rank[place]);
     const uint32_t rank = party.rank[threadIdx.x];
     sources.from[before] =
-        reinterpret_cast<const uint4*>(PartView(home, party.part[rank]).outbox(party.half_of[rank]) + offset);
+        reinterpret_cast<const uint4*>(part_at(home, party.part[rank]).outbox(party.half_of[rank]) + offset);
   }
   if (threadIdx.x == 0) sources.count = __popcll(party.present);
   __syncthreads();
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kLaneThreads)
   const Slice slice = slice_of(call.bytes);
   const uint8_t* in = static_cast<const uint8_t*>(call.in);
   uint8_t* out = static_cast<uint8_t*>(call.out);
-  const auto outbox = [&](uint32_t rank, uint32_t half) { return PartView(home, party.part[rank]).outbox(half); };
+  const auto outbox = [&](uint32_t rank, uint32_t half) { return part_at(home, party.part[rank]).outbox(half); };
 
   const uint64_t rounds = rounds_for(call.bytes, capacity);
   for (uint64_t i = 0; i < rounds; ++i) {

@@ -25,22 +25,21 @@ __device__ void send_flags(const Home& home, uint32_t channel, const Members& me
   const eep_snapshot& snapshot = home.state->channels[channel].snapshot;
   const uint64_t corrupt = home.state->trouble.corrupt;
   const uint64_t stamp = eep_flag_make(members.epoch, members.round, 0);
-  if (threadIdx.x == 0)
-    store_relaxed_sys(ChannelView(home, reinterpret_cast<uint64_t>(home.region), channel).outbox_stamp(), stamp);
+  if (threadIdx.x == 0) store_relaxed_sys(own_channel(home, channel).outbox_stamp(), stamp);
   __syncwarp();
   fence_sys();  // one fence releases what the experts wrote, and the stamp, to all ranks
   for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
     if (!(members.reachable >> rank & 1)) continue;
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     const uint64_t count = corrupt >> rank & 1 ? 0 : snapshot.count[rank];
-    store_relaxed_sys(&ChannelView(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
+    store_relaxed_sys(&channel_at(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
                       stamp | count);
   }
 }
 
 // By one warp: the ranks whose outbox holds what they made of our tokens.
 __device__ uint64_t await_outboxes(const Home& home, uint32_t channel, const Members& members, uint32_t tokens) {
-  const ChannelView own(home, reinterpret_cast<uint64_t>(home.region), channel);
+  const ChannelView own = own_channel(home, channel);
   const WaitFor wait{home.page, &home.state->trouble, members.epoch, members.deadline_ns, 0};
   bool took_all[2] = {false, false};
   const uint64_t arrived = wait_for(wait, members.reachable, [&](uint32_t rank) {
@@ -68,7 +67,7 @@ __device__ void find_parts(const Home& home, const eep_combine_recv_args& args, 
       if (hosts >> rank & 1) {
         const uint32_t place = __popcll(hosts & (rank_bit(rank) - 1));
         parts.row[place] =
-            ChannelView(home, members.region[rank], args.channel).outbox_by_slot(members.slot[home.rank], token);
+            channel_at(home, members.region[rank], args.channel).outbox_by_slot(members.slot[home.rank], token);
         parts.weight[place] = 1.0f;  // the experts have weighted and summed already
       }
     if (lane == 0) parts.count = __popcll(hosts);
@@ -81,7 +80,7 @@ __device__ void find_parts(const Home& home, const eep_combine_recv_args& args, 
   const uint32_t chosen = __ballot_sync(~0u, counts);
   if (counts) {
     const uint32_t place = __popc(chosen & ((1u << lane) - 1));
-    parts.row[place] = ChannelView(home, members.region[rank], args.channel).outbox_by_choice(home.rank, token, lane);
+    parts.row[place] = channel_at(home, members.region[rank], args.channel).outbox_by_choice(home.rank, token, lane);
     parts.weight[place] = args.topk_weights ? args.topk_weights[static_cast<uint64_t>(token) * args.topk + lane] : 1.0f;
   }
   if (lane == 0) parts.count = __popc(chosen);
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       bool torn = false;
       for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
         if (usable >> rank & 1)
-          torn |= load_acquire_sys(ChannelView(home, members.region[rank], args.channel).outbox_stamp()) !=
+          torn |= load_acquire_sys(channel_at(home, members.region[rank], args.channel).outbox_stamp()) !=
                   eep_flag_make(members.epoch, members.round, 0);
       if (__any_sync(~0u, torn) && threadIdx.x == 0) {
         note(&home.state->trouble, EEP_STATUS_TORN);

@@ -54,7 +54,7 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
   while (item < items) {
     const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
     for (uint64_t hosts = hosts_of(home, choice) & members.reachable; hosts; hosts &= hosts - 1) {
-      const ChannelView inbox(home, members.region[__ffsll(hosts) - 1], args.channel);
+      const ChannelView inbox = channel_at(home, members.region[__ffsll(hosts) - 1], args.channel);
       uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, row_bytes));
 #pragma unroll
       for (uint32_t i = 0; i < V; ++i)
@@ -118,7 +118,7 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
     const uint32_t group = first / kLanesPerGroup + lane;
     const bool has_scale = lane < V * kGroups && group < units / kLanesPerGroup;
     for (uint64_t hosts = hosts_of(home, choice) & members.reachable; hosts; hosts &= hosts - 1) {
-      const ChannelView inbox(home, members.region[__ffsll(hosts) - 1], args.channel);
+      const ChannelView inbox = channel_at(home, members.region[__ffsll(hosts) - 1], args.channel);
       uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, hidden)) + first + lane;
 #pragma unroll
       for (uint32_t i = 0; i < V; ++i)
@@ -173,7 +173,7 @@ __device__ void put_routing(const Home& home, const eep_dispatch_send_args& args
     misrouted |= expert < -1 || expert >= limit || (known && !(members.active >> host & 1));
     const bool here = host == rank;
     const uint32_t slot = members.slot[home.rank], token = choice / args.topk, k = choice % args.topk;
-    const ChannelView inbox(home, members.region[rank], args.channel);
+    const ChannelView inbox = channel_at(home, members.region[rank], args.channel);
     inbox.topk_idx(slot, token)[k] = here ? static_cast<int32_t>(static_cast<uint32_t>(expert) % experts) : -1;
     inbox.topk_weights(slot, token)[k] = here ? weight : 0.0f;
   }
@@ -186,7 +186,7 @@ __device__ void put_routing(const Home& home, const eep_dispatch_send_args& args
 // Copies the metadata of the sources that arrived; what nobody sent gets an expert of -1.
 __device__ void take_routing(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
                              const uint32_t* slot_counts) {
-  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  const ChannelView inbox = own_channel(home, args.channel);
   const uint32_t per_slot = home.shape.max_tokens * args.topk, experts = home.shape.local_experts;
   for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < home.at.slots * per_slot; i += gridDim.x * kThreads) {
     const uint32_t slot = i / per_slot, token = i % per_slot / args.topk, k = i % args.topk;
@@ -212,7 +212,7 @@ __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args,
   fence_sys();  // one fence releases all rows to all ranks
   for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
     if (members.reachable >> rank & 1) {
-      const ChannelView inbox(home, members.region[rank], args.channel);
+      const ChannelView inbox = channel_at(home, members.region[rank], args.channel);
       store_pair_relaxed_sys(&inbox.mailbox(members.slot[home.rank])->dispatch_flag, flag, envelope);
     }
 }
@@ -242,7 +242,7 @@ struct Arrival {
 
 __device__ inline Arrival look_for(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
                                    uint32_t rank) {
-  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  const ChannelView inbox = own_channel(home, args.channel);
   uint64_t flag, envelope;
   load_pair_acquire_sys(&inbox.mailbox(members.slot[rank])->dispatch_flag, flag, envelope);
   if (!eep_flag_is(flag, members.epoch, members.round)) return {false, false, 0};
@@ -286,7 +286,7 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
 // Apart from settling, because the fence of the release takes as long as copying the metadata.
 __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members) {
   if (threadIdx.x) return;
-  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  const ChannelView inbox = own_channel(home, args.channel);
   store_release_gpu(&home.state->channels[args.channel].verdict, eep_flag_make(members.epoch, members.round, 0));
   // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
   // round from it: it finds the stamp gone. No fence of our own: stamp and outbox are both memory of this GPU, to which

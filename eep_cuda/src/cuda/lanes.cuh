@@ -20,28 +20,7 @@ namespace eep {
 
 constexpr uint32_t kLaneThreads = 512;
 
-// One part of a lane, ours or a peer's.
-struct PartView {
-  uint8_t* base;
-  const eep_shape& shape;
-  const eep_region_layout& at;
-
-  __device__ PartView(const Home& home, uint8_t* base) : base(base), shape(home.shape), at(home.at) {}
-  __device__ PartView(const Home& home, uint64_t region, uint32_t lane, uint32_t part)
-      : PartView(home, reinterpret_cast<uint8_t*>(region) + home.at.lanes + lane * home.at.lane_bytes +
-                           part * home.at.part_bytes) {}
-
-  __device__ eep_lane_mailbox* mailbox(uint32_t slot) const {
-    return reinterpret_cast<eep_lane_mailbox*>(base + at.lane_mailboxes) + slot;
-  }
-  // Two words: epoch | round, and the group.
-  __device__ uint64_t* stamp(uint32_t half) const {
-    return reinterpret_cast<uint64_t*>(base + at.lane_stamps + half * 64);
-  }
-  __device__ uint8_t* outbox(uint32_t half) const {
-    return base + at.lane_outbox + static_cast<uint64_t>(half) * shape.lane_bytes;
-  }
-};
+__device__ inline PartView part_at(const Home& home, uint8_t* base) { return {home.shape, home.at, base}; }
 
 // Who meets, as a block sees it in shared memory. A *place* counts the members that are in the view, in group order.
 struct Party {
@@ -109,7 +88,9 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
         is_met[i] = true;
         ranks |= rank_bit(rank);
         party.slot[rank] = peer.slot;
-        party.part[rank] = PartView(home, peer.region, lane.lane_at[rank], blockIdx.x).base;
+        party.part[rank] = LaneView(home.shape, home.at, reinterpret_cast<uint8_t*>(peer.region), lane.lane_at[rank])
+                               .part(blockIdx.x)
+                               .base;
       }
     }
     const uint64_t positions = vote(is_met[0], is_met[1]);
@@ -138,7 +119,7 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
       if (!(active >> home.rank & 1))
         complain(home, EEP_STATUS_BAD_TABLE);
       else if (is_new_epoch && part.has_left_out)
-        forget_stamps(PartView(home, party.part[home.rank]));
+        forget_stamps(part_at(home, party.part[home.rank]));
     }
   }
   __syncthreads();
@@ -156,7 +137,7 @@ struct Statement {
 // Whether that half of `rank` holds our round. Both words of a stamp are one load, so they belong together.
 __device__ inline bool is_held(const Home& home, const Party& party, uint32_t rank, uint32_t half) {
   uint64_t stamp, group;
-  load_pair_acquire_sys(PartView(home, party.part[rank]).stamp(half), stamp, group);
+  load_pair_acquire_sys(part_at(home, party.part[rank]).stamp(half), stamp, group);
   return stamp == eep_flag_make(party.epoch, party.round, 0) && group == party.group;
 }
 
@@ -168,7 +149,7 @@ __device__ __noinline__ inline bool is_left_behind(const Home& home, const Party
 // The half in which `rank` has its part of our round, or one of these.
 enum : uint32_t { kNotYet = 2, kNever = 3 };
 __device__ inline uint32_t find_half(const Home& home, const Party& party, uint32_t rank) {
-  const eep_lane_mailbox* box = PartView(home, party.part[home.rank]).mailbox(party.slot[rank]);
+  const eep_lane_mailbox* box = part_at(home, party.part[home.rank]).mailbox(party.slot[rank]);
   const uint64_t flag = load_acquire_sys(&box->flag);
   const uint32_t told = flag & 1;
   const bool is_here = eep_flag_is(flag, party.epoch, party.round), is_newer = eep_flag_epoch(flag) > party.epoch;
@@ -193,7 +174,7 @@ __device__ inline void note_mismatch(const Home& home, const Party& party, bool 
 // those whose half may be read. With `writes_next` the other half of our outbox may be written at once, before
 // end_round().
 __device__ inline void meet(const Home& home, Party& party, const Statement& said, bool writes_next = false) {
-  const PartView own(home, party.part[home.rank]);
+  const PartView own = part_at(home, party.part[home.rank]);
   __syncthreads();
   if (threadIdx.x < 32) {
     const uint64_t others = party.present & ~rank_bit(home.rank);
@@ -201,7 +182,7 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
     if (threadIdx.x == 0) store_pair_relaxed_sys(own.stamp(party.half), stamp, party.group);
     for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
       if (!(others >> rank & 1)) continue;
-      eep_lane_mailbox* box = PartView(home, party.part[rank]).mailbox(party.slot[home.rank]);
+      eep_lane_mailbox* box = part_at(home, party.part[rank]).mailbox(party.slot[home.rank]);
       store_relaxed_sys(&box->group, party.group);
       store_relaxed_sys(&box->call[party.half], said.call);
       store_relaxed_sys(&box->bytes[party.half], said.bytes);
@@ -211,7 +192,7 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
     fence_sys();  // one fence releases the half, its stamp and what we say of it to all ranks
     for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
       if (others >> rank & 1)
-        store_relaxed_sys(&PartView(home, party.part[rank]).mailbox(party.slot[home.rank])->flag, stamp | party.half);
+        store_relaxed_sys(&part_at(home, party.part[rank]).mailbox(party.slot[home.rank])->flag, stamp | party.half);
 
     const WaitFor wait{home.page, &home.state->trouble, party.epoch, party.deadline_ns,
                        EEP_STATUS_MISMATCH | EEP_STATUS_REVOKED};

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ uint32_t found_by_warp[kWarps];
   __shared__ uint32_t total;
   const eep_snapshot& snapshot = home.state->channels[args.channel].snapshot;
-  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  const ChannelView inbox = own_channel(home, args.channel);
   const uint32_t expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint64_t rows_per_expert = static_cast<uint64_t>(home.shape.max_ranks) * home.shape.max_tokens;
   if (threadIdx.x == 0) total = 0;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     copy_rows(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_recv_args args,
               const int32_t* packed_source) {
-  const ChannelView inbox(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  const ChannelView inbox = own_channel(home, args.channel);
   const uint32_t expert = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint64_t rows_per_expert = static_cast<uint64_t>(home.shape.max_ranks) * home.shape.max_tokens;
   const uint64_t row_bytes = home.shape.hidden * eep_element_bytes(args.wire_type);

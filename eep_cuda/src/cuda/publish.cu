@@ -16,7 +16,7 @@ __device__ void copy_row(uint8_t* to, const uint8_t* from, uint64_t bytes) {
 __global__ void __launch_bounds__(kThreads)
     publish_by_rank(const __grid_constant__ Home home, const __grid_constant__ eep_combine_send_args args) {
   const eep_snapshot& snapshot = home.state->channels[args.channel].snapshot;
-  const ChannelView own(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  const ChannelView own = own_channel(home, args.channel);
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t i = blockIdx.x * kWarps + threadIdx.x / 32; i < home.shape.max_ranks * home.shape.max_tokens;
        i += gridDim.x * kWarps) {
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     publish_by_expert(const __grid_constant__ Home home, const __grid_constant__ eep_combine_send_args args,
                       const int32_t* packed_source) {
-  const ChannelView own(home, reinterpret_cast<uint64_t>(home.region), args.channel);
+  const ChannelView own = own_channel(home, args.channel);
   const uint64_t rows_per_expert = static_cast<uint64_t>(home.shape.max_ranks) * home.shape.max_tokens;
   const uint32_t expert = blockIdx.y;
   const int64_t last = args.layout_range[static_cast<uint64_t>(expert + 1) * home.shape.max_ranks - 1];

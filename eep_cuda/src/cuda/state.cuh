@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "common/checks.h"
+#include "common/region_views.h"
 #include "eep/eep.h"
 
 namespace eep {
@@ -71,41 +72,13 @@ struct Home {
   uint32_t rank;
 };
 
-// One channel of a region, ours or a peer's.
-struct ChannelView {
-  uint8_t* base;
-  const eep_shape& shape;
-  const eep_region_layout& at;
-
-  __device__ ChannelView(const Home& home, uint64_t region, uint32_t channel)
-      : base(reinterpret_cast<uint8_t*>(region) + channel * home.at.channel_bytes), shape(home.shape), at(home.at) {}
-
-  __device__ eep_mailbox* mailbox(uint32_t slot) const {
-    return reinterpret_cast<eep_mailbox*>(base + at.mailboxes) + slot;
-  }
-  __device__ uint64_t* outbox_stamp() const { return reinterpret_cast<uint64_t*>(base + at.outbox_stamp); }
-  __device__ uint64_t row_index(uint32_t slot, uint32_t token) const {
-    return static_cast<uint64_t>(slot) * shape.max_tokens + token;
-  }
-  __device__ int32_t* topk_idx(uint32_t slot, uint32_t token) const {
-    return reinterpret_cast<int32_t*>(base + at.topk_idx) + row_index(slot, token) * shape.max_topk;
-  }
-  __device__ float* topk_weights(uint32_t slot, uint32_t token) const {
-    return reinterpret_cast<float*>(base + at.topk_weights) + row_index(slot, token) * shape.max_topk;
-  }
-  // A narrower type than the widest one leaves a gap behind each slot, never between rows.
-  __device__ uint8_t* row(uint32_t slot, uint32_t token, uint64_t bytes) const {
-    return base + at.rows + row_index(slot, 0) * at.row_bytes + token * bytes;
-  }
-  __device__ uint8_t* scales(uint32_t slot, uint32_t token) const {
-    return base + at.scales + row_index(slot, token) * at.scale_bytes;
-  }
-  __device__ uint8_t* outbox_row(uint64_t index) const { return base + at.outbox + index * at.outbox_row_bytes; }
-  __device__ uint8_t* outbox_by_slot(uint32_t slot, uint32_t token) const { return outbox_row(row_index(slot, token)); }
-  __device__ uint8_t* outbox_by_choice(uint32_t rank, uint32_t token, uint32_t k) const {
-    return outbox_row(row_index(rank, token) * shape.max_topk + k);
-  }
-};
+// A channel of a region that is mapped here, and of our own.
+__device__ inline ChannelView channel_at(const Home& home, uint64_t region, uint32_t channel) {
+  return {home.shape, home.at, reinterpret_cast<uint8_t*>(region), channel};
+}
+__device__ inline ChannelView own_channel(const Home& home, uint32_t channel) {
+  return {home.shape, home.at, home.region, channel};
+}
 
 // Turns the outcome of a launch or another runtime call into an eep_error.
 int check_cuda(cudaError_t error, const char* what);
