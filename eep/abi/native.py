@@ -31,6 +31,7 @@ from eep.abi.structures import (
     CombineSendArgs,
     DispatchRecvArgs,
     DispatchSendArgs,
+    ErrorCode,
     Mailbox,
     RegionLayout,
     Shape,
@@ -61,7 +62,12 @@ __all__ = [
 
 ABI_VERSION = 4
 
-_ERRORS: dict[int, type[Exception]] = {-1: ValueError, -2: EepError, -3: EpochRevoked, -5: ValueError}
+_ERRORS: dict[int, type[Exception]] = {
+    ErrorCode.ERROR_ARGUMENT: ValueError,
+    ErrorCode.ERROR_PHASE: EepError,
+    ErrorCode.ERROR_VIEW: EpochRevoked,
+    ErrorCode.ERROR_MISMATCH: ValueError,
+}
 
 if TYPE_CHECKING:
     Page = ControlPage

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_char_p, c_int64, c_uint32, c_uint64, c_void_p
+from enum import IntEnum
 
 MAX_TOPK = 16
 MAX_TOKENS = 65535
@@ -15,6 +16,29 @@ BENCH_FIXED_MEMBERSHIP, BENCH_STAMPS = 1, 2
 
 LAYOUTS = {"rank": 0, "expert": 1}
 TYPES = {"f32": 0, "bf16": 1, "fp8": 2, "fp8_pow2": 3, "fp8_ue8m0": 4}
+
+
+class ErrorCode(IntEnum):
+    """What a function that can fail returns. After any but OK nothing has changed."""
+
+    OK = 0
+    ERROR_ARGUMENT = -1
+    ERROR_PHASE = -2
+    ERROR_VIEW = -3
+    ERROR_DEVICE = -4
+    ERROR_MISMATCH = -5
+
+
+class StatusBit(IntEnum):
+    """Why a step is not to be trusted: the bits of the status word in a control page."""
+
+    REVOKED = 1
+    SUSPECT = 2
+    CORRUPT = 4
+    MISROUTED = 8
+    TORN = 16
+    BAD_TABLE = 32
+    MISMATCH = 64
 
 
 class Shape(ctypes.Structure):

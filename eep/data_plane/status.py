@@ -9,9 +9,8 @@ import ctypes
 from dataclasses import dataclass
 
 from eep.abi.peer_table import ControlPage, ranks_of
+from eep.abi.structures import StatusBit
 from eep.errors import EepError, EpochRevoked, StepFailed
-
-_REVOKED, _SUSPECT, _CORRUPT, _MISROUTED, _TORN, _BAD_TABLE, _MISMATCH = (1 << bit for bit in range(7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,11 @@ def read_status(page: ControlPage, epoch: int) -> Status:
     return Status(
         epoch=epoch,
         # Also when no kernel has noticed yet: a step that ended just before the revoke is not to be committed either.
-        revoked=bool(bits & _REVOKED) or page.revoked_epoch >= epoch > 0,
+        revoked=bool(bits & StatusBit.REVOKED) or page.revoked_epoch >= epoch > 0,
         suspects=ranks_of(page.suspects | page.dropped),
         corrupt=ranks_of(page.corrupt),
-        misrouted=bool(bits & _MISROUTED),
-        torn=bool(bits & _TORN),
-        bad_table=bool(bits & _BAD_TABLE),
-        mismatched=bool(bits & _MISMATCH),
+        misrouted=bool(bits & StatusBit.MISROUTED),
+        torn=bool(bits & StatusBit.TORN),
+        bad_table=bool(bits & StatusBit.BAD_TABLE),
+        mismatched=bool(bits & StatusBit.MISMATCH),
     )

@@ -1,18 +1,19 @@
-"""The Python mirrors against the layout that the library was compiled with, and the two copies of its constants."""
+"""The Python mirrors against the layout that the library was compiled with, and against the numbers of the C headers."""
 
 from __future__ import annotations
 
 import ctypes
-import pathlib
-import re
+import inspect
+from enum import IntEnum
 
 import pytest
 
 from eep import faults
-from eep.abi import collectives, native, peer_table
+from eep.abi import collectives, native, peer_table, structures
 from eep.errors import EepError
+from eep.faults.injection import ACTIONS
+from tests.abi import headers
 
-ROOT = pathlib.Path(__file__).parents[2]
 MIRRORS = {
     "eep_peer": peer_table.Peer,
     "eep_peer_table": peer_table.PeerTable,
@@ -51,20 +52,73 @@ def test_every_field_is_where_the_library_has_it(name: str) -> None:
     assert {field: (at.offset, at.size) for field, at in ours.items()} == theirs
 
 
-def test_constants_are_those_of_the_headers() -> None:
-    headers = "".join((ROOT / "eep_cuda/include/eep" / f"{name}.h").read_text() for name in ("peer_table", "protocol"))
-    values = {name: int(value) for name, value in re.findall(r"#define EEP_(\w+) (\d+)\b(?!u?ll)", headers)}
-    assert values["MAX_RANKS"] == peer_table.MAX_RANKS
-    assert values["MAX_CHANNELS"] == peer_table.MAX_CHANNELS
-    assert values["MAX_LANES"] == peer_table.MAX_LANES
-    assert values["INCARNATIONS"] == peer_table.INCARNATIONS
-    assert values["MAX_TOPK"] == native.MAX_TOPK
-    assert values["MAX_TOKENS"] == native.MAX_TOKENS
-    assert values["SCALE_GROUP"] == native.SCALE_GROUP
-    assert values["ABI_VERSION"] == native.ABI_VERSION == native.load().eep_abi_version()
-    enums = {name: int(value) for name, value in re.findall(r"EEP_(\w+) = (\d+)", headers)}
-    assert {name: enums[f"LAYOUT_{name.upper()}"] for name in native.LAYOUTS} == native.LAYOUTS
-    assert {name: enums[f"TYPE_{name.upper()}"] for name in native.TYPES} == native.TYPES
+@pytest.mark.parametrize(
+    ("name", "mirrored"),
+    [
+        ("MAX_RANKS", peer_table.MAX_RANKS),
+        ("MAX_CHANNELS", peer_table.MAX_CHANNELS),
+        ("MAX_LANES", peer_table.MAX_LANES),
+        ("INCARNATIONS", peer_table.INCARNATIONS),
+        ("MAX_TOPK", native.MAX_TOPK),
+        ("MAX_TOKENS", native.MAX_TOKENS),
+        ("SCALE_GROUP", native.SCALE_GROUP),
+        ("STATIONS", len(native.BlockStamps.STATIONS)),
+        ("ABI_VERSION", native.ABI_VERSION),
+    ],
+)
+def test_constants_are_those_of_the_headers(name: str, mirrored: int) -> None:
+    assert headers.constants()[name] == mirrored
+
+
+def test_the_library_speaks_the_abi_of_this_package() -> None:
+    assert native.load().eep_abi_version() == native.ABI_VERSION
+
+
+def numbers(enumeration: type[IntEnum], prefix: str = "") -> dict[str, int]:
+    return {prefix + member.name: int(member) for member in enumeration}
+
+
+ENUMERATIONS = {
+    "eep_layout": {f"LAYOUT_{name.upper()}": value for name, value in native.LAYOUTS.items()},
+    "eep_type": {f"TYPE_{name.upper()}": value for name, value in native.TYPES.items()},
+    "eep_status": numbers(structures.StatusBit, "STATUS_"),
+    "eep_collective_kind": numbers(collectives.Kind),
+    "eep_element": numbers(collectives.Element, "ELEMENT_"),
+    "eep_reduction": numbers(collectives.Reduction),
+    "eep_owner_state": numbers(collectives.OwnerState, "OWNER_"),
+    "eep_transport": {
+        "TRANSPORT_NONE": peer_table.TRANSPORT_NONE,
+        "TRANSPORT_LOCAL": peer_table.TRANSPORT_LOCAL,
+        "TRANSPORT_MAPPED": peer_table.TRANSPORT_MAPPED,
+    },
+    "eep_bench": {
+        "BENCH_FIXED_MEMBERSHIP": native.BENCH_FIXED_MEMBERSHIP,
+        "BENCH_STAMPS": native.BENCH_STAMPS,
+    },
+    "eep_fault_action": {"FAULT_OFF": 0} | {f"FAULT_{name.upper()}": value for name, value in ACTIONS.items()},
+    "eep_error": numbers(structures.ErrorCode),
+}
+NOT_MIRRORED = {"eep_phase", "eep_barrier_word"}
+
+
+@pytest.mark.parametrize("name", ENUMERATIONS)
+def test_enumerations_are_those_of_the_headers(name: str) -> None:
+    assert headers.enumerations()[name] == ENUMERATIONS[name]
+
+
+def test_every_enumeration_of_the_headers_is_compared() -> None:
+    assert headers.enumerations().keys() == ENUMERATIONS.keys() | NOT_MIRRORED
+
+
+def test_functions_are_those_of_the_header() -> None:
+    declared = {name: len(arguments) for name, (_, arguments) in native._PROTOTYPES.items()}
+    assert declared == headers.functions()
+
+
+def test_the_typed_face_has_every_function() -> None:
+    methods = {name: method for name, method in vars(native.NativeLibrary).items() if name.startswith("eep_")}
+    taken = {name: len(inspect.signature(method).parameters) - 1 for name, method in methods.items()}
+    assert taken == headers.functions()
 
 
 def test_regions_are_laid_out_by_capacity() -> None:
