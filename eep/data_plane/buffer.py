@@ -13,12 +13,11 @@ import weakref
 
 import torch
 
-from eep.abi import native
-from eep.abi.native import LAYOUTS, TYPES
+from eep.data_plane.buffer_shape import BufferShape
 from eep.data_plane.endpoint import Endpoint
-from eep.data_plane.kernel_arguments import Arguments, choose
+from eep.data_plane.kernel_arguments import KernelArguments
 from eep.data_plane.rendezvous import Rendezvous
-from eep.data_plane.tokens import ROW_DTYPES, ChannelTensors, ExpertTokens, RankTokens, Sent
+from eep.data_plane.tokens import ChannelTensors, ExpertTokens, RankTokens, Sent
 from eep.errors import EepError
 
 _buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
@@ -50,30 +49,33 @@ class Buffer(Endpoint):
         """Claims ``rank`` and allocates for ``max_ranks`` ranks of ``max_tokens`` tokens each.
 
         Expert ``e`` is slot ``e % local_experts`` of rank ``e // local_experts``. ``wire`` is what travels: ``f32``,
-        ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (sent as
-        exponents). ``incarnation`` is given by a control plane; without one, the next unused number is taken. ``sms`` is
-        how many multiprocessors a kernel takes of a GPU, by default all divided by ``max_ranks``, 32 at most: the kernels
-        of ranks that share one wait for each other, so together they must fit on it. ``shares_gpu``: other ranks run on this
-        GPU, and have work for it between dispatch and combine. Then hardly any multiprocessor is taken while a kernel waits:
-        matrix products that start in clusters might find no room else, and everybody would wait until the deadline.
+        ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (scales sent
+        as exponents). A control plane gives ``incarnation``; without one, the rank takes the next unused number.
+
+        ``sms`` is how many multiprocessors of a GPU a kernel takes: by default all divided by ``max_ranks``, 32 at most.
+        Ranks that share a GPU wait for each other, so their kernels must fit on it together. ``shares_gpu`` says that
+        other ranks run on this GPU and have work for it between dispatch and combine. A waiting kernel then takes hardly
+        any multiprocessor. Otherwise matrix products that start in clusters might find no room, and every rank would wait
+        until the deadline.
         """
-        choose("layout", layout, LAYOUTS)
-        choose("wire", wire, TYPES)
+        shape = BufferShape(
+            max_ranks=max_ranks,
+            max_tokens=max_tokens,
+            hidden=hidden,
+            topk=topk,
+            local_experts=local_experts,
+            layout=layout,
+            wire=wire,
+            channels=channels,
+        )
         if sms is not None and sms < 1:
             raise ValueError(f"sms must be positive, got {sms}")
         self.layout, self.wire, self.max_tokens = layout, wire, max_tokens
         self.hidden, self.topk, self.local_experts, self.channels = hidden, topk, local_experts, channels
-        combine_type = "f32" if wire == "f32" else "bf16"
-        self.combine_dtype = ROW_DTYPES[combine_type]
-        sizes = (max_ranks, max_tokens, hidden, topk, local_experts)
-        for name, size in zip(("max_ranks", "max_tokens", "hidden", "topk", "local_experts"), sizes, strict=True):
-            if not 0 < size < 2**31:
-                raise ValueError(f"{name} must be positive, got {size}")
-        if channels < 1:
-            raise ValueError(f"channels must be positive, got {channels}")
+        self.combine_dtype = shape.combine_dtype
         super().__init__(
             rank,
-            native.Shape(*sizes, LAYOUTS[layout], TYPES[wire], TYPES[combine_type], channels),
+            shape.native(),
             rendezvous=rendezvous,
             device=device,
             incarnation=incarnation,
@@ -87,15 +89,7 @@ class Buffer(Endpoint):
             ChannelTensors(self.shape, self.layout_of_region, self.region, channel, self.device)
             for channel in range(channels)
         ]
-        self._arguments = Arguments(
-            layout=layout,
-            wire=wire,
-            hidden=hidden,
-            topk=topk,
-            combine_dtype=self.combine_dtype,
-            device=self.device,
-            channels=self._tensors,
-        )
+        self._arguments = KernelArguments(shape, self.device, self._tensors)
         self.id = next(_ids)
         _buffers[self.id] = self
 

@@ -5,37 +5,22 @@ Launches nothing and knows nothing of peers. Bad input raises ``ValueError`` or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from eep.abi import native
 from eep.abi.native import TYPES
+from eep.data_plane.buffer_shape import BufferShape, check_choice
 from eep.data_plane.tokens import ChannelTensors, ExpertTokens, RankTokens, Sent
 
 _INPUT_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
-class Arguments:
-    """The shapes and types that a buffer was made for, and its tensors."""
+class KernelArguments:
+    """Makes the arguments for the kernels of one buffer."""
 
-    def __init__(
-        self,
-        *,
-        layout: str,
-        wire: str,
-        hidden: int,
-        topk: int,
-        combine_dtype: torch.dtype,
-        device: torch.device,
-        channels: list[ChannelTensors],
-    ) -> None:
-        self.layout = layout
-        self.wire = wire
-        self.hidden = hidden
-        self.topk = topk
-        self.combine_dtype = combine_dtype
-        self.device = device
+    def __init__(self, shape: BufferShape, device: torch.device, channels: list[ChannelTensors]) -> None:
+        self._shape = shape
+        self._device = device
         self._channels = channels
 
     def tokens_of(self, sent: Sent) -> RankTokens | ExpertTokens:
@@ -50,22 +35,24 @@ class Arguments:
         channel: int,
         wire: str | None,
     ) -> tuple[Sent, native.DispatchSendArgs]:
-        wire = wire or self.wire
-        choose("wire", wire, TYPES)
-        self._check_tensor("x", x, (None, self.hidden), tuple(_INPUT_TYPES))
+        wire = wire or self._shape.wire
+        check_choice("wire", wire, TYPES)
+        self._check_tensor("x", x, (None, self._shape.hidden), tuple(_INPUT_TYPES))
         self._check_tensor("topk_idx", topk_idx, (x.shape[0], None), (torch.int64,))
         if topk_weights is not None:
             self._check_tensor("topk_weights", topk_weights, tuple(topk_idx.shape), (torch.float32,))
-        if not 1 <= topk_idx.shape[1] <= self.topk:
-            raise ValueError(f"top-k must be between 1 and {self.topk}, got {topk_idx.shape[1]}")
+        if not 1 <= topk_idx.shape[1] <= self._shape.topk:
+            raise ValueError(f"top-k must be between 1 and {self._shape.topk}, got {topk_idx.shape[1]}")
         if not 0 <= channel < len(self._channels):
             raise ValueError(f"channel {channel} does not exist, the buffer has {len(self._channels)}")
-        if self.layout == "rank" and wire != self.wire:
-            raise ValueError(f"a buffer of the rank layout sends the type it was made for: {self.wire}, not {wire}")
+        if self._shape.layout == "rank" and wire != self._shape.wire:
+            raise ValueError(
+                f"a buffer of the rank layout sends the type it was made for: {self._shape.wire}, not {wire}"
+            )
         if not wire.startswith("fp8") and _INPUT_TYPES[x.dtype] != wire:
             raise TypeError(f"x is {x.dtype}, but this dispatch sends {wire}; convert x or choose another wire")
-        if wire == "fp8_ue8m0" and self.layout == "expert" and self.hidden % 512:
-            raise ValueError(f"exponents go four to a word: hidden must be a multiple of 512, got {self.hidden}")
+        if wire == "fp8_ue8m0" and self._shape.layout == "expert" and self._shape.hidden % 512:
+            raise ValueError(f"exponents go four to a word: hidden must be a multiple of 512, got {self._shape.hidden}")
         args = native.DispatchSendArgs(
             x.data_ptr(),
             topk_idx.data_ptr(),
@@ -96,7 +83,7 @@ class Arguments:
         return tokens, args
 
     def combine_send(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> native.CombineSendArgs:
-        self._check_tensor("x", x, tuple(tokens.x.shape), (self.combine_dtype,))
+        self._check_tensor("x", x, tuple(tokens.x.shape), (self._shape.combine_dtype,))
         args = native.CombineSendArgs(x.data_ptr(), topk=tokens.sent.topk_idx.shape[1], channel=tokens.sent.channel)
         if isinstance(tokens, ExpertTokens):
             args.src_info, args.layout_range = tokens.src_info.data_ptr(), tokens.layout_range.data_ptr()
@@ -105,8 +92,8 @@ class Arguments:
     def combine_recv(self, sent: Sent, out: torch.Tensor | None) -> tuple[torch.Tensor, native.CombineRecvArgs]:
         tokens, topk = sent.topk_idx.shape
         if out is None:
-            out = torch.empty(tokens, self.hidden, dtype=self.combine_dtype, device=self.device)
-        self._check_tensor("out", out, (tokens, self.hidden), (self.combine_dtype,))
+            out = torch.empty(tokens, self._shape.hidden, dtype=self._shape.combine_dtype, device=self._device)
+        self._check_tensor("out", out, (tokens, self._shape.hidden), (self._shape.combine_dtype,))
         weights = None if sent.topk_weights is None else sent.topk_weights.data_ptr()
         args = native.CombineRecvArgs(out.data_ptr(), sent.topk_idx.data_ptr(), weights, tokens, topk, sent.channel)
         return out, args
@@ -122,13 +109,7 @@ class Arguments:
             raise ValueError(f"{name} must be of shape [{wanted}], got {list(tensor.shape)}")
         if tensor.dtype not in dtypes:
             raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
-        if tensor.device.type != self.device.type:
-            raise ValueError(f"{name} is on {tensor.device}, this buffer is on {self.device}")
+        if tensor.device.type != self._device.type:
+            raise ValueError(f"{name} is on {tensor.device}, this buffer is on {self._device}")
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous; call .contiguous() on it")
-
-
-def choose(name: str, value: str, choices: Mapping[str, int]) -> None:
-    """Checks that ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
