@@ -10,7 +10,7 @@ On the survivors, when a collective has raised :class:`eep.EpochRevoked`::
 On the process that takes the place of rank 2::
 
     dist.init_process_group("eep", rank=2, world_size=4, pg_options=eep.pg.Options(defer_join=True, rendezvous=...), ...)
-    ...                                     # load, warm up: collectives are local, nobody waits for this process
+    ...                                     # load, warm up: collectives are local, no rank waits for this process
     eep.pg.join(dist.group.WORLD)
 
 Membership is that of the process: it is in, or out of, all its groups at once, whichever group is named. Ranks are those of
@@ -68,8 +68,8 @@ def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[str]:
 def recover_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
     """Lets in ranks that wait in :func:`join`, old ones or new ones. Every member calls it between the same two steps.
 
-    Raises :class:`eep.PeerUnreachable`, and changes nothing anywhere, if one of them cannot be reached by everybody within
-    half of ``timeout``; the other half is for the members to wait for each other.
+    Raises :class:`eep.PeerUnreachable`, and changes nothing anywhere, if a member cannot reach one of them within half of
+    ``timeout``; the other half is for the members to wait for each other.
     """
     group = _eep(pg)
     return group.agreement.recover([group.world_rank(rank) for rank in ranks], timeout)

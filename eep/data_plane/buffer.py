@@ -184,5 +184,7 @@ class Buffer(Endpoint):
 def find_buffer(buffer_id: int) -> Buffer:
     """The open buffer of this process with that id."""
     if (buffer := _buffers.get(buffer_id)) is None:
-        raise EepError(f"there is no open buffer with id {buffer_id} in this process")
+        raise EepError(
+            f"this process has no open buffer with id {buffer_id}; it was closed, or belongs to another process"
+        )
     return buffer

@@ -1,7 +1,7 @@
 """Endpoint: one rank's place in an instance. Its claim, its memory, and the peer table over them.
 
-What the ranks exchange through that memory is the business of those who stand on it: :class:`eep.Buffer` for dispatch and
-combine, :mod:`eep.process_group` for collectives. Views are applied between steps, on every rank the same.
+Endpoint does not know what the ranks exchange through that memory. :class:`eep.Buffer` adds dispatch and combine,
+:mod:`eep.process_group` collectives. Views are applied between steps, on every rank the same.
 """
 
 from __future__ import annotations
@@ -247,4 +247,4 @@ class Endpoint:
 
     def _check_open(self) -> None:
         if self._undo is None:
-            raise EepError(f"this {type(self).__name__.lower()} was closed")
+            raise EepError(f"this {type(self).__name__.lower()} was closed; make a new one")

@@ -1,8 +1,8 @@
-"""The membership side of a buffer: which peers are mapped, and what the peer table says of them.
+"""The membership side of an endpoint: which peers are mapped, and what the peer table says of them.
 
-A view is applied whole or not at all: newcomers are mapped first, or were long before (:meth:`Peers.prepare`), which may fail
-and then changes nothing; the table is patched in place; only then are the mappings of those who left let go, in a thread that
-nobody waits for before :meth:`Peers.close`. Callers apply views between steps; only :meth:`Peers.revoke` may be called at any
+A view is applied whole or not at all. First the joiners are mapped, unless :meth:`Peers.prepare` did it before; if that
+fails, nothing has changed. Then the table is patched in place. Last, a thread lets go of the mappings of those who left;
+only :meth:`Peers.close` waits for it. Callers apply views between steps. Only :meth:`Peers.revoke` may be called at any
 time, from any thread.
 """
 
@@ -88,7 +88,7 @@ class Peers:
         return self._publish(view, mapped)
 
     def disconnect(self, ranks: Iterable[int], epoch: int | None) -> View:
-        """Lets ``ranks`` go."""
+        """Goes on without ``ranks``."""
         gone = set(ranks)
         for rank in gone:
             self._check_rank(rank)
@@ -116,7 +116,7 @@ class Peers:
                 self.prepare([rank], 0.0)
 
     def forget_prepared(self) -> None:
-        """There will be no view with them."""
+        """Lets go of all that was mapped ahead: no view will have it."""
         for offer in self._prepared.values():
             offer.close()
         self._prepared.clear()
@@ -173,7 +173,7 @@ class Peers:
                         continue  # a rank that is just coming or going has no say
                     views[rank] = offer.view
                     offer.close()
-            # Others may join at the same time: they are still alone, and let nobody in.
+            # Others may join at the same time: they are still alone, and let no rank in.
             settled = {rank: view for rank, view in views.items() if set(view.active) - {rank}}
             for view in settled.values():
                 members = set(view.active) - {me[0]}
@@ -182,7 +182,7 @@ class Peers:
                     return self.apply(view, max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 raise PeerUnreachable(
-                    f"no view lets in incarnation {me[1]} of rank {me[0]}: the others must connect to it first"
+                    f"no view lets in incarnation {me[1]} of rank {me[0]} yet: the others must connect to it first"
                 )
             time.sleep(0.002)
 

@@ -1,7 +1,7 @@
 """Where the ranks of one instance on one host find each other: a private directory.
 
 A rank *claims* its number by locking a file ``r<rank>.i<incarnation>.lock``. The kernel drops the lock when the last
-process holding it is gone, so that a lock says exactly what we need to know: whether somebody could still write with the
+process holding it is gone, so that a lock says exactly what a rank must know: whether a process could still write with the
 mappings of that incarnation. Beside it lies ``r<rank>.i<incarnation>.sock``, where peers ask for the rank's memory.
 
 An incarnation number is never used twice. The inboxes of incarnations i and i+2 of a rank are the same memory, so i+2
@@ -125,7 +125,7 @@ class Rendezvous:
             self._owner_lock = -1
 
     def remove(self) -> None:
-        """Removes the directory, whoever made it. For the last rank of an instance that made it for itself."""
+        """Removes the directory, whichever rank made it. For the last rank of an instance that made it for itself."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Rendezvous:
@@ -166,7 +166,7 @@ class Rendezvous:
 
 
 def _create_locked(path: pathlib.Path) -> int:
-    # Locked before it gets its name: whoever sees the file sees it held.
+    # Locked before it gets its name: a process that sees the file sees it held.
     fd, unnamed = tempfile.mkstemp(dir=path.parent, prefix=".")
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.rename(unnamed, path)
@@ -190,7 +190,7 @@ def _is_held(path: pathlib.Path) -> bool:
 
 def _sweep(base: pathlib.Path) -> None:
     for owner in base.glob(f"{_PREFIX}*/owner.lock"):
-        with contextlib.suppress(OSError):  # somebody else's
+        with contextlib.suppress(OSError):  # another user's
             # The maker may be gone while ranks of its instance live on.
             if not any(map(_is_held, owner.parent.rglob("*.lock"))):
                 shutil.rmtree(owner.parent, ignore_errors=True)

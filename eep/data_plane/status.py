@@ -20,17 +20,17 @@ class Status:
     epoch: int
     revoked: bool = False
     suspects: tuple[int, ...] = ()
-    """Ranks that were dropped: their deadline passed, or somebody said not to wait for them."""
+    """Ranks that were dropped: their deadline passed, or a supervisor or peer said not to wait for them."""
     corrupt: tuple[int, ...] = ()
-    """Ranks that were dropped because what they sent cannot be."""
+    """Ranks that were dropped because their message was malformed or did not fit the view."""
     misrouted: bool = False
     """A token was sent to an expert on a rank that is not in the view."""
     torn: bool = False
-    """A peer that had dropped us overwrote what we were reading."""
+    """A peer that had dropped this rank overwrote what it was reading."""
     bad_table: bool = False
-    """An entry of our own peer table made no sense and was skipped."""
+    """An entry of this rank's own peer table contradicted itself and was skipped."""
     mismatched: bool = False
-    """A member of a process group called another collective than we did, or met other ranks in it."""
+    """A member of a process group called another collective than this rank, or met other ranks in it."""
 
     @property
     def ok(self) -> bool:
@@ -40,10 +40,10 @@ class Status:
         said = [
             (self.revoked, "the epoch was revoked"),
             (self.suspects, f"no answer from {_name(self.suspects)}"),
-            (self.corrupt, f"{_name(self.corrupt)} sent what cannot be"),
+            (self.corrupt, f"{_name(self.corrupt)} sent a malformed message and was dropped"),
             (self.misrouted, "a token was routed to a rank outside the view"),
             (self.torn, "a peer overwrote results while they were read"),
-            (self.bad_table, "the peer table holds an entry that makes no sense"),
+            (self.bad_table, "an entry of this rank's peer table contradicts itself and was skipped"),
             (self.mismatched, "the members of a process group did not make the same call, or not with the same ranks"),
         ]
         return f"epoch {self.epoch}: " + ("; ".join(text for is_so, text in said if is_so) or "all well")
@@ -55,8 +55,8 @@ class Status:
 
 
 class QuickLook:
-    """Whether the status in all of some control pages is ok: the same as ``read_status(page, epoch).ok`` of each, and quick,
-    for it is asked in every step. What was good is good for as long as not a byte of it changes."""
+    """Whether the status of several control pages is ok: the same as ``read_status(page, epoch).ok`` of each, but quick,
+    because every step asks. What was good stays good while not a byte of it changes."""
 
     def __init__(self, *words: memoryview) -> None:
         """Of each page its :func:`words_of`."""
@@ -68,7 +68,7 @@ class QuickLook:
         try:
             seen = (epoch, [words.tobytes() for words in self._words])
         except ValueError as error:
-            raise EepError("an endpoint was closed while steps go through it") from error
+            raise EepError("an endpoint was closed while steps still use it; end the steps first") from error
         if seen == self._good:
             return True
         if is_ok := all(read_status(_page(words), epoch).ok for words in seen[1]):
@@ -82,7 +82,7 @@ def words_of(page: ControlPage) -> memoryview:
 
 
 def _page(words: bytes) -> ControlPage:
-    """That begins with these."""
+    """A page that begins with ``words``."""
     return ControlPage.from_buffer_copy(words.ljust(ctypes.sizeof(ControlPage), b"\0"))
 
 

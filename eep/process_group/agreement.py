@@ -57,7 +57,7 @@ class Agreement:
                 time.sleep(_LOOKS_EVERY)
 
     def deactivate(self, ranks: Iterable[int], timeout: float) -> View:
-        """Goes on without ``ranks``. Every survivor calls it; those who come later find it done."""
+        """Goes on without ``ranks``. Every survivor calls it; a survivor that comes later finds it done."""
         gone = set(ranks)
         if self._world.rank in gone:
             raise ValueError(f"rank {self._world.rank} cannot deactivate itself; destroy the process group instead")
@@ -72,8 +72,8 @@ class Agreement:
     def recover(self, ranks: Iterable[int], timeout: float) -> View:
         """Lets in ``ranks``, which wait in :meth:`join`. Every survivor calls it between the same two steps.
 
-        Nothing changes unless all survivors can reach all of them. Half of the time is for reaching them; the rest is for the
-        vote, in which who waited in vain must still find the others.
+        Nothing changes unless all survivors can reach all of them. Half of the time is for reaching them. The rest is for the
+        vote: a survivor that waited in vain must still find the others there.
         """
         start = time.monotonic()
         end = start + timeout
@@ -131,7 +131,7 @@ class Agreement:
 
     def close(self) -> None:
         """After the world was left."""
-        # Everybody looks after having left, so that the last one sees nobody; who looks later may find nothing at all.
+        # Every rank looks after it has left, so the last one sees no claim. A rank that looks later may find no directory.
         with contextlib.suppress(FileNotFoundError):
             if not self._rendezvous.claimed_ranks():
                 self._log.clear()

@@ -84,7 +84,7 @@ def _rendezvous(store: Any, options: Options) -> tuple[Rendezvous, bool]:
             f"a rank that joins later must know where: pass eep.pg.Options(rendezvous=...) or set {RENDEZVOUS}, here and "
             "where the others were started"
         )
-    # The first to come proposes a directory of its own. Nobody trusts it: Rendezvous() checks whose it is.
+    # The first rank to come proposes a directory of its own. No rank trusts it: Rendezvous() checks whose it is.
     proposed = Rendezvous.temporary()
     chosen = store.compare_set("eep/rendezvous", "", str(proposed.path)).decode()
     if chosen == str(proposed.path):

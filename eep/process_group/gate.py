@@ -41,7 +41,9 @@ class Gate:
             make_leave()
             with self._changed:
                 if not self._changed.wait_for(lambda: self._inside == 0, within):
-                    raise EepError(f"{self._inside} calls of this process did not end within {within:.0f} s")
+                    raise EepError(
+                        f"{self._inside} calls of this process did not end within {within:.0f} s, so the view was not entered"
+                    )
             yield
         finally:
             with self._changed:

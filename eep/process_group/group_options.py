@@ -18,12 +18,12 @@ class Options:
     """``torch.distributed.init_process_group("eep", ..., pg_options=eep.pg.Options(...))``."""
 
     defer_join: bool = False
-    """Start alone: every group contains only this rank, and nobody waits for it, until :func:`eep.pg.join`."""
+    """Start alone: every group contains only this rank, and no rank waits for it, until :func:`eep.pg.join`."""
     max_ranks: int | None = None
     """How many ranks there may ever be; by default as many as at launch."""
     rendezvous: str | os.PathLike[str] | None = None
     """A private directory in which the ranks of this host meet. By default that of ``EEP_RENDEZVOUS``, else a temporary
-    one, agreed on through the store. A rank that joins later needs one that does not depend on who still lives."""
+    one, agreed on through the store. A rank that joins later needs one that does not depend on which ranks still live."""
     incarnation: int | None = None
     """Which life of this rank this is, where a supervisor counts them (``EEP_INCARNATION``); else the next unused."""
     lanes: int = 64

@@ -121,7 +121,7 @@ class Lane:
         return self._context.pokes() if self._open else 0
 
     def poke(self) -> None:
-        """Ends the waits of :meth:`probe`, so that whoever probes looks at what has changed."""
+        """Ends the waits of :meth:`probe`, so that the thread that probes looks at what has changed."""
         if self._open:
             self._context.poke()
 

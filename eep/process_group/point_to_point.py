@@ -1,8 +1,9 @@
-"""Messages between two ranks of a group: send and receive, with tags, in any order, from anybody.
+"""Messages between two ranks of a group: send and receive, with tags, in any order, from one rank or from any.
 
-Messages to one rank go out in the order they were sent, from a thread per destination: one that nobody receives yet holds
-up no other. One thread per group receives: what nobody has asked for is set aside until somebody does. A message belongs to
-the view in which it was sent, and a receive to the one in which it was asked for: what a view leaves undone ends with it.
+Messages to one rank go out in the order they were sent, from a thread per destination: a message that is not received yet
+holds up no other destination. One thread per group receives: it sets a message aside until a receive asks for it. A
+message belongs to the view in which it was sent, and a receive to the view in which it was asked for. What a view leaves
+undone ends with it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from eep.view import View
 
 @dataclass(slots=True, eq=False)
 class _Posted:
-    """Somebody waits for a message. ``source`` is None for anybody's."""
+    """A receive that waits for its message. ``source`` is None for a message of any rank."""
 
     epoch: int
     source: int | None
@@ -45,8 +46,8 @@ class Messages:
     def __init__(self, endpoint: Endpoint, lane: Lane, timeout: float) -> None:
         self.timeout = timeout
         self._endpoint, self._lane = endpoint, lane
-        # Guards all that follows but what was set aside, which is the receiver's own. Who comes after the end is told so
-        # under it: nobody would serve what was put behind the end of a queue.
+        # Guards all that follows but what was set aside, which is the receiver's own. A caller that comes after the end is
+        # told so under it: no thread serves what is put behind the end of a queue.
         self._changed = threading.Condition()
         self._senders: dict[int, queue.SimpleQueue[tuple[int, torch.Tensor, int, EepWork] | None]] = {}
         self._posted: list[_Posted] = []
@@ -106,7 +107,7 @@ class Messages:
                     self._changed.wait()
                 if self._closed:
                     break
-                # Whoever asks or closes from here on pokes, and so ends the wait that follows.
+                # A caller that asks or closes from here on pokes, and so ends the wait that follows.
                 pokes, asked = self._lane.pokes(), list(self._posted)
             # Read after those who asked: none of them is of a later view.
             view = self._endpoint.view
@@ -136,7 +137,7 @@ class Messages:
         for posted in self._asked_in(view.epoch):
             wanted = active if posted.source is None else 1 << posted.source
             if not wanted & active or self._all_left(wanted & active):
-                self._fail([posted], StepFailed(f"{posted.work.name}: it is not in the view, or has left"))
+                self._fail([posted], StepFailed(f"{posted.work.name}: its source is not in the view, or has left"))
             elif now >= posted.deadline:
                 self._fail([posted], StepFailed(f"{posted.work.name}: nothing came within {self.timeout:.0f} s"))
         if not (asked := self._asked_in(view.epoch)):
@@ -168,7 +169,7 @@ class Messages:
         size = posted.tensor.numel() * posted.tensor.element_size()
         if data.numel() != size:
             self._fail(
-                [posted], ValueError(f"{posted.work.name}: a message of {data.numel()} bytes, where {size} were due")
+                [posted], ValueError(f"{posted.work.name}: the message has {data.numel()} bytes, the tensor {size}")
             )
             return
         posted.tensor.view(-1).view(torch.uint8).copy_(data)

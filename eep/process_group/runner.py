@@ -21,7 +21,7 @@ class Runner:
         self._name, self._lanes = name, lanes
         self._running = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[list[Call], float, EepWork, int] | None] = queue.SimpleQueue()
-        # Guards what follows, and that nothing is put into the queue behind its end: nobody would serve it.
+        # Guards what follows, and keeps calls from being queued behind the end, where no thread would serve them.
         self._queueing = threading.Lock()
         self._queued = 0
         self._closed = False
@@ -41,7 +41,7 @@ class Runner:
         if device != "cpu":
             self._execute(batch, timeout, work, self._lanes[device])
             return work
-        # Ahead of nobody: a call may run here only if none is queued, and none can be while it runs.
+        # A call may overtake no other: it runs here only if none is queued, and none can be queued to run beside it.
         if not in_background and self._running.acquire(blocking=False):
             try:
                 if self._queued == 0:

@@ -1,7 +1,7 @@
 """Views of an instance without a supervisor: its ranks commit them among themselves, in their rendezvous directory.
 
-``view.<epoch>`` is written once and never changed: whoever links it first has committed that epoch, all the others find it
-there. So survivors that noticed different things at different times still go through the same views, and one that dies
+``view.<epoch>`` is written once and never changed: the rank that links it first has committed that epoch, and the others find
+it there. So survivors that noticed different things at different times still go through the same views, and one that dies
 half-way leaves either nothing or a whole view behind. Not for instances with a supervisor: there the store decides.
 """
 

@@ -55,7 +55,9 @@ class EepWork(Work):
         if waited is not None:
             limit = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
             if not waited.wait(limit):
-                raise TimeoutError(f"{self.name} is not done after {limit} s; it goes on")
+                raise TimeoutError(
+                    f"{self.name} is not done after {limit} s; it goes on, so wait again or destroy the group"
+                )
         if self._error is not None:
             raise self._error
         return True
@@ -77,7 +79,7 @@ class EepWork(Work):
 
     def _source_rank(self) -> int:
         if self.source is None:
-            raise RuntimeError(f"{self.name} received from nobody")
+            raise RuntimeError(f"{self.name} has no source: it is not a receive, or has not ended yet")
         return self.source
 
     def source_rank(self) -> int:

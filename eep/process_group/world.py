@@ -80,16 +80,16 @@ class World:
         """A lane for the group of that name. Groups that hold every rank grow with the world.
 
         A name may be used again within a view: torch does so where groups are named by their ranks. Rounds count from 1
-        then as before, so that whoever is still in the last group of the name would take those of the new one for its own.
-        So the members look for the new one by another number: all have ended as many of that name in this view. On a GPU
-        it is refused: lanes change their place with their number, and what was captured knows the old one.
+        again, so a rank that is still in the last group of the name would take those of the new one for its own. So the
+        members look for the new group by another number: all have ended as many of that name in this view. On a GPU a
+        name may not be used again: a lane changes its place with its number, and a captured graph knows the old one.
         """
         if (device, name) in self._lanes:
             raise EepError(f"there is a process group {name!r} already; destroy it first")
         if any(used == name and on != "cpu" for on, used in self._uses):
             raise EepError(
-                f"the process group {name!r} was destroyed in this view (epoch {self.view.epoch}), and others may be in it "
-                "still; give the new one another name (group_name=...), or make it again after the next view"
+                f"the process group {name!r} was destroyed in this view (epoch {self.view.epoch}), and other ranks may still "
+                "be in it; give the new one another name (group_name=...), or make it again after the next view"
             )
         kind = Lane if device == "cpu" else DeviceLane
         lane = kind(self._endpoints[device], self.gate, group_id(name, self._uses.get((device, name), 0)), list(ranks))
@@ -100,7 +100,7 @@ class World:
         for device in self._endpoints:
             if (lane := self._lanes.pop((device, name), None)) is not None:
                 lane.close()
-                if len(self.view.active) > 1:  # alone, there is nobody who could be in it still
+                if len(self.view.active) > 1:  # alone, no other rank can still be in it
                     self._uses[device, name] = self._uses.get((device, name), 0) + 1
 
     def on_growth(self, grown: Callable[[int], None]) -> None:
@@ -144,7 +144,7 @@ class World:
         return view
 
     def revoke(self, epoch: int) -> None:
-        """Ends ``epoch`` for everybody, on every device."""
+        """Ends ``epoch`` for every rank, on every device."""
         for endpoint in self.endpoints:
             endpoint.revoke(epoch)
 
@@ -179,23 +179,23 @@ class World:
             grown(size)
 
     def _end_waits(self) -> None:
-        """Whoever waits in this process for what belongs to the present view leaves."""
+        """Ends all waits of this process for what belongs to the present view."""
         for endpoint in self.endpoints:
             if endpoint.view.epoch != ALONE_EPOCH:
                 endpoint.end_waits()
-        # Alone nobody waits but for a message of its own.
+        # A rank that is alone waits only for messages of its own.
         for lane in self._lanes.values():
             lane.poke()
 
     def _ended(self, life: Life) -> None:
-        """The process of a peer is gone. If it went without a word, the epoch is over for everybody."""
+        """The process of a peer is gone. If it did not say that it leaves, the epoch is over for every rank."""
         view = self.view  # read once: a newer one, without that process, must not suffer for it
         if not _is_in(view, life):
             return
         if not self.endpoint.has_left(life[0]):
             self.revoke(view.epoch)
             return
-        # A suspicion names no epoch. So it is uttered where no view can be entered meanwhile.
+        # A suspicion names no epoch. So it is told where no view can be entered meanwhile.
         self.gate.enter()
         try:
             for endpoint in self.endpoints:

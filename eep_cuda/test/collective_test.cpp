@@ -44,7 +44,7 @@ void test_lanes_do_not_disturb_each_other() {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Everybody hears of it, nobody is blamed, and the next call is in step again.
+// Every member hears of it, no rank is blamed, and the next call is in step again.
 void test_mismatch() {
   Ranks ranks(3, 8192);
   on_ranks(3, [&](uint32_t rank) {
@@ -71,7 +71,7 @@ void test_mismatch() {
       args.in = args.out = data.data(), args.bytes = rank ? 8 : 4;
       REQUIRE(eep_collective(context, &args, nullptr) == EEP_ERROR_MISMATCH);
 
-      // Rank 0, the root of a long broadcast, waits for nobody; it finds out before its second round.
+      // Rank 0, the root of a long broadcast, waits for no rank; it finds out before its second round.
       args = call_of(lane, rank == 2 ? EEP_BARRIER : EEP_BROADCAST);
       args.in = args.out = data.data(), args.bytes = data.size() * sizeof(int32_t);
       const int code = eep_collective(context, &args, nullptr);
@@ -119,7 +119,7 @@ void test_revoke() {
   });
 }
 
-// A rank is lost: by a deadline, by what somebody says, because it left, before it opened its lane.
+// A rank is lost: by a deadline, by a suspicion from outside, because it left, before it opened its lane.
 void test_loss() {
   enum Why { kDeadline, kSuspect, kLeft, kNoLane };
   for (Why why : {kDeadline, kSuspect, kLeft, kNoLane}) {
@@ -147,7 +147,7 @@ void test_loss() {
   }
 }
 
-// A sum that lacks somebody is never taken for a whole one: ranks 0 and 2 give each other up, rank 1 lacks nobody, and
+// A sum that lacks a part is never taken for a whole one: ranks 0 and 2 give each other up, rank 1 lacks no part, and
 // none may believe the segments that the others reduced.
 void test_a_loss_is_told_to_the_others() {
   Ranks ranks(3);
@@ -169,11 +169,11 @@ void test_lanes_open_and_close() {
   eep_context* context = ranks.ranks[0].context;
   uint32_t lane = 9;
   eep_group group{0, 2, 0, {0, 1}};
-  REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("other than 0"));
+  REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("must not be 0"));
   group = {1, 2, 0, {1, 2}};
   REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("does not belong"));
   group = {1, 3, 0, {0, 1, 1}};
-  REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("rank 1 is twice"));
+  REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("rank 1 is in the group more than once"));
   group = {1, 2, 0, {0, 3}};
   REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("outside the capacity of 3"));
   group = {1, 9, 0, {0}};
@@ -198,9 +198,9 @@ void test_lanes_open_and_close() {
   args.in = args.out = &bits, args.bytes = 4, args.element = EEP_ELEMENT_F32, args.reduction = EEP_BXOR;
   REQUIRE(eep_collective(context, &args, nullptr) == EEP_ERROR_ARGUMENT && last_error_says("cannot be reduced"));
   args.reduction = EEP_SUM, args.bytes = 3;
-  REQUIRE(eep_collective(context, &args, nullptr) == EEP_ERROR_ARGUMENT && last_error_says("no whole number"));
+  REQUIRE(eep_collective(context, &args, nullptr) == EEP_ERROR_ARGUMENT && last_error_says("not a whole number"));
   args.bytes = 4, args.out = nullptr;
-  REQUIRE(eep_collective(context, &args, nullptr) == EEP_ERROR_ARGUMENT && last_error_says("is missing"));
+  REQUIRE(eep_collective(context, &args, nullptr) == EEP_ERROR_ARGUMENT && last_error_says("gave no address"));
 }
 
 }  // namespace

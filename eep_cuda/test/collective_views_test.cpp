@@ -6,8 +6,8 @@
 namespace eep_test {
 namespace {
 
-// Every rank goes through the epochs at its own pace, with calls that wait for all, for some and for nobody: whoever is
-// slow must find what it needs of the old epoch untouched by those that are in the next one already.
+// Every rank goes through the epochs at its own pace, with calls that wait for all, for some and for none: a slow
+// rank must find what it needs of the old epoch untouched by those that are in the next one already.
 void test_views_are_entered_at_any_moment() {
   constexpr uint32_t kCount = 3;
   Ranks ranks(kCount);
@@ -15,7 +15,7 @@ void test_views_are_entered_at_any_moment() {
   on_ranks(kCount, [&](uint32_t rank) {
     ranks.open(rank, kGroup, members);
     for (uint32_t epoch = 1; epoch < 400; ++epoch) {
-      if (epoch > 1) ranks.show(rank, epoch, ranks.everybody());
+      if (epoch > 1) ranks.show(rank, epoch, ranks.all_ranks());
       const size_t sizes[] = {1, 2048, 0, 5000, 300};
       for (uint32_t i = 0; i < epoch % 4; ++i)
         Caller(ranks, rank, members, sizes[(epoch + i) % 5]).call((epoch * 7 + i * 3) % Caller::kCalls, epoch % kCount);
@@ -32,7 +32,7 @@ void open_and_reduce(Ranks& ranks, uint32_t rounds) {
   });
 }
 
-// What the members have is gathered at rank 1; the others wait for nobody.
+// What the members have is gathered at rank 1; the others do not wait.
 eep_collective_args gather_at_1(Ranks& ranks, uint32_t rank, const int32_t& in, std::vector<void*>& out) {
   eep_collective_args args = call_of(ranks.ranks[rank].lane, EEP_GATHER);
   args.in = &in, args.bytes = sizeof in, args.root = 1, args.deadline_ns = 600 * kSecond;

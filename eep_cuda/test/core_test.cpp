@@ -148,7 +148,7 @@ void test_absent_rank() {
   });
 }
 
-// Rank 3 never comes, and the deadline is far away: a revoke frees everybody.
+// Rank 3 never comes, and the deadline is far away: a revoke frees every rank.
 void test_revoke() {
   Instance instance(EEP_LAYOUT_RANK, EEP_TYPE_F32);
   for (uint32_t rank = 0; rank < kRanks; ++rank) instance.apply(rank, 1, 15, 600 * kSecond);
@@ -171,8 +171,8 @@ void barrier(Instance& instance, uint32_t rank, uint64_t status) {
   REQUIRE(instance.ranks[rank].control.dropped == 0);
 }
 
-// Each rank goes from view to view at its own pace, with nothing but barriers to hold them together: whoever is still
-// looking for the flags of the last one finds those of the next view, and knows that it was met.
+// Each rank goes from view to view at its own pace, with nothing but barriers to hold them together: a rank that
+// still looks for the flags of the last view finds those of the next, and knows that it was met.
 void test_a_barrier_is_met_though_others_are_in_the_next_view() {
   Instance instance(EEP_LAYOUT_RANK, EEP_TYPE_F32);
   on_ranks(kRanks, [&](uint32_t rank) {
@@ -184,7 +184,7 @@ void test_a_barrier_is_met_though_others_are_in_the_next_view() {
 }
 
 // Rank 0 calls a barrier of a view that the others have left, with nothing revoked: told by their flags, of whatever
-// kind, it does not wait for its deadline. Nobody is suspected, and in the new view all meet.
+// kind, it does not wait for its deadline. No rank is suspected, and in the new view all meet.
 void test_a_barrier_of_a_view_that_the_others_left() {
   enum Sign { kBarrier, kBarrierAfterAnother, kDispatch };
   for (Sign sign : {kBarrier, kBarrierAfterAnother, kDispatch}) {

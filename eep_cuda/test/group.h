@@ -34,13 +34,13 @@ struct Ranks {
       ranks[rank].region = std::make_unique<uint64_t[]>(at.total_bytes / sizeof(uint64_t));
       REQUIRE(eep_create(&shape, rank, ranks[rank].region.get(), &ranks[rank].control, &ranks[rank].context) == EEP_OK);
     }
-    for (uint32_t rank = 0; rank < count; ++rank) show(rank, 1, everybody());
+    for (uint32_t rank = 0; rank < count; ++rank) show(rank, 1, all_ranks());
   }
   ~Ranks() {
     for (Rank& rank : ranks) eep_destroy(rank.context);
   }
 
-  uint64_t everybody() const { return (uint64_t{1} << count) - 1; }
+  uint64_t all_ranks() const { return (uint64_t{1} << count) - 1; }
 
   void show(uint32_t rank, uint64_t epoch, uint64_t active) {
     eep_peer_table* table = eep_table(ranks[rank].context);

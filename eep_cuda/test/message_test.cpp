@@ -157,7 +157,7 @@ void test_views_are_entered_at_any_moment() {
   });
 }
 
-// What its source did not send before it left an epoch never comes; nobody is blamed. The same
+// What its source did not send before it left an epoch never comes, and no rank is blamed. The same
 // holds for a destination that will take nothing of that epoch any more.
 void test_an_epoch_is_left() {
   Ranks ranks(2);
@@ -167,7 +167,7 @@ void test_an_epoch_is_left() {
     REQUIRE(!second.take({0, 300, 0, 1}));
     REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == 0);
     REQUIRE(!second.probe(1).arrived);
-    // What is not taken of an epoch that is over is in nobody's way.
+    // What was not taken of an epoch that is over is not in the way.
     REQUIRE(!second.send(0, 7, 256 * (EEP_PIPE_CELLS + 1)));
     REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == 0);
     ranks.show(1, 2, 3);
@@ -184,7 +184,7 @@ void test_an_epoch_is_left() {
   for (uint32_t rank = 0; rank < 2; ++rank) REQUIRE(ranks.status(rank) == 0);
 }
 
-// A pipe that nobody empties: the sender gives its destination up, at the deadline or when it left.
+// A pipe that is never emptied: the sender gives its destination up, at the deadline or when it left.
 void test_a_full_pipe() {
   for (bool left : {false, true}) {
     Ranks ranks(2);
@@ -195,7 +195,7 @@ void test_a_full_pipe() {
   }
 }
 
-// A source that says what cannot be is dropped, and costs the receiver nothing else.
+// A source whose words contradict each other is dropped, and costs the receiver nothing else.
 void test_lies() {
   Ranks ranks(2);
   for (uint32_t rank = 0; rank < 2; ++rank) ranks.open(rank, kGroup, {0, 1});
@@ -216,7 +216,7 @@ void test_lies() {
 
   uint32_t done = 9;
   REQUIRE(eep_send(end.context(), end.lane(), 0, 0, nullptr, 0, 1, &done) == EEP_ERROR_ARGUMENT);
-  REQUIRE(last_error_says("rank 0 is no other active member"));
+  REQUIRE(last_error_says("rank 0 is this rank itself"));
 }
 
 }  // namespace

@@ -55,6 +55,6 @@ def test_no_kernel_traps(ptx: dict[str, str], kernel: str) -> None:
 
 
 def test_both_backends_export_the_same_functions() -> None:
-    """Whoever loads one can load the other. Needs no driver: nothing of CUDA is called."""
+    """A process that loads one can load the other. Needs no driver: nothing of CUDA is called."""
     for backend in ("cpu", "cuda"):
         assert native.load(backend).eep_abi_version() == native.ABI_VERSION

@@ -15,7 +15,7 @@ from tests.ranks import DIED, RankProcess, Ranks
 ALL, VICTIM, SURVIVORS = (0, 1, 2, 3), 2, (0, 1, 3)
 CONFIG = moe.Config(ranks=4, max_ranks=4)
 SOON_MS, PATIENT_MS = 3000.0, 60_000.0
-"""How long a rank waits where somebody is missed for certain, and everywhere else, where a loaded machine may be slow."""
+"""How long a rank waits where a peer is missed for certain, and everywhere else, where a loaded machine may be slow."""
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_kills_at_random_moments(group: Ranks) -> None:
         group.all(ALL, "set_timeout", SOON_MS)
         for rank in ALL:
             group[rank].send("step", 100 * cycle, ALL, 10_000)
-        time.sleep(dice.uniform(0.0, 0.15))
+        time.sleep(dice.uniform(0.0, 0.15))  # not a wait for anything: the moment is what the dice are for
         group[victim].kill()
         for rank in survivors:
             outputs, status = group[rank].answer()
@@ -128,7 +128,7 @@ def test_a_stop_shorter_than_the_deadline_costs_nothing(group: Ranks) -> None:
 @pytest.mark.parametrize(
     "point", ["dispatch.mid_rows", "dispatch.after_rows", "combine.after_rows", "combine.mid_pull"]
 )
-def test_a_removed_rank_that_wakes_up_reaches_nobody(group: Ranks, point: str) -> None:
+def test_a_removed_rank_that_wakes_up_reaches_no_rank(group: Ranks, point: str) -> None:
     group[VICTIM].call("arm", point, "stop")
     step_with_fault(group, seed=1)
     group[VICTIM].wait_until_stopped()
@@ -175,7 +175,7 @@ def test_a_suspect_is_waited_for_once(group: Ranks) -> None:
         assert status.suspects == (VICTIM,)
 
 
-def test_a_revoke_frees_everybody_at_once(group: Ranks) -> None:
+def test_a_revoke_frees_every_rank_at_once(group: Ranks) -> None:
     group.all(ALL, "set_timeout", 900_000)
     for rank in (0, 1):
         group[rank].send("step", 1, ALL)
@@ -322,7 +322,7 @@ def joiner_that_has_mapped_the_others(group: Ranks) -> tuple[RankProcess, eep.Vi
     group[VICTIM].kill()
     view = group.all(SURVIVORS, "disconnect", [VICTIM])[0]
     joiner = group.launch(VICTIM)
-    for _ in range(10):  # it passes by whoever does not answer at once
+    for _ in range(10):  # it passes by a rank that does not answer at once
         joiner.call("prepare")
         if joiner.call("memories") == memories:
             return joiner, view

@@ -34,7 +34,7 @@ class Slow:
             self.is_unmapped.set()
 
 
-def test_nobody_waits_for_memory_to_be_unmapped_before_the_end(
+def test_no_step_waits_for_memory_to_be_unmapped_before_the_end(
     rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow()

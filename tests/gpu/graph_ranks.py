@@ -16,7 +16,7 @@ class GraphProgram(RankProgram):
     LAYERS = 3
 
     def capture(self) -> list[int]:
-        """Captures alone, with nobody else in the view. Returns every address that the graph holds."""
+        """Captures alone, with no other rank in the view. Returns every address that the graph holds."""
         config = self.config
         self.buffer.connect_ranks([])
         self.x = torch.zeros(config.max_tokens, config.hidden, dtype=torch.bfloat16, device="cuda")

@@ -155,7 +155,7 @@ class LaneProgram(RankProgram):
         out = [self._on_gpu(torch.ones(count, dtype=dtype), offset) for _ in self.order]
         self._collective(Kind.ALL_GATHER, mine, in_=mine, out_blocks=out)
         for rank, block in zip(self.order, out, strict=True):
-            # What nobody sends keeps what it held.
+            # A block that no rank sends keeps what it held.
             expected = numbers(rank, seed, count, dtype) if rank in active else torch.ones(count, dtype=dtype)
             self._compare(f"all_gather {dtype} {count}, block of rank {rank}", block, expected)
 
@@ -249,7 +249,7 @@ class LaneProgram(RankProgram):
         return self.buffer.status()
 
     def refused(self) -> list[str]:
-        """The sentences for calls that cannot be."""
+        """The sentences for calls that are refused."""
         lanes, said = self.buffer, []
         x = torch.zeros(8, device="cuda")
         fields: list[tuple[Kind, dict[str, object]]] = [
@@ -277,7 +277,7 @@ class LaneProgram(RankProgram):
     # ---- a captured graph ----
 
     def capture(self) -> None:
-        """Captures alone, with nobody else in the view."""
+        """Captures alone, with no other rank in the view."""
         self.buffer.connect_ranks([])
         ranks = len(self.order)
         self.small = torch.zeros(600, dtype=torch.bfloat16, device="cuda")

@@ -46,15 +46,15 @@ def test_two_and_eight_ranks_in_collectives(rendezvous: eep.Rendezvous) -> None:
         group.start(range(8))
         group.connect((0, 1))
         check(group, (0, 1), "run", 1, (0, 1), 5000, "float32")
-        everybody = tuple(range(8))
-        group.all((0, 1), "connect", list(everybody), epoch=2)
-        group.all(range(2, 8), "connect", list(everybody), epoch=2)
-        check(group, everybody, "run", 2, everybody, 5000, "float32")
-        check(group, everybody, "repeat", 3, everybody, 100_000, 5)
+        all_ranks = tuple(range(8))
+        group.all((0, 1), "connect", list(all_ranks), epoch=2)
+        group.all(range(2, 8), "connect", list(all_ranks), epoch=2)
+        check(group, all_ranks, "run", 2, all_ranks, 5000, "float32")
+        check(group, all_ranks, "repeat", 3, all_ranks, 100_000, 5)
 
 
 def test_a_thousand_replays_of_one_graph_of_collectives(rendezvous: eep.Rendezvous) -> None:
-    """Ranks die, go, come and are replaced under it; nobody captures again."""
+    """Ranks die, go, come and are replaced under it; no rank captures again."""
     with ranks_of(rendezvous, LaneConfig(), timeout_ms=1000) as group:
         group.start(ALL)
         group.all(ALL, "capture")
@@ -196,7 +196,7 @@ def test_a_stopped_rank_that_wakes_up_spoils_no_collective(rendezvous: eep.Rende
 
 @pytest.mark.parametrize("other", [("ALL_GATHER", 50_000), ("ALL_REDUCE", 100)])
 def test_different_calls_are_noticed(rendezvous: eep.Rendezvous, other: tuple[str, int]) -> None:
-    """At once, not at the deadline, and nobody is suspected."""
+    """At once, not at the deadline, and no rank is suspected."""
     with ranks_of(rendezvous, LaneConfig(), timeout_ms=900_000) as group:
         start(group)
         for rank in ALL:
@@ -226,13 +226,13 @@ def test_groups_come_and_go_in_any_order(rendezvous: eep.Rendezvous) -> None:
         check(group, ALL, "run", 2, ALL, 3000, "float32")
 
 
-def test_what_cannot_be_is_refused(rendezvous: eep.Rendezvous) -> None:
+def test_bad_calls_are_refused(rendezvous: eep.Rendezvous) -> None:
     with ranks_of(rendezvous, LaneConfig()) as group:
         start(group, (0,))
         said = group[0].call("refused")
         assert len(said) == 7
         for word, sentence in zip(
-            ["not reduced", "bits", "whole number", "missing", "root", "no group", "CPUs"], said, strict=True
+            ["not reduced", "bitwise", "whole number", "no address", "root", "no group", "CPUs"], said, strict=True
         ):
             assert word in sentence
         check(group, (0,), "run", 2, (0,), 3000, "float32")

@@ -92,7 +92,7 @@ def test_a_revoke_from_outside_frees_a_spinning_kernel(rendezvous: eep.Rendezvou
 
 @pytest.mark.parametrize("sign", ["barrier", "step"])
 def test_a_barrier_of_a_view_that_the_others_left_ends_at_once(rendezvous: eep.Rendezvous, sign: str) -> None:
-    """Nothing is revoked: it is the flags of the others, of whatever kind, that tell. Nobody is suspected."""
+    """Nothing is revoked: it is the flags of the others, of whatever kind, that tell. No rank is suspected."""
     arguments = (1, ALL) if sign == "step" else ()
     with Ranks(rendezvous, CONFIG, timeout_ms=900_000) as group:
         start(group)
@@ -110,7 +110,7 @@ def test_a_barrier_of_a_view_that_the_others_left_ends_at_once(rendezvous: eep.R
         group.check_steps(ALL, seed=2)
 
 
-def test_a_stopped_rank_that_wakes_up_reaches_nobody(rendezvous: eep.Rendezvous) -> None:
+def test_a_stopped_rank_that_wakes_up_reaches_no_rank(rendezvous: eep.Rendezvous) -> None:
     # A fifth rank's worth of room: when it wakes up, its kernels too spin on the GPU that all share.
     with Ranks(rendezvous, dataclasses.replace(CONFIG, max_ranks=5), timeout_ms=1000) as group:
         start(group)

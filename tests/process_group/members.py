@@ -163,7 +163,7 @@ class MemberProgram:
         self.groups[name] = eep.pg.split(dist.group.WORLD, ranks, name=name)
 
     def bad(self, kind: str) -> None:
-        """A call that must be refused before anybody else is told of it."""
+        """A call that must be refused before another rank is told of it."""
         match kind:
             case "noncontiguous":
                 dist.all_reduce(torch.zeros(4, 4).t()[1:, :2])
@@ -196,6 +196,10 @@ class MemberProgram:
         for work, _ in done:
             work.wait()
         return [tensor for _, tensor in done]
+
+    def is_asleep(self) -> bool:
+        """Whether a call that was started waits for another rank, long enough to sleep."""
+        return any(endpoint.context.page.sleepers for endpoint in self.groups["world"].world.endpoints)
 
     def answered(self, seed: int) -> tuple[torch.Tensor, tuple[int, ...]]:
         pg = self.groups["world"]

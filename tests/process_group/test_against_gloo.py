@@ -84,10 +84,10 @@ def test_what_is_reduced(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 999), st.integers(1, 5000), st.booleans())
-def test_messages(both: tuple[Members, Members], seed: int, length: int, anybody: bool) -> None:
+def test_messages(both: tuple[Members, Members], seed: int, length: int, any_source: bool) -> None:
     for group in both:
         group[0].send("send", 1, seed, length, seed % 5)
-        source, tensor = group[1].call("recv", None if anybody else 0, length, seed % 5)
+        source, tensor = group[1].call("recv", None if any_source else 0, length, seed % 5)
         group[0].answer()
         assert source == 0
         if group is both[0]:

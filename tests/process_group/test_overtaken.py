@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import eep
+from eep.abi.collectives import CollectiveArgs
 from eep.process_group import calls
 from eep.process_group.gate import Gate
 from eep.process_group.lane import Lane
@@ -44,7 +45,7 @@ def test_a_message_that_is_queued_when_the_view_changes_ends_with_it(worlds: Mak
     ranks = [made.start(rank) for rank in range(3)]
     enter(ranks, View(1, (0, 1, 2), (0, 0, 0)))
     source, destination = (messages_of(world) for world in ranks[:2])
-    # The first is longer than the pipe, and nobody receives it.
+    # The first is longer than the pipe, and the other rank does not receive it.
     pending = [source.send(torch.zeros(length), 1, 0) for length in (100_000, 1)]
     enter(ranks[:2], View(2, (0, 1), (0, 0, 0)))
     for work in pending:
@@ -69,29 +70,28 @@ def test_a_receive_that_was_asked_for_alone_takes_nothing_of_the_view_that_is_jo
     assert (early.item(), late.item()) == (0.0, 5.0)
 
 
-class Library:
+class Context:
     """Says that all have answered; the view changes after the first call."""
 
     def __init__(self) -> None:
-        self.endpoint: Any = SimpleNamespace(_library=self, _context=None, view=View(4, (0, 1), (0, 0)))
+        self.endpoint: Any = SimpleNamespace(context=self, view=View(4, (0, 1), (0, 0)))
         self.calls = 0
 
-    def eep_lane_open(self, *_: Any) -> int:
+    def open_lane(self, *_: Any) -> int:
         return 0
 
-    def eep_collective(self, _context: Any, args: Any, _stream: Any) -> int:
-        args._obj.answered = 0b11
+    def collective(self, args: CollectiveArgs) -> None:
+        args.answered = 0b11
         self.calls += 1
         self.endpoint.view = View(5, (0, 1), (0, 0))
-        return 0
 
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_batch_does_not_go_on_in_the_next_view(in_background: bool) -> None:
-    library = Library()
-    runner = Runner("group", {"cpu": Lane(library.endpoint, Gate(), 1, [0, 1])})
+    context = Context()
+    runner = Runner("group", {"cpu": Lane(context.endpoint, Gate(), 1, [0, 1])})
     work = runner.run([calls.barrier(), calls.barrier()], CALL_S, in_background=in_background)
     with pytest.raises(eep.EpochRevoked, match=r"called in epoch 4, .* run it again in epoch 5"):
         work.wait(SOON)
-    assert library.calls == 1
+    assert context.calls == 1
     runner.run([calls.barrier()], CALL_S, in_background=in_background).wait(SOON)

@@ -44,7 +44,7 @@ def broadcast(lane: Lane, value: float, timeout: float = 1.0) -> float:
 
 
 def test_a_name_that_is_used_again_is_that_of_another_group(worlds: Make) -> None:
-    """Who comes late to the first does not take what was said in the third for it, and is told that nobody is there."""
+    """A rank that comes late to the first does not take what the third said for it, and is told that no rank answers."""
     fast, slow = start(worlds, 2)
     late = lane_of(slow)
     broadcast(lane_of(fast), 1.0, CALL_S)
@@ -57,7 +57,7 @@ def test_a_name_that_is_used_again_is_that_of_another_group(worlds: Make) -> Non
 
 
 def test_groups_of_one_name_may_follow_each_other_within_a_view(worlds: Make) -> None:
-    """Each rank goes on as it comes: nobody waits between two of them."""
+    """Each rank goes on as it comes: no rank waits between two of them."""
     ranks = start(worlds, 2)
     found: dict[int, list[float]] = {0: [], 1: []}
 

@@ -57,7 +57,7 @@ def _driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise EepError("there is no CUDA driver on this machine (libcuda.so.1 was not found)") from error
+        raise EepError("libcuda.so.1 was not found; install the CUDA driver, or use device='cpu'") from error
 
 
 def _call(name: str, *args: Any) -> None:
@@ -156,7 +156,7 @@ class DeviceMemory:
             raise
         memory = cls(fd.value, size, handle, device)
         memory.bytes_at(0, size).zero_()
-        _current_device()  # zeroed before anybody is told of it
+        _current_device()  # zeroed before any peer is told of it
         return memory
 
     @classmethod
@@ -181,7 +181,7 @@ class DeviceMemory:
     def fabric_handle(self) -> bytes | None:
         """A handle by which another host of the same NVLink domain could map this memory, where the driver gives one.
 
-        Nobody sends these yet: ranks exchange descriptors, on one host. No such import has been run.
+        Not in use yet: ranks exchange descriptors, on one host. No such import has been run.
         """
         handle, exported = c_ulonglong(), ctypes.create_string_buffer(_FABRIC_HANDLE_BYTES)
         _call("cuMemRetainAllocationHandle", ctypes.byref(handle), c_void_p(self.address))

@@ -3,8 +3,8 @@
 //
 // Every function that returns int answers 0, or a negative eep_error after which nothing has changed and
 // eep_last_error() says in a sentence what is wrong. What goes wrong with a *peer* is never an error here:
-// kernels drop the peer, go on, and say so in the control page, because a captured graph has nobody to return
-// an error to.
+// kernels drop the peer, go on, and say so in the control page, because a captured graph has no caller to
+// return an error to.
 #ifndef EEP_EEP_H_
 #define EEP_EEP_H_
 
@@ -18,7 +18,7 @@ extern "C" {
 
 typedef enum {
   EEP_OK = 0,
-  EEP_ERROR_ARGUMENT = -1,  // a shape, size or index that cannot be
+  EEP_ERROR_ARGUMENT = -1,  // a shape, size or index outside its limits
   EEP_ERROR_PHASE = -2,     // dispatch and combine called out of turn
   EEP_ERROR_VIEW = -3,      // the view changed between a dispatch and its combine: start the step again
   EEP_ERROR_DEVICE = -4,    // the device or its driver refused
@@ -243,11 +243,11 @@ EEP_API int eep_copy_batch(uint32_t count, void* const* to, const void* const* f
 
 // ---- control ----
 
-// Ends `epoch` and all before it for the owner of this page; whoever waits there leaves at once.
+// Ends `epoch` and all before it for the owner of this page; its waits end at once.
 EEP_API void eep_control_revoke(eep_control_page* page, uint64_t epoch);
 // Tells the owner not to wait for these ranks (a bit mask) in its current epoch.
 EEP_API void eep_control_suspect(eep_control_page* page, uint64_t ranks);
-// Says what the owner of a page is up to (eep_owner_state), and wakes whoever waits at it.
+// Says what the owner of a page is up to (eep_owner_state), and wakes all that wait at it.
 EEP_API void eep_control_state(eep_control_page* page, uint64_t state);
 // Revokes for this rank and for every peer in its table.
 EEP_API void eep_revoke(eep_context* context, uint64_t epoch);
@@ -268,7 +268,8 @@ EEP_API const char* eep_fault_name(uint32_t point);
 // or how many messages in a row EEP_FAULT_DROP loses: the flags that would tell peers of them are not written. Only
 // dispatch.after_rows and combine.after_rows have a message to lose.
 EEP_API int eep_fault_arm(uint32_t point, uint32_t action, uint32_t skip, uint32_t amount);
-// `fired` is called with the number of a point just before it acts, in the thread that passes it. Null: nobody is told.
+// `fired` is called with the number of a point just before it acts, in the thread that passes it. Null: nothing is
+// called.
 EEP_API void eep_fault_notify(void (*fired)(uint32_t point));
 
 // ---- the layout of the structures, for mirrors in other languages ----

@@ -63,11 +63,11 @@ typedef struct {
   uint64_t suspects;       // outside: ranks not to wait for; cleared with a new view
   uint64_t reserved0[6];
   uint64_t dropped;  // kernels: ranks that were given up, at a deadline or as told; cleared with a new view
-  uint64_t corrupt;  // kernels: ranks that sent what cannot be
+  uint64_t corrupt;  // kernels: ranks whose messages were malformed or contradicted the view
   uint64_t status;   // kernels: eep_status bits, why the step is not to be trusted; 0 while all is well
   uint64_t reserved1[5];
   uint32_t doorbell;  // CPU only, a futex: counts what a sleeping kernel may wait for
-  uint32_t sleepers;  // how many sleep on it, so that nobody rings for nothing
+  uint32_t sleepers;  // how many sleep on it: none, and a ring needs no system call
   uint32_t wake_at;   // the doorbell's count at which a lone sleeper has all it waits for
   uint32_t reserved2[13];
   uint64_t state;  // owner: eep_owner_state

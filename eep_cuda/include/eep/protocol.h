@@ -14,9 +14,9 @@
 //   pull rows in rank order; stamp unchanged?
 //
 // One buffer per channel is enough: a source writes round n+1 only after every live destination's combine
-// flag of round n, and a destination sends that flag only when it is done with the rows of round n. A source
-// that was dropped is not written to again in that epoch, and whoever it still reads from re-stamps the
-// outbox first.
+// flag of round n, and a destination sends that flag only when it is done with the rows of round n. No rank
+// writes again to a source that it dropped in that epoch, and it re-stamps the outbox from which that source
+// may still read.
 #ifndef EEP_PROTOCOL_H_
 #define EEP_PROTOCOL_H_
 
@@ -49,11 +49,11 @@ typedef enum {
 // Why a step is not to be trusted.
 typedef enum {
   EEP_STATUS_REVOKED = 1,     // the epoch was revoked while the step ran
-  EEP_STATUS_SUSPECT = 2,     // a source was dropped: its deadline passed, or somebody said not to wait for it
-  EEP_STATUS_CORRUPT = 4,     // a source sent what cannot be; it was dropped
+  EEP_STATUS_SUSPECT = 2,     // a source was dropped: its deadline passed, or a word from outside said not to wait
+  EEP_STATUS_CORRUPT = 4,     // a source sent a malformed message; it was dropped
   EEP_STATUS_MISROUTED = 8,   // a token was routed to a rank that is not in the view
   EEP_STATUS_TORN = 16,       // an outbox changed while it was read
-  EEP_STATUS_BAD_TABLE = 32,  // an entry of this rank's peer table makes no sense; it was skipped
+  EEP_STATUS_BAD_TABLE = 32,  // an entry of this rank's peer table contradicts itself; it was skipped
   EEP_STATUS_MISMATCH = 64,   // a member of a group called something else, or met other ranks; its part was not taken
 } eep_status;
 
@@ -134,16 +134,16 @@ EEP_INLINE eep_barrier_word eep_barrier_read(uint64_t latest, uint64_t flag, uin
 
 // ---- lanes: what a process group meets in ----
 // Every call of a collective is a number of rounds. In a round a rank fills one half of its own outbox, stamps it, and
-// tells every other member, in *their* mailboxes; each pulls from the outboxes what it needs. So nobody ever writes
-// payload into memory of another, and a zombie can only spoil what nobody reads. Two halves are enough: a rank fills a
+// tells every other member, in *their* mailboxes; each pulls from the outboxes what it needs. So no rank ever writes
+// payload into memory of another, and a zombie can only spoil what no rank reads. Two halves are enough: a rank fills a
 // half again, in round n, only when every member has entered round n-1 and hence is done with round n-2. The round
-// before the first of an epoch is the last of the epoch before: views are entered one after the other, and whoever is
-// behind must find there what it needs. So the halves of a rank alternate for ever, each rank's by its own count, and a
-// flag of a later epoch says that its source is done with the earlier ones; whether it took part in their last round to
-// the end, the stamp of its other half tells.
+// before the first of an epoch is the last of the epoch before: ranks enter a view one after the other, and a rank that
+// is behind must find there what it needs. So the halves of a rank alternate for ever, each rank's by its own count,
+// and a flag of a later epoch says that its source is done with the earlier ones; whether it took part in their last
+// round to the end, the stamp of its other half tells.
 
 // What a source signals, in one cache line per slot and part. Only that source writes it. What it says of a round stays
-// until it enters the round after the next, so that whoever is a round behind can still read it: hence two of each, by
+// until it enters the round after the next, so that a member a round behind can still read it: hence two of each, by
 // the half that the round uses.
 typedef struct {
   uint64_t flag;     // epoch | round | half: it has entered that round, and that half of its outbox is filled

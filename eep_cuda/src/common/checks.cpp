@@ -35,8 +35,10 @@ int check_shape(const eep_shape& shape) {
     return fail(EEP_ERROR_ARGUMENT, "max_topk must be between 1 and %d, got %u", EEP_MAX_TOPK, shape.max_topk);
   if (shape.local_experts < 1 || shape.local_experts > 1u << 16)
     return fail(EEP_ERROR_ARGUMENT, "local_experts must be between 1 and %u, got %u", 1u << 16, shape.local_experts);
-  if (shape.layout > EEP_LAYOUT_EXPERT) return fail(EEP_ERROR_ARGUMENT, "unknown layout %u", shape.layout);
-  if (shape.wire_type > EEP_TYPE_FP8_UE8M0) return fail(EEP_ERROR_ARGUMENT, "unknown wire type %u", shape.wire_type);
+  if (shape.layout > EEP_LAYOUT_EXPERT)
+    return fail(EEP_ERROR_ARGUMENT, "there is no layout %u; see eep_layout", shape.layout);
+  if (shape.wire_type > EEP_TYPE_FP8_UE8M0)
+    return fail(EEP_ERROR_ARGUMENT, "there is no wire type %u; see eep_type", shape.wire_type);
   if (shape.combine_type > EEP_TYPE_BF16)
     return fail(EEP_ERROR_ARGUMENT, "expert outputs must be f32 or bf16, got type %u", shape.combine_type);
   if (shape.channels < 1 || shape.channels > EEP_MAX_CHANNELS)
@@ -65,7 +67,8 @@ int check_create(const eep_shape& shape, uint32_t rank, const void* region, cons
   if (const int error = check_shape(shape)) return error;
   if (rank >= shape.max_ranks)
     return fail(EEP_ERROR_ARGUMENT, "rank %u is outside the capacity of %u ranks", rank, shape.max_ranks);
-  if (!region || !control) return fail(EEP_ERROR_ARGUMENT, "a region and a control page are needed");
+  if (!region || !control)
+    return fail(EEP_ERROR_ARGUMENT, "rank %u gave no address for its region or its control page", rank);
   return EEP_OK;
 }
 
@@ -95,20 +98,25 @@ int check_dispatch_send(const eep_shape& shape, const eep_dispatch_send_args& ar
     return fail(EEP_ERROR_ARGUMENT, "%u tokens are more than the maximum of %u this buffer was made for", args.tokens,
                 shape.max_tokens);
   if (const int error = check_topk(shape, args.topk)) return error;
-  if (args.tokens && (!args.x || !args.topk_idx)) return fail(EEP_ERROR_ARGUMENT, "x and topk_idx are needed");
-  if (args.x_type > EEP_TYPE_BF16) return fail(EEP_ERROR_ARGUMENT, "x must be f32 or bf16");
-  if (args.wire_type > EEP_TYPE_FP8_UE8M0) return fail(EEP_ERROR_ARGUMENT, "unknown wire type %u", args.wire_type);
+  if (args.tokens && (!args.x || !args.topk_idx))
+    return fail(EEP_ERROR_ARGUMENT, "dispatch of %u tokens: x or topk_idx is missing", args.tokens);
+  if (args.x_type > EEP_TYPE_BF16) return fail(EEP_ERROR_ARGUMENT, "x must be f32 or bf16, got type %u", args.x_type);
+  if (args.wire_type > EEP_TYPE_FP8_UE8M0)
+    return fail(EEP_ERROR_ARGUMENT, "there is no wire type %u; see eep_type", args.wire_type);
   if (eep_is_fp8(args.wire_type) ? shape.hidden % EEP_SCALE_GROUP != 0 : args.wire_type != args.x_type)
     return fail(
         EEP_ERROR_ARGUMENT,
-        "x cannot be sent as this wire type: it takes the type of x, or fp8 with a hidden size that is a multiple "
+        "x of type %u cannot travel as wire type %u: send the type of x, or fp8 with a hidden size that is a multiple "
         "of %d",
-        EEP_SCALE_GROUP);
+        args.x_type, args.wire_type, EEP_SCALE_GROUP);
   if (eep_element_bytes(args.wire_type) > eep_element_bytes(shape.wire_type))
-    return fail(EEP_ERROR_ARGUMENT, "this buffer was made for rows of a narrower type than is to be sent");
+    return fail(EEP_ERROR_ARGUMENT,
+                "wire type %u is wider than type %u, which this buffer was made for; make it with the wider one",
+                args.wire_type, shape.wire_type);
   // Rows are used where they lie in the rank layout, so that their type cannot change from call to call.
   if (shape.layout == EEP_LAYOUT_RANK && args.wire_type != shape.wire_type)
-    return fail(EEP_ERROR_ARGUMENT, "a buffer of the rank layout sends the type it was made for, and no other");
+    return fail(EEP_ERROR_ARGUMENT, "a buffer of the rank layout sends only the type it was made for, %u, not type %u",
+                shape.wire_type, args.wire_type);
   return EEP_OK;
 }
 
@@ -118,29 +126,33 @@ int check_dispatch_recv(const eep_shape& shape, const eep_dispatch_recv_args& ar
                             ? args.topk_idx && args.topk_weights
                             : args.packed_rows && args.packed_count && args.src_info && args.layout_range &&
                                   (args.packed_scales || !eep_is_fp8(args.wire_type));
-  if (!args.count || !complete) return fail(EEP_ERROR_ARGUMENT, "an output of the dispatch is missing");
+  if (!args.count || !complete)
+    return fail(EEP_ERROR_ARGUMENT,
+                "dispatch: a tensor that the layout of this buffer needs for its output is missing");
   return EEP_OK;
 }
 
 int check_combine_send(const eep_shape& shape, const eep_combine_send_args& args) {
   if (const int error = check_topk(shape, args.topk)) return error;
   if (!args.x || (shape.layout == EEP_LAYOUT_EXPERT && (!args.src_info || !args.layout_range)))
-    return fail(EEP_ERROR_ARGUMENT, "an input of the combine is missing");
+    return fail(EEP_ERROR_ARGUMENT, "combine: x is missing, or src_info or layout_range in the expert layout");
   return EEP_OK;
 }
 
 int check_combine_recv(const eep_shape& shape, const eep_combine_recv_args& args, uint32_t dispatched_tokens) {
   if (args.tokens != dispatched_tokens)
-    return fail(EEP_ERROR_ARGUMENT, "combine of %u tokens after a dispatch of %u", args.tokens, dispatched_tokens);
+    return fail(EEP_ERROR_ARGUMENT, "combine of %u tokens after a dispatch of %u: give as many as were dispatched",
+                args.tokens, dispatched_tokens);
   if (const int error = check_topk(shape, args.topk)) return error;
   if (args.tokens && (!args.out || !args.topk_idx))
-    return fail(EEP_ERROR_ARGUMENT, "an output tensor and topk_idx are needed");
+    return fail(EEP_ERROR_ARGUMENT, "combine of %u tokens: out or topk_idx is missing", args.tokens);
   return EEP_OK;
 }
 
 int check_copies(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes) {
   for (uint32_t i = 0; i < count; ++i)
-    if (bytes[i] && (!to[i] || !from[i])) return fail(EEP_ERROR_ARGUMENT, "copy %u has nowhere to come from or go", i);
+    if (bytes[i] && (!to[i] || !from[i]))
+      return fail(EEP_ERROR_ARGUMENT, "copy %u has bytes, but no source or no target address", i);
   return EEP_OK;
 }
 

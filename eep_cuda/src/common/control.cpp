@@ -16,21 +16,19 @@ namespace {
 void wake(eep_control_page& page) { syscall(SYS_futex, &page.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 }  // namespace
 
-// The flag comes first and the doorbell second; a waiter reads them in the other order, so that either it sees the flag
-// or its sleep is refused because the doorbell has moved.
+// A sender stores the flag first and rings the doorbell second. A waiter reads them in the other order: either it sees
+// the flag, or the kernel refuses its sleep because the doorbell has moved.
 //
-// A sleeper that misses m flags asks to be woken at the m-th ring only (wake_at). That it cannot be missed:
-// - It read the doorbell as D before it looked. The ring of a flag that it did not see then is not in D, and each
+// A sleeper that misses m flags asks to be woken at the m-th ring only (wake_at). Why the m-th ring always wakes it:
+// - It read the doorbell as D before it looked. A flag that it did not see then rings after D was read, and each
 // missing
-//   source rings at least once, so that the doorbell reaches D + m no later than the last flag.
-// - It counts itself a sleeper first and stores wake_at second. A ring in between, or before, makes the kernel refuse
-// the
-//   sleep; one after both sees them.
-// - wake_at speaks for one sleeper. With more than one, every ring wakes all. Whoever stops sleeping first sets wake_at
-// to a
-//   count that has passed, and only then counts itself out: so when one of several is left, wake_at is either its own
-//   or one at which every ring wakes.
-// Rings for other things come on top of the m: they wake too early, never too late.
+//   source rings at least once. So the doorbell reaches D + m no later than the last flag.
+// - It counts itself a sleeper first and stores wake_at second. A ring before or between makes the kernel refuse the
+//   sleep; a ring after both sees them.
+// - wake_at speaks for one sleeper. With more than one, every ring wakes all. A rank that stops sleeping first sets
+//   wake_at to a count that has passed, and then counts itself out. So when one of several sleepers is left, wake_at is
+//   either its own or one at which every ring wakes.
+// Rings for other reasons come on top of the m: they wake too early, never too late.
 void ring(eep_control_page& page) {
   const uint32_t count = std::atomic_ref<uint32_t>(page.doorbell).fetch_add(1, std::memory_order_seq_cst) + 1;
   const uint32_t sleepers = std::atomic_ref<uint32_t>(page.sleepers).load(std::memory_order_seq_cst);

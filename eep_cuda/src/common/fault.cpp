@@ -74,7 +74,9 @@ void eep_fault_notify(void (*fired)(uint32_t)) { notify.store(fired, std::memory
 
 int eep_fault_arm(uint32_t point, uint32_t action, uint32_t skip, uint32_t amount) {
   if (point >= kPointCount || action > EEP_FAULT_DROP)
-    return eep::fail(EEP_ERROR_ARGUMENT, "no such fault point (%u) or action (%u)", point, action);
+    return eep::fail(EEP_ERROR_ARGUMENT,
+                     "there is no fault point %u, or no action %u; see eep_fault_name and eep_fault_action", point,
+                     action);
   if (action == EEP_FAULT_DROP && point != kDispatchAfterRows && point != kCombineAfterRows)
     return eep::fail(EEP_ERROR_ARGUMENT, "no message is sent at %s that could be lost: use %s or %s", kNames[point],
                      kNames[kDispatchAfterRows], kNames[kCombineAfterRows]);

@@ -20,8 +20,8 @@ eep_barrier_word read(const eep_mailbox& mailbox, uint64_t epoch, uint64_t round
   return eep_barrier_read(latest, flag, load_relaxed(mailbox.barrier_before), epoch, round);
 }
 
-// Until each of `missing` has entered the barrier; or one of them never will, and then the epoch is over, though nobody
-// has told us.
+// Waits until each of `missing` has entered the barrier, or one of them never will: then the epoch is over, though no
+// revoke has reached us.
 void wait_for_all(eep_context& context, const eep_snapshot& here, uint64_t missing, uint64_t deadline_ns) {
   const uint64_t epoch = context.barrier_epoch, round = context.barrier_round;
   const ChannelView own = context.own(0);

@@ -161,7 +161,7 @@ void all_reduce(const Call& call) {
   for (uint64_t i = 0; i <= chunks; ++i) {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
-    if (i < chunks)  // but for our own segment, which nobody else reads
+    if (i < chunks)  // but for our own segment, which no other rank reads
       segments_of(i).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
         if (rank != me) copy(half + begin, at(call.args.in, i * chunk + begin), size);
       });
@@ -327,7 +327,7 @@ int check_buffers(const eep_collective_args& args, const Members& members) {
       break;
     case EEP_ALL_TO_ALL:
       if (!args.in_bytes || !args.out_bytes)
-        return fail(EEP_ERROR_ARGUMENT, "an all_to_all needs the sizes of its blocks");
+        return fail(EEP_ERROR_ARGUMENT, "all_to_all: give in_bytes and out_bytes, one size per member");
       in_blocks = out_blocks = true;
       break;
   }
@@ -336,22 +336,26 @@ int check_buffers(const eep_collective_args& args, const Members& members) {
       (in_blocks && !blocks_are_there(args.in_blocks, sized ? args.in_bytes : nullptr, args.bytes, members.size)) ||
       (out_blocks && !blocks_are_there(const_cast<const void* const*>(args.out_blocks),
                                        sized ? args.out_bytes : nullptr, args.bytes, members.size)))
-    return fail(EEP_ERROR_ARGUMENT, "an input or output of the collective is missing");
+    return fail(EEP_ERROR_ARGUMENT, "collective %u: this rank gave no address for an input or output that it needs",
+                args.kind);
   return EEP_OK;
 }
 
 int check_call(const eep_collective_args& args, const Members& members) {
-  if (args.kind > EEP_ALL_TO_ALL) return fail(EEP_ERROR_ARGUMENT, "unknown collective %u", args.kind);
+  if (args.kind > EEP_ALL_TO_ALL)
+    return fail(EEP_ERROR_ARGUMENT, "there is no collective %u; see eep_collective_kind", args.kind);
   const uint32_t size = element_size(args.element);
-  if (!size) return fail(EEP_ERROR_ARGUMENT, "unknown element type %u", args.element);
+  if (!size) return fail(EEP_ERROR_ARGUMENT, "there is no element type %u; see eep_element", args.element);
   if (args.bytes % size)
-    return fail(EEP_ERROR_ARGUMENT, "%llu bytes are no whole number of elements of %u bytes",
+    return fail(EEP_ERROR_ARGUMENT, "%llu bytes are not a whole number of elements of %u bytes",
                 static_cast<unsigned long long>(args.bytes), size);
   if (reduces(args.kind) && !find_reduce(args.element, args.reduction))
-    return fail(EEP_ERROR_ARGUMENT, "elements of type %u cannot be reduced by operation %u", args.element,
-                args.reduction);
+    return fail(EEP_ERROR_ARGUMENT,
+                "elements of type %u cannot be reduced by operation %u; see eep_element and eep_reduction",
+                args.element, args.reduction);
   if (has_root(args.kind) && (args.root >= EEP_MAX_RANKS || !(members.active & rank_bit(args.root))))
-    return fail(EEP_ERROR_ARGUMENT, "the root, rank %u, is not an active member of the group", args.root);
+    return fail(EEP_ERROR_ARGUMENT, "the root, rank %u, is not an active member of the group; name one that is",
+                args.root);
   return check_buffers(args, members);
 }
 

@@ -80,7 +80,8 @@ int eep_tune(eep_context*, uint32_t, uint32_t) { return EEP_OK; }
 int eep_share_gpu(eep_context*) { return EEP_OK; }
 
 int eep_stamps(eep_context*, eep_block_stamps*, uint32_t) {
-  return eep::fail(EEP_ERROR_ARGUMENT, "only kernels of a GPU note when they pass their stations");
+  return eep::fail(EEP_ERROR_ARGUMENT,
+                   "only kernels of a GPU note when they pass their stations; use the CUDA library");
 }
 void eep_destroy(eep_context* context) { delete context; }
 int eep_publish_table(eep_context* context) {

@@ -45,7 +45,7 @@ void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snaps
   });
 }
 
-// rank layout: rows stay where they are; rows that nobody sent are told apart by an expert of -1.
+// rank layout: rows stay where they are; rows that no source sent are told apart by an expert of -1.
 void copy_routing(const eep_context& context, const eep_dispatch_recv_args& args, const eep_snapshot& snapshot) {
   const ChannelView inbox = context.own(args.channel);
   const uint64_t per_slot = uint64_t{context.shape.max_tokens} * args.topk;

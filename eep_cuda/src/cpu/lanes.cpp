@@ -8,9 +8,9 @@ namespace eep {
 namespace {
 
 int check_group(const eep_context& context, const eep_group& group) {
-  if (!group.id) return fail(EEP_ERROR_ARGUMENT, "a group needs an id other than 0");
+  if (!group.id) return fail(EEP_ERROR_ARGUMENT, "the id of a group must not be 0: 0 marks a free lane");
   if (!group.size || group.size > context.shape.max_ranks)
-    return fail(EEP_ERROR_ARGUMENT, "a group has between 1 and %u members here, got %u", context.shape.max_ranks,
+    return fail(EEP_ERROR_ARGUMENT, "a group has between 1 and %u members, got %u", context.shape.max_ranks,
                 group.size);
   uint64_t members = 0;
   for (uint32_t i = 0; i < group.size; ++i) {
@@ -18,15 +18,15 @@ int check_group(const eep_context& context, const eep_group& group) {
     if (rank >= context.shape.max_ranks)
       return fail(EEP_ERROR_ARGUMENT, "rank %u of the group is outside the capacity of %u ranks", rank,
                   context.shape.max_ranks);
-    if (members & rank_bit(rank)) return fail(EEP_ERROR_ARGUMENT, "rank %u is twice in the group", rank);
+    if (members & rank_bit(rank)) return fail(EEP_ERROR_ARGUMENT, "rank %u is in the group more than once", rank);
     members |= rank_bit(rank);
   }
   if (!(members & rank_bit(context.table.rank)))
-    return fail(EEP_ERROR_ARGUMENT, "rank %u opens a group that it does not belong to", context.table.rank);
+    return fail(EEP_ERROR_ARGUMENT, "rank %u does not belong to the group that it opens", context.table.rank);
   return EEP_OK;
 }
 
-// Nobody of the new group knows this lane yet, so that what lies here is of another group and nothing can be lost.
+// No member of the new group knows this lane yet: what lies here is of another group, and nothing can be lost.
 void clear(const eep_context& context, uint32_t lane) {
   const LaneView own(context.shape, context.at, context.region, lane);
   for (uint32_t slot = 0; slot < context.at.slots; ++slot) {
@@ -108,7 +108,7 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane) 
                 lanes);
   Lane& taken = context->lanes.lane[chosen];
   if (taken.group.id != group->id) {
-    // Whoever still reads the last round of the group that was here is not disturbed by the first one of this.
+    // A member that still reads the last round of the group that was here is not disturbed by the first of this one.
     const uint64_t half = taken.calls.half;
     taken = Lane{};
     taken.calls.half = half;

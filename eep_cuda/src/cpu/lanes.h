@@ -12,7 +12,7 @@ namespace eep {
 
 // What this rank remembers of a lane between calls. The three parts belong to different threads and know nothing of
 // each other; each counts from one again when it finds the table in another epoch. Members do that one after the other,
-// so each also remembers what somebody may still need of the epoch before.
+// so each also remembers what a slower member may still need of the epoch before.
 struct Lane {
   eep_group group;  // its id is 0 while the lane is free; guarded by Lanes::mutex
 
@@ -59,7 +59,7 @@ struct Members {
   eep_control_page* control[EEP_MAX_RANKS];
 };
 
-// Refuses a lane that does not exist or serves nobody, and a rank that is not in its own view.
+// Refuses a lane that does not exist or serves no group, and a rank that is not in its own view.
 int take_members(eep_context& context, uint32_t lane, const char* call, Members& members);
 
 // The lane at which `rank` serves the group, or -1 while it does not.

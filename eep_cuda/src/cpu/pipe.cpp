@@ -22,9 +22,10 @@ constexpr uint64_t kLookForLeft = 20'000'000, kLookForLane = 1'000'000;
 
 int check_peer(const eep_context& context, const Members& members, uint32_t rank, const char* call) {
   if (!context.shape.pipe_bytes)
-    return fail(EEP_ERROR_ARGUMENT, "%s: this region was made without pipes for messages", call);
+    return fail(EEP_ERROR_ARGUMENT, "%s: this region has no pipes for messages; make it with shape.pipe_bytes", call);
   if (rank >= EEP_MAX_RANKS || !(members.active & rank_bit(rank)) || rank == members.me)
-    return fail(EEP_ERROR_ARGUMENT, "%s: rank %u is no other active member of the group", call, rank);
+    return fail(EEP_ERROR_ARGUMENT, "%s: rank %u is this rank itself, or not an active member of the group", call,
+                rank);
   return EEP_OK;
 }
 
@@ -144,7 +145,7 @@ int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, con
   Members members;
   if (const int error = take_members(*context, lane, "send", members)) return error;
   if (const int error = check_peer(*context, members, to, "send")) return error;
-  if (bytes && !data) return fail(EEP_ERROR_ARGUMENT, "send: the data is missing");
+  if (bytes && !data) return fail(EEP_ERROR_ARGUMENT, "send: the message has bytes, but no address was given for them");
   *done = 0;
   Lane::Stream& stream = sent_in(context->lanes.lane[lane].sent[to], members, to);
   if (!find_lane_of(*context, members, to, deadline_ns, stream)) return EEP_OK;
@@ -183,7 +184,7 @@ int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t po
   Members members;
   if (const int error = take_members(*context, lane, "probe", members)) return error;
   if (!context->shape.pipe_bytes)
-    return fail(EEP_ERROR_ARGUMENT, "probe: this region was made without pipes for messages");
+    return fail(EEP_ERROR_ARGUMENT, "probe: this region has no pipes for messages; make it with shape.pipe_bytes");
   *message = {};
   sources &= members.active & ~rank_bit(members.me);
   uint64_t ahead = 0;
@@ -208,7 +209,7 @@ int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t po
       *message = found;
       return EEP_OK;
     }
-    // Nothing that ends this wait is anybody's fault: the control page names nobody.
+    // No rank is at fault when this wait ends: the control page names none.
     if (ahead && !(sources & ~ahead)) report(*context->control, EEP_STATUS_REVOKED);
     sources &= ~(left | ahead);
     if (!sources || !deadline_ns || context->pokes.load(std::memory_order_seq_cst) != pokes || !wait.rest(1)) break;
@@ -229,7 +230,8 @@ int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, u
   Members members;
   if (const int error = take_members(*context, lane, "receive", members)) return error;
   if (const int error = check_peer(*context, members, source, "receive")) return error;
-  if (bytes && !data) return fail(EEP_ERROR_ARGUMENT, "receive: there is nowhere to put the data");
+  if (bytes && !data)
+    return fail(EEP_ERROR_ARGUMENT, "receive: the message has bytes, but no address was given to put them");
   *done = 0;
   Lane::Stream& stream = received_in(*context, members, source);
   const LaneView own(context->shape, context->at, context->region, lane);

@@ -225,11 +225,12 @@ uint8_t* Rounds::begin() {
   // Every member that entered the last round is done with the one before, whose half this round uses.
   if (const uint64_t behind = reachable_ & ~state_.entered; state_.round && behind) {
     const uint64_t arrived = wait_until_entered(behind, state_.round);
-    // Whoever is done with this epoch will not enter another round of it.
+    // A member that is done with this epoch will not enter another round of it.
     for_each_rank(arrived, [&](uint32_t rank) {
       if (has_left_epoch(rank)) leave_epoch();
     });
-    // What somebody called that this rank did not need to hear of in time; of an earlier call it is no longer news.
+    // A member may have called something else, and this rank did not need to hear of it in time. Of an earlier call it
+    // is no longer news.
     if (!first_ && !over_) for_each_rank(arrived, [&](uint32_t rank) { agrees(rank, state_.round); });
   }
   if (is_over() || is_revoked(*context_.control, members_.epoch)) {

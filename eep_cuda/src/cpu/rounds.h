@@ -1,13 +1,13 @@
 // The rounds of one call of a collective: entering them in step, saying so, and knowing whose part can be taken.
 //
-//   begin()    nobody can be reading the half of our outbox that this round uses: fill it
+//   begin()    no member can be reading the half of our outbox that this round uses: fill it
 //   publish()  stamp it and tell every member
 //   await()    whose part is there, is of the same call, and was made with the same members
 //   taken()    after reading: whose part did not change meanwhile
 //
-// A member that is lost is not waited for again, and its loss is told to the others with the next round, so that a sum
-// in which somebody's part is missing is not taken for a whole one by anybody. The call goes on in step with those that
-// are left; only a revoke and a mismatch end it early.
+// A rank does not wait again for a member that is lost, and tells the others of the loss with the next round. So no
+// member takes a sum that lacks a part for a whole one. The call goes on in step with those that are left; only a
+// revoke and a mismatch end it early.
 //
 // Members enter a new view one after the other, and rounds begin at 1 again in each: a slow member may still be in the
 // last round of the old epoch when a fast one enters the first of the new. So the halves alternate for ever, the flag
@@ -52,7 +52,7 @@ class Rounds {
   PartView view(uint32_t rank) const;  // a CPU has one part per lane
   void find_lanes();
   void enter_epoch();
-  // Until nobody reads, in the epoch before, what our first round of this one overwrites.
+  // Until no member reads, in the epoch before, what our first round of this one overwrites.
   void wait_for_readers();
   // The half in which `rank` has its part of `round`, or one of these.
   enum : int { kNotYet = -1, kNever = -2 };
@@ -62,7 +62,7 @@ class Rounds {
   bool is_held(uint32_t rank, uint64_t half, uint64_t round) const;
   // The half that was found for a member, or our own.
   uint64_t half_of(uint32_t rank, uint64_t round) const { return half_[round % 2][rank]; }
-  // Somebody is in a later epoch already: this one is over, though nobody has told us.
+  // A member is in a later epoch already: this one is over, though no revoke has reached us.
   void leave_epoch();
   uint64_t wait_until_entered(uint64_t sources, uint64_t round);
   // Whether the words of `rank` about `round` are those of our own call; sets what follows if they are not.

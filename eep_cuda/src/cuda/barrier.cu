@@ -32,7 +32,7 @@ __global__ void barrier_kernel(const __grid_constant__ Home home, uint64_t deadl
   const WaitFor wait{home.page, &state.trouble, epoch, deadline_ns, EEP_STATUS_REVOKED};
   const uint64_t arrived = wait_for(wait, others, [&](uint32_t rank) {
     const eep_barrier_word word = read_word(own.mailbox(members.slot[rank]), epoch, round);
-    // The epoch is over, though nobody has told us: the wait ends at its next glance.
+    // The epoch is over, though no revoke has reached us: the wait ends at its next glance.
     if (word == EEP_BARRIER_NEVER) note(&state.trouble, EEP_STATUS_REVOKED);
     return word == EEP_BARRIER_ENTERED;
   });

@@ -9,7 +9,7 @@ namespace eep {
 namespace {
 
 constexpr uint64_t kHead = EEP_MAX_RANKS * sizeof(uint64_t);
-constexpr uint64_t kLargestBlock = uint64_t{1} << 40;  // more than any GPU holds: whoever names more is lying
+constexpr uint64_t kLargestBlock = uint64_t{1} << 40;  // more than any GPU holds: a member that names more is lying
 
 struct Move {
   const Home& home;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kLaneThreads)
   if (!join_party(home, call.lane, party)) return;
   const bool is_rooted = call.kind == EEP_BROADCAST || call.kind == EEP_GATHER || call.kind == EEP_SCATTER;
   if (is_rooted && !(party.active >> call.root & 1)) {
-    if (threadIdx.x == 0) complain(home, EEP_STATUS_MISMATCH);  // nobody can take part in that; all members see it
+    if (threadIdx.x == 0) complain(home, EEP_STATUS_MISMATCH);  // no member can take part in that; all of them see it
     return;
   }
   const bool is_root = call.root == home.rank, is_all_to_all = call.kind == EEP_ALL_TO_ALL;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kLaneThreads)
   const bool fills = call.kind == EEP_ALL_GATHER || call.kind == EEP_GATHER || is_all_to_all ||
                      (is_root && (call.kind == EEP_BROADCAST || call.kind == EEP_SCATTER));
 
-  // Of an all_to_all nobody knows how long it is before the others have said how much they send.
+  // How long an all_to_all is, a rank knows only when the others have said how much they send.
   uint64_t rounds = is_all_to_all ? 1 : rounds_for(call.bytes, capacity), largest = call.bytes;
   for (uint64_t i = 0; i < rounds; ++i) {
     if (fills && by_place)

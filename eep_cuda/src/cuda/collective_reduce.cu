@@ -1,8 +1,8 @@
 // The collectives that reduce: all_reduce, reduce, reduce_scatter.
 //
-// Every rank puts its input into its outbox and reads that of the others. Where a large all_reduce would read
-// everything from everybody, each rank reduces only its share of a piece and a second round hands the sums round: twice
-// the rounds for a fraction of the bytes. Either way the same additions in the same order, so the same bits.
+// Every rank puts its input into its outbox and reads the outboxes of the others. In a large all_reduce a rank does not
+// read every outbox whole: it reduces its share of a piece, and a second round hands the sums round. That is twice the
+// rounds for a fraction of the bytes. Either way the same additions in the same order, so the same bits.
 #include "cuda/collective.cuh"
 #include "cuda/lanes.cuh"
 #include "cuda/reduce.cuh"
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kLaneThreads)
   __shared__ Sources sources;
   if (!join_party(home, call.lane, party)) return;
   if (call.kind == EEP_REDUCE && !(party.active >> call.root & 1)) {
-    if (threadIdx.x == 0) complain(home, EEP_STATUS_MISMATCH);  // nobody can take part in that; all members see it
+    if (threadIdx.x == 0) complain(home, EEP_STATUS_MISMATCH);  // no member can take part in that; all of them see it
     return;
   }
   const bool scatters = call.kind == EEP_REDUCE_SCATTER;

@@ -26,7 +26,7 @@ __device__ inline void store_release_sys(uint64_t* word, uint64_t value) {
 __device__ inline void store_relaxed_sys(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
-// Two neighbouring words as one, aligned to 16 bytes: nobody ever sees one of them without the other.
+// Two neighbouring words as one, aligned to 16 bytes: no reader ever sees one of them without the other.
 __device__ inline void load_pair_acquire_sys(const uint64_t* words, uint64_t& first, uint64_t& second) {
   asm volatile("{.reg .b128 pair; ld.acquire.sys.global.b128 pair, [%2]; mov.b128 {%0, %1}, pair;}"
                : "=l"(first), "=l"(second)
@@ -98,7 +98,7 @@ __device__ inline void note(Trouble* trouble, eep_status why, uint64_t dropped =
   atomicOr(reinterpret_cast<unsigned long long*>(&trouble->status), why);
 }
 
-// Called by one thread that has seen trouble. Whoever comes last tells all of it: masks first, the status word after.
+// Called by one thread that has seen trouble. The last thread to come shows all of it: masks first, then the status.
 __device__ inline void show_trouble(Trouble* trouble, eep_control_page* page) {
   __threadfence();
   const uint64_t status = *static_cast<volatile uint64_t*>(&trouble->status);

@@ -67,8 +67,8 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
 
 // Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token,
 // encodes all of them in place, and then sends the same registers to one rank after the other. With `kAhead` the next
-// item of the warp is on its way meanwhile: a usual number of tokens gives a warp one or two items, and without that
-// everybody would first load, then encode, then store.
+// item of the warp is on its way meanwhile. A usual number of tokens gives a warp one or two items; without that, all
+// warps would first load, then encode, then store.
 template <bool kF32, uint32_t V, bool kAhead, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
                                    Prepare prepare) {
@@ -183,7 +183,7 @@ __device__ void put_routing(const Home& home, const eep_dispatch_send_args& args
   }
 }
 
-// Copies the metadata of the sources that arrived; what nobody sent gets an expert of -1.
+// Copies the metadata of the sources that arrived; a row that no source sent gets an expert of -1.
 __device__ void take_routing(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
                              const uint32_t* slot_counts) {
   const ChannelView inbox = own_channel(home, args.channel);

@@ -40,8 +40,8 @@ class CaptureUndisturbed {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Shows the kernels lanes [first, first + count). By a copy engine from pinned memory: it needs no multiprocessor, all
-// of which may be waiting for somebody, and disturbs no capture.
+// Shows the kernels lanes [first, first + count). A copy engine does it, from pinned memory: it disturbs no capture,
+// and needs no multiprocessor, all of which may hold kernels that wait for a peer.
 int show_lanes(eep_context* context, uint32_t first, uint32_t count) {
   const CaptureUndisturbed guard;
   cudaMemcpyAsync(context->home.state->lanes + first, context->lanes + first, count * sizeof(Lane),
@@ -100,8 +100,9 @@ int await_members(eep_context* context, Lane& lane, bool may_wait) {
 int check_group(const eep_context& context, const eep_group& group) {
   const uint32_t max_ranks = context.home.shape.max_ranks;
   if (!context.home.shape.lanes)
-    return fail(EEP_ERROR_ARGUMENT, "this region has no lanes: it was not made for process groups");
-  if (!group.id) return fail(EEP_ERROR_ARGUMENT, "the id of a group must not be 0");
+    return fail(EEP_ERROR_ARGUMENT,
+                "this region has no lanes for process groups; make it with shape.lanes of at least 1");
+  if (!group.id) return fail(EEP_ERROR_ARGUMENT, "the id of a group must not be 0: 0 marks a free lane");
   if (group.size < 1 || group.size > max_ranks)
     return fail(EEP_ERROR_ARGUMENT, "a group has between 1 and %u members, got %u", max_ranks, group.size);
   uint64_t seen = 0;
@@ -128,11 +129,13 @@ int check_reduction(const eep_collective_args& args) {
   const bool is_float = args.element >= EEP_ELEMENT_F16 && args.element <= EEP_ELEMENT_F64;
   if (args.element >= EEP_ELEMENT_BYTES)
     return fail(EEP_ERROR_ARGUMENT, "elements of type %u can be moved but not reduced", args.element);
-  if (args.reduction > EEP_BXOR) return fail(EEP_ERROR_ARGUMENT, "unknown reduction %u", args.reduction);
+  if (args.reduction > EEP_BXOR)
+    return fail(EEP_ERROR_ARGUMENT, "there is no reduction %u; see eep_reduction", args.reduction);
   if (args.reduction >= EEP_BAND && is_float)
-    return fail(EEP_ERROR_ARGUMENT, "the bits of floating-point numbers cannot be reduced");
+    return fail(EEP_ERROR_ARGUMENT,
+                "a bitwise reduction needs integers, got floating-point elements; convert them first");
   if (args.reduction == EEP_AVG && args.element == EEP_ELEMENT_BOOL)
-    return fail(EEP_ERROR_ARGUMENT, "there is no average of true and false");
+    return fail(EEP_ERROR_ARGUMENT, "bool has no average; convert the tensor to a number type first");
   if (args.bytes % bytes_of(args.element))
     return fail(EEP_ERROR_ARGUMENT, "%llu bytes are not a whole number of elements of %u bytes",
                 static_cast<unsigned long long>(args.bytes), bytes_of(args.element));
@@ -170,20 +173,22 @@ int check_call(const eep_context& context, const eep_collective_args& args) {
   if (args.lane >= context.home.shape.lanes || !context.lanes[args.lane].group)
     return fail(EEP_ERROR_ARGUMENT, "lane %u serves no group; open one first", args.lane);
   const Lane& lane = context.lanes[args.lane];
-  if (args.kind > EEP_ALL_TO_ALL) return fail(EEP_ERROR_ARGUMENT, "unknown collective %u", args.kind);
+  if (args.kind > EEP_ALL_TO_ALL)
+    return fail(EEP_ERROR_ARGUMENT, "there is no collective %u; see eep_collective_kind", args.kind);
   if (reduces(args.kind))
     if (const int error = check_reduction(args)) return error;
   const bool is_rooted =
       args.kind == EEP_BROADCAST || args.kind == EEP_REDUCE || args.kind == EEP_GATHER || args.kind == EEP_SCATTER;
   if (is_rooted && !is_in(lane, args.root))
-    return fail(EEP_ERROR_ARGUMENT, "the root, rank %u, is not in the group", args.root);
+    return fail(EEP_ERROR_ARGUMENT, "the root, rank %u, is not in the group; name a member", args.root);
   const Needs needs = needs_of(args.kind, args.root == context.home.rank);
   if (needs.sizes && (!args.in_bytes || !args.out_bytes))
-    return fail(EEP_ERROR_ARGUMENT, "an all_to_all needs the sizes of its blocks");
+    return fail(EEP_ERROR_ARGUMENT, "all_to_all: give in_bytes and out_bytes, one size per member");
   const bool is_complete = (args.in || !needs.in) && (args.out || !needs.out) && (args.in_blocks || !needs.in_blocks) &&
                            (args.out_blocks || !needs.out_blocks);
   if (!is_complete && (args.bytes || needs.sizes))
-    return fail(EEP_ERROR_ARGUMENT, "an input or output of the collective is missing");
+    return fail(EEP_ERROR_ARGUMENT, "collective %u: this rank gave no address for an input or output that it needs",
+                args.kind);
   return EEP_OK;
 }
 
@@ -255,7 +260,7 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* number
                       context->side);
     error = check_cuda(cudaStreamSynchronize(context->side), "opening a process group");
   }
-  // Only now may the others write here. We find ourselves by our own page, like everybody else.
+  // Only now may the others write here. We find ourselves by our own page, as the others do.
   if (!error) std::atomic_ref<uint64_t>(context->control->groups[index]).store(group->id, std::memory_order_release);
   if (!error) {
     find_members(*context, *lane);
@@ -273,7 +278,7 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* number
 int eep_lane_close(eep_context* context, uint32_t number) {
   using namespace eep;
   if (number >= context->home.shape.lanes || !context->lanes[number].group)
-    return fail(EEP_ERROR_ARGUMENT, "lane %u serves no group", number);
+    return fail(EEP_ERROR_ARGUMENT, "lane %u serves no group: it was closed already, or never opened", number);
   std::atomic_ref<uint64_t>(context->control->groups[number]).store(0, std::memory_order_release);
   context->lanes[number] = {};
   return show_lanes(context, number, 1);

@@ -2,15 +2,15 @@
 //
 // Each thread block owns one part of a lane and meets only the blocks of the same part on the other ranks; no block
 // waits for another of its own grid. A round is: fill a half of our outbox; meet(); pull from the halves of the others;
-// end_round(). Nobody writes payload into the memory of another.
+// end_round(). No rank writes payload into the memory of another.
 //
 // Which half a round uses alternates for ever and is told with the flag, because rounds begin again at 1 in every
 // epoch: a slow member may still be reading the last round of the old epoch when a fast one enters the first of the
 // new. For the same reason that first flag also says that its sender is done with the old epoch; whether it left there
 // what we want, the stamp of its other half tells. If not, that will never come, and the call ends as if revoked.
 //
-// A stamp is never taken for another's: it names epoch, round and group, and one of a round that somebody was not told
-// of is gone before that one hears of its sender again.
+// A stamp is never taken for another's: it names epoch, round and group. If a member was not told of a round, the stamp
+// of that round is gone before the member hears of its sender again.
 #ifndef EEP_CUDA_LANES_CUH_
 #define EEP_CUDA_LANES_CUH_
 
@@ -153,7 +153,7 @@ __device__ inline uint32_t find_half(const Home& home, const Party& party, uint3
   const uint64_t flag = load_acquire_sys(&box->flag);
   const uint32_t told = flag & 1;
   const bool is_here = eep_flag_is(flag, party.epoch, party.round), is_newer = eep_flag_epoch(flag) > party.epoch;
-  // Whoever saw our flag of this round may be one ahead already, or be in a new epoch.
+  // A member that saw our flag of this round may be one ahead already, or in a new epoch.
   if (!is_here && !is_newer && !eep_flag_is(flag, party.epoch, party.round + 1)) return kNotYet;
   if (load_relaxed_sys(&box->group) != party.group) return kNotYet;
   if (is_newer && !is_left_behind(home, party, rank, 1 - told)) return kNever;
@@ -230,7 +230,7 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
     }
   }
   if (!writes_next) __syncthreads();
-  // All have entered this round, so nobody reads our other half any more, except one that we have dropped: it finds the
+  // All have entered this round, so no member reads our other half any more. One that we have dropped may: it finds the
   // stamp gone. Done before that half is written again, in the shadow of the pulling where that is later.
   if (threadIdx.x == 0) {
     store_pair_relaxed_sys(own.stamp(1 - party.half), 0, 0);

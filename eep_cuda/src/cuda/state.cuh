@@ -26,8 +26,8 @@ struct ChannelState {
   uint32_t senders_done;  // blocks of the dispatch that have put all their rows
 };
 
-// Of a kernel that waits on a GPU which others need meanwhile. A waiting block fills a multiprocessor, and libraries
-// start their matrix products in clusters of eight, for each of which so many must be free close to each other.
+// Of a kernel that waits on a GPU which other ranks need meanwhile. A waiting block fills a multiprocessor. Libraries
+// start their matrix products in clusters of eight, which need eight free multiprocessors close to each other.
 constexpr uint32_t kWaitingBlocks = 2;
 
 constexpr uint32_t kMaxParts = 64;              // of a lane
@@ -47,7 +47,7 @@ struct PartState {
   uint64_t epoch;
   uint64_t round;         // the last one, in that epoch
   uint64_t half;          // of the outbox, which comes next: alternates for ever, across epochs and groups
-  uint64_t has_left_out;  // 1: somebody of the view was not told of every round of that epoch
+  uint64_t has_left_out;  // 1: a rank of the view was not told of every round of that epoch
 };
 
 struct DeviceState {
