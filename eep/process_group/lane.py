@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Protocol
 
 from eep.abi.collectives import CollectiveArgs, MessageHeader
-from eep.data_plane.endpoint import Endpoint
+from eep.abi.context import NativeContext
+from eep.data_plane.status import Status
 from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.process_group.gate import Gate
 from eep.view import View
@@ -18,10 +20,32 @@ def group_id(name: str, uses: int = 0) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
 
 
+class GroupEndpoint(Protocol):
+    """What the calls of a group need of an endpoint: native calls, the view they belong to, and whether to trust it."""
+
+    @property
+    def context(self) -> NativeContext: ...
+
+    @property
+    def view(self) -> View: ...
+
+    @property
+    def max_ranks(self) -> int: ...
+
+    @property
+    def is_ok(self) -> bool: ...
+
+    def status(self) -> Status: ...
+
+    def stream(self) -> int | None: ...
+
+    def has_left(self, rank: int) -> bool: ...
+
+
 class Lane:
     """One call at a time; messages may go beside it. Ranks are those of the instance, not of the group."""
 
-    def __init__(self, endpoint: Endpoint, gate: Gate, identity: int, ranks: list[int]) -> None:
+    def __init__(self, endpoint: GroupEndpoint, gate: Gate, identity: int, ranks: list[int]) -> None:
         self.ranks = ranks
         self._endpoint, self._gate, self._identity = endpoint, gate, identity
         self._context = endpoint.context

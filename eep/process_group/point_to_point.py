@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from eep.abi.collectives import MessageHeader
-from eep.data_plane.endpoint import Endpoint
 from eep.errors import EepError, StepFailed
 from eep.process_group.calls import check
-from eep.process_group.lane import Lane, overtaken
+from eep.process_group.lane import GroupEndpoint, Lane, overtaken
 from eep.process_group.work import EepWork
 from eep.view import View
 
@@ -43,7 +42,7 @@ class _Posted:
 class Messages:
     """The messages of one group. Ranks are those of the instance."""
 
-    def __init__(self, endpoint: Endpoint, lane: Lane, timeout: float) -> None:
+    def __init__(self, endpoint: GroupEndpoint, lane: Lane, timeout: float) -> None:
         self.timeout = timeout
         self._endpoint, self._lane = endpoint, lane
         # Guards all that follows but what was set aside, which is the receiver's own. A caller that comes after the end is

@@ -173,7 +173,8 @@ void test_lanes_open_and_close() {
   group = {1, 2, 0, {1, 2}};
   REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("does not belong"));
   group = {1, 3, 0, {0, 1, 1}};
-  REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("rank 1 is in the group more than once"));
+  REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT &&
+          last_error_says("rank 1 is in the group more than once"));
   group = {1, 2, 0, {0, 3}};
   REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("outside the capacity of 3"));
   group = {1, 9, 0, {0}};

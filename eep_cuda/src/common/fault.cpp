@@ -34,7 +34,7 @@ void disarm(Plan& plan) {
   armed.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// A message is lost; so are the next ones, until there were enough of them.
+// Loses this message and the next ones, until the plan has lost enough.
 bool drop(Plan& plan, Point point) {
   if (!plan.dropped++) tell(point);
   if (plan.dropped >= plan.amount) disarm(plan);
@@ -45,7 +45,7 @@ bool drop(Plan& plan, Point point) {
 
 std::atomic<uint32_t> armed{0};
 
-// Returns whether the message that is about to be sent is to be lost.
+// Returns whether to lose the message that is about to be sent.
 bool act(Point point) {
   Plan& plan = plans[point];
   if (plan.action == EEP_FAULT_OFF) return false;

@@ -1,4 +1,4 @@
-// Named points at which a test lets a process die, stop or dawdle, or a message be lost.
+// Named points at which a test kills, stops or delays a process, or loses a message.
 #ifndef EEP_COMMON_FAULT_H_
 #define EEP_COMMON_FAULT_H_
 
@@ -36,7 +36,7 @@ inline void pass(Point point) {
     act(point);
 }
 
-// The same, where a message is about to be sent: whether it is to be lost.
+// The same where a message is about to be sent: returns whether to lose it.
 inline bool loses(Point point) {
   if (armed.load(std::memory_order_relaxed)) [[unlikely]]
     return act(point);

@@ -52,7 +52,7 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
   }
 }
 
-// `lost`: a fault on purpose, the others will not hear of this outbox.
+// `lost`: an injected fault, the others will not hear of this outbox.
 void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, bool lost) {
   const uint32_t own_slot = snapshot.slot[context.table.rank];
   uint32_t sent = 0;

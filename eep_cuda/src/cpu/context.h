@@ -76,11 +76,11 @@ namespace eep {
 
 // The one-step prologue: copies the table to the channel's snapshot and counts the round.
 void begin_round(eep_context& context, uint32_t channel);
-// Fills the membership part of a snapshot from the table, skipping entries that make no sense.
+// Fills the membership part of a snapshot from the table, skipping entries that contradict themselves.
 void take_snapshot(eep_context& context, eep_snapshot& snapshot);
 // Whether the epoch of this round is over; if so the round takes no further part in anything.
 bool leave_if_revoked(eep_context& context, eep_snapshot& snapshot);
-// Checks that every expert is one that there is.
+// Checks that every expert exists.
 int check_experts(const eep_context& context, const int64_t* topk_idx, uint32_t tokens, uint32_t topk);
 
 // Ranks that are not waited for again, nor written to, in this epoch.

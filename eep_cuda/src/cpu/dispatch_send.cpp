@@ -37,7 +37,7 @@ class Sender {
     });
   }
 
-  // A fault on purpose: the others will not hear of this round. It knows of its own.
+  // An injected fault: the others will not hear of this round. This rank knows of its own part.
   void lose_flags() { targets_ &= rank_bit(context_.table.rank); }
 
   void send_flags() {

@@ -20,10 +20,10 @@ struct Lane {
     uint64_t epoch;
     uint64_t round;    // the last that was entered
     uint64_t half;     // of our outbox, that it used: 0 or 1. They alternate for ever, whatever the epoch
-    uint64_t entered;  // who is known to have entered it
+    uint64_t entered;  // the members known to have entered it
     uint64_t active;   // the members of this epoch
     bool told_all;     // whether each of them was told of every round
-    // Who may still be in a round before the last one of an earlier epoch, and read what our next round overwrites.
+    // Members that may still be in an earlier epoch, before its last round, and read what our next round overwrites.
     uint64_t readers, read_epoch, read_round;
     uint64_t known;  // whose lane is known
     uint8_t lane_of[EEP_MAX_RANKS];

@@ -4,9 +4,10 @@
 // cell again when the destination has taken what was in it before; cells are counted per pair and epoch.
 //
 // A message belongs to its view, and the two ends enter a view one after the other. A source that is ahead leaves the
-// cells alone until the destination has taken all of the old epoch, or is done with that epoch itself: what it has not
-// taken by then is lost with the view. An end that is behind, and waits for what the other will not do any more in that
-// epoch, learns so from the first cell, or the first word about cells, of a later one; it leaves as if revoked.
+// cells alone until the destination has taken all of the old epoch or has left that epoch itself. What the destination
+// has not taken by then is lost with the view. An end that is behind may wait for what the other end will not do any
+// more in that epoch. The first cell of a later epoch tells it so, or the first `taken` word; then it leaves as if
+// revoked.
 #include <algorithm>
 #include <cstring>
 
@@ -17,7 +18,7 @@
 namespace eep {
 namespace {
 
-// As in the rounds of a collective: neither a peer's leaving nor its opening a lane rings our bell.
+// As in the rounds of a collective: a peer that leaves or opens a lane does not ring our doorbell.
 constexpr uint64_t kLookForLeft = 20'000'000, kLookForLane = 1'000'000;
 
 int check_peer(const eep_context& context, const Members& members, uint32_t rank, const char* call) {
@@ -89,7 +90,7 @@ Look look_for_room(const eep_pipe& pipe, const eep_control_page& destination, La
 
 // ---- destination ----
 
-// The source hears at once that we take nothing of an earlier epoch any more.
+// Tells the source at once that we take nothing of an earlier epoch any more.
 Lane::Stream& received_in(eep_context& context, const Members& members, uint32_t source) {
   Lane::Stream& stream = context.lanes.lane[members.lane].received[source];
   if (stream.epoch == members.epoch) return stream;
@@ -100,7 +101,7 @@ Lane::Stream& received_in(eep_context& context, const Members& members, uint32_t
   return stream;
 }
 
-// Whether the source fills cells of a later epoch: of ours there are no more to come.
+// Whether the source fills cells of a later epoch: then no more of ours will come.
 bool is_ahead(const eep_context& context, const Members& members, uint32_t source) {
   const LaneView own(context.shape, context.at, context.region, members.lane);
   for (uint64_t i = 0; i < EEP_PIPE_CELLS; ++i) {
@@ -159,7 +160,7 @@ int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, con
       return EEP_OK;
     const uint64_t sequence = stream.sequence + 1;
     eep_pipe_cell& cell = *there.cell(slot, sequence);
-    // A destination that still reads what it knows to be over finds the flag gone.
+    // A destination that still reads a cell of an epoch that is over finds the flag gone.
     store_relaxed(cell.flag, uint64_t{0});
     std::atomic_thread_fence(std::memory_order_release);
     const uint64_t size = std::min(part, bytes - offset);

@@ -8,7 +8,7 @@
 namespace eep {
 namespace {
 
-// How long a wait may not look whether a peer left, or opened its lane: neither rings our bell.
+// The longest sleep between two looks: a peer that leaves or opens its lane does not ring our doorbell.
 constexpr uint64_t kLookForLeft = 20'000'000, kLookForLane = 1'000'000;
 
 constexpr const char* kKinds[] = {"barrier", "broadcast", "all_reduce",     "reduce",    "all_gather",
@@ -65,7 +65,7 @@ void Rounds::enter_epoch() {
   if (state_.round) {
     state_.read_epoch = state_.epoch, state_.read_round = state_.round;
     state_.readers = state_.told_all ? state_.active & ~rank_bit(members_.me) : 0;
-    // Who was not told of a round must not take the words of an earlier one for those of what lies here now.
+    // A member that was not told of a round must not take an earlier stamp for one of what lies here now.
     if (!state_.told_all)
       for (uint64_t half : {0, 1}) store_relaxed(*own_.stamp(half), uint64_t{0});
   }
@@ -131,9 +131,9 @@ void Rounds::leave_epoch() {
   report(*context_.control, EEP_STATUS_REVOKED);
 }
 
-// Every member that entered the last round is done with the one before, whose half our next round uses. One that left
-// the epoch, or knows that it is over, needs nothing of it. Only who told all of its members everything waits here, and
-// for those alone that came less far than itself: no circle of them can be waiting for each other.
+// Every member that entered the last round is done with the one before, whose half our next round uses. A member that
+// left the epoch, or knows that it is over, needs nothing of it. A rank waits here only if it told all members of every
+// round, and only for members that came less far than itself: so no circle of ranks can wait for each other.
 void Rounds::wait_for_readers() {
   const uint64_t readers = state_.readers & reachable_;
   const uint64_t arrived =
@@ -179,7 +179,8 @@ uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
   uint64_t missing = sources, arrived = 0;
   while (missing) {
     wait.begin_look();
-    // Who says that it left has written all that it owed before: what is not here on a look after that never comes.
+    // A member that says it left has written all that it owed before. What is not here on a look after that never
+    // comes.
     const uint64_t left = wait.is_slow() ? left_among(members_, missing) : 0;
     for_each_rank(missing, [&](uint32_t rank) {
       const int half = find_half(rank, round);

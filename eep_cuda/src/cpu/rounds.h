@@ -10,9 +10,10 @@
 // revoke and a mismatch end it early.
 //
 // Members enter a new view one after the other, and rounds begin at 1 again in each: a slow member may still be in the
-// last round of the old epoch when a fast one enters the first of the new. So the halves alternate for ever, the flag
-// tells which one is meant, and that first flag also says that its sender is done with the old epoch. Whether it left
-// there what we want, the stamp of its other half tells; if not, it will never come, and the call ends as if revoked.
+// last round of the old epoch when a fast one enters the first of the new. So the halves alternate for ever, and the
+// flag tells which half is meant. The first flag of the new epoch also says that its sender is done with the old one.
+// Whether the sender left there what we want, the stamp of its other half tells. If not, it will never come, and the
+// call ends as if revoked.
 #ifndef EEP_CPU_ROUNDS_H_
 #define EEP_CPU_ROUNDS_H_
 
@@ -76,7 +77,7 @@ class Rounds {
   Lane::Calls& state_;
   const PartView own_;
   const uint64_t call_, bytes_, deadline_ns_;
-  uint64_t reachable_;  // whom we tell and wait for
+  uint64_t reachable_;  // the members that we tell and wait for
   uint64_t sound_;      // those of them whose part was whole in every round; what we tell the others of this call
   uint64_t told_[2];    // by round % 2
   uint8_t half_[2][EEP_MAX_RANKS];  // by round % 2

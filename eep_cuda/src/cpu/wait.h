@@ -26,9 +26,9 @@ class BoundedWait {
   bool rest(uint32_t rings);
 
  private:
-  // First long enough for a peer that is running to finish its stores, short enough not to keep a peer from running.
-  // Then we let others run: where ranks are more than cores, the next to run is often the one that is missing, and it
-  // need not wake us.
+  // Spins first: long enough for a running peer to finish its stores, short enough not to keep a peer from running.
+  // Then yields: where there are more ranks than cores, the next to run is often the one that is missing, and it need
+  // not wake us.
   static constexpr uint32_t kLooksBeforeYield = 16;
   static constexpr uint32_t kLooksBeforeSleep = 64;
   void sleep(uint64_t remaining_ns, uint32_t rings);
