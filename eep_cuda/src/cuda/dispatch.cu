@@ -252,8 +252,8 @@ __device__ inline Arrival look_for(const Home& home, const eep_dispatch_recv_arg
           count};
 }
 
-// Waits, and writes down who arrived, for this block, the combine and the caller. The other blocks need it only where
-// something is wrong: close_sources() tells them.
+// Waits, and writes down which sources arrived, for this block, the combine and the caller. The other blocks need it
+// only where something is wrong: close_sources() tells them.
 __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
                                uint32_t* slot_counts) {
   ChannelState& channel = home.state->channels[args.channel];
@@ -291,7 +291,7 @@ __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& ar
   // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
   // round from it: it finds the stamp gone. No fence of our own: stamp and outbox are both memory of this GPU, to which
   // every reader comes through the same cache, and what writes the outbox is a later kernel of the stream, before which
-  // the stores of this one are in that cache. The last block would be waiting for nothing else.
+  // the stores of this one are in that cache. With a fence, the last block would wait for nothing but that fence.
   store_relaxed_sys(inbox.outbox_stamp(), 0);
 }
 

@@ -78,8 +78,8 @@ Search find_members(eep_context& context, Lane& lane) {
   return search;
 }
 
-// Waits, up to the deadline of the kernels, until every member has opened the group; then, or if one has not, the
-// kernel finds out and says so.
+// Waits, up to the deadline of the kernels, until every member has opened the group. If one has not, the kernel finds
+// that out and says so.
 int await_members(eep_context* context, Lane& lane, bool may_wait) {
   eep_control_page& page = *context->control;
   bool has_changed = false;
@@ -291,7 +291,7 @@ int eep_collective(eep_context* context, eep_collective_args* args, void* stream
   const auto on = static_cast<cudaStream_t>(stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (const int error = check_cuda(cudaStreamIsCapturing(on, &capture), "a collective")) return error;
-  // Who captures may be alone with that for a while; the members are found when a view is shown.
+  // A rank that captures may be the only one to call this for a while; it finds the members when a view is shown.
   if (const int error = await_members(context, context->lanes[args->lane], capture == cudaStreamCaptureStatusNone))
     return error;
   const BlockCall call = call_of(*context, *args);

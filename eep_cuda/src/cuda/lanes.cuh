@@ -26,7 +26,7 @@ __device__ inline PartView part_at(const Home& home, uint8_t* base) { return {ho
 struct Party {
   uint64_t epoch, round, deadline_ns, group;
   uint64_t active;    // the members in the view, by rank: what shares are counted by, the same on all of them
-  uint64_t present;   // those whose part is taken: this rank, and who arrived and said what it should
+  uint64_t present;   // those whose part is taken: this rank, and members that arrived with the same call
   uint64_t largest;   // the largest number of bytes that a member named in the last meet()
   uint32_t count;     // of active
   uint32_t own;       // our place
@@ -52,10 +52,10 @@ __device__ inline void complain(const Home& home, eep_status why) {
   show_trouble(&home.state->trouble, home.page);
 }
 
-// In the epoch before, a member was not told of a round whose stamp still stands. It may be waiting there yet, and what
-// it was told of an earlier round that used the same half would then pass for what it was not told of this one: the
-// sums of a round that went on without it as if they were whole. Called by the thread that stamps; the fence before our
-// next flags orders this before them, and that member looks at a stamp only after it has seen such a flag.
+// In the epoch before, a member was not told of a round whose stamp still stands. That member may still wait there. It
+// was told of an earlier round that used the same half, and would take those words for this round: sums of a round that
+// went on without it would pass as whole. So the stamps are cleared. Called by the thread that stamps; the fence before
+// our next flags orders this before them, and that member looks at a stamp only after it has seen such a flag.
 __device__ inline void forget_stamps(const PartView& own) {
   for (uint32_t half = 0; half < 2; ++half) store_pair_relaxed_sys(own.stamp(half), 0, 0);
 }
@@ -160,8 +160,8 @@ __device__ inline uint32_t find_half(const Home& home, const Party& party, uint3
   return is_here ? told : 1 - told;
 }
 
-// A member that says what it should not: why that is depends on what else went wrong, and a loss or a revoke, which
-// makes members meet other ranks than we do, is the better reason.
+// A member made another call than we did, or met other ranks. A loss or a revoke makes members meet other ranks, so
+// where one is known it is the better reason.
 __device__ inline void note_mismatch(const Home& home, const Party& party, bool is_other_call) {
   Trouble* trouble = &home.state->trouble;
   if (load_relaxed_sys(&home.page->revoked_epoch) >= party.epoch)

@@ -1,4 +1,5 @@
-// When a block of a dispatch passed its stations: what the benchmark asks where the time goes. Compiled away otherwise.
+// Notes when a block of a dispatch passed its stations, so that a benchmark can say where the time goes. Otherwise
+// compiled away.
 #ifndef EEP_CUDA_STOPWATCH_CUH_
 #define EEP_CUDA_STOPWATCH_CUH_
 
