@@ -190,7 +190,7 @@ def _is_held(path: pathlib.Path) -> bool:
 
 def _sweep(base: pathlib.Path) -> None:
     for owner in base.glob(f"{_PREFIX}*/owner.lock"):
-        with contextlib.suppress(OSError):  # another user's
+        with contextlib.suppress(OSError):  # somebody else's
             # The maker may be gone while ranks of its instance live on.
             if not any(map(_is_held, owner.parent.rglob("*.lock"))):
                 shutil.rmtree(owner.parent, ignore_errors=True)
