@@ -239,7 +239,7 @@ def test_a_joiner_that_dies_leaves_the_survivors_as_they_were(group: Start, mome
 
 
 def test_survivors_that_ask_for_an_absent_rank_at_different_times_are_told_the_same(group: Start) -> None:
-    """Who has waited for the rank in vain still has time to hear the others' votes."""
+    """A survivor that waited for the rank in vain still has time to hear the votes of the others."""
     members = group(3)
     members[2].kill()
     go_on_without(members, [2], [0, 1])

@@ -22,7 +22,7 @@ Make = Callable[[int], Worlds]
 
 
 class Closer:
-    """Has another thread close a group, once, and gives it the time to do so, unless it has to wait for us."""
+    """Has another thread close a group, once. Waits until it has, or for half a second where it must wait for the caller."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._thread: threading.Thread | None = None
