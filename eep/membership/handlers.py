@@ -37,6 +37,7 @@ def _exited(turn: Turn, event: Exited) -> None:
         return
     if turn.state.is_in(event.rank):
         turn.revoke(f"rank {event.rank} exited: {event.evidence}")
+    turn.say_gone(event.rank, local, f"rank {event.rank} exited")
     turn.log("EXITED", f"rank {event.rank} exited", event.rank, evidence=event.evidence)
     failures = local.failures if local.blameless else local.failures + 1
     policy = turn.state.policy
@@ -69,6 +70,7 @@ def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     if local.runs:
         turn.do(Fence(event.rank, event.incarnation, cause))
     turn.update_rank(event.rank, status=Status.ENDING)
+    turn.say_gone(event.rank, local, cause)
     turn.log("DYING", cause, event.rank)
 
 

@@ -12,8 +12,10 @@ from eep.membership.effects import (
     Launch,
     ListReports,
     Notify,
+    PhaseChanged,
     Propose,
     Publish,
+    RankGone,
     Reject,
     Revoke,
     SetTimer,
@@ -94,8 +96,14 @@ class Turn:
             self.revoke(f"rank {rank} is being fenced: {reason}")
         self.update_rank(rank, status=Status.FENCING, blameless=blameless)
         self.do(Fence(rank, local.incarnation, reason))
+        self.say_gone(rank, local, reason)
         self.log("FENCING", reason, rank)
         self.set_timer(Timer.FENCE, local.incarnation, self.state.policy.fence_deadline, rank)
+
+    def say_gone(self, rank: int, before: Local, cause: str) -> None:
+        """``before`` is the rank before its end was seen. If it no longer ran then, its end was told already."""
+        if before.runs:
+            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=before.status is Status.LEAVING))
 
     def adopt(self, instance: Instance | None, version: int) -> None:
         """Follow a record that was seen. Only a newer one changes anything."""
@@ -180,6 +188,7 @@ class Turn:
         phase = phase_name(self.state)
         if (phase, self.state.epoch) != (self._phase_before, self._epoch_before):
             instance = self.state.instance
+            self.do(PhaseChanged(phase, self.state.epoch))
             self.log(
                 phase,
                 instance.reason if instance else "",

@@ -75,8 +75,6 @@ class Front:
         self._pages: dict[int, ControlPage] = {}
         self._pulses: dict[int, PulseWatch] = {}
         self._watchers: set[Connection] = set()
-        self._gone: dict[int, int] = {}
-        """The last incarnation of each rank that watchers were told is gone."""
         self._accepting: Accepting | None = None
 
     @property
@@ -117,11 +115,9 @@ class Front:
                 connection.send(message, epoch)
 
     def tell_gone(self, rank: int, incarnation: int, reason: str, epoch: int) -> None:
-        """Watchers hear of each lost life once, when the first sign of its end is seen."""
-        if self._gone.get(rank, -1) < incarnation:
-            self._gone[rank] = incarnation
-            for connection in list(self._watchers):
-                connection.send(TellGone(rank, incarnation, reason[:1024]), epoch)
+        """Tell every watcher that a life of a rank is over."""
+        for connection in list(self._watchers):
+            connection.send(TellGone(rank, incarnation, reason[:1024]), epoch)
 
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""

@@ -49,6 +49,7 @@ from eep.membership import (
     Policy,
     Propose,
     Publish,
+    RankGone,
     Reject,
     Revoke,
     SetTimer,
@@ -66,8 +67,6 @@ from eep.view import View
 
 LEASE_TTL = 10.0
 STOPS_WITHIN = 30.0
-_GONE = ("DYING", "FENCING", "EXITED")
-"""Transitions after which nothing more is to be expected of a life."""
 
 
 def open_shared_page(descriptor: int) -> ControlPage:
@@ -238,6 +237,8 @@ class Supervisor:
                 self._set_timer(effect)
             case Reject():
                 self.reject(effect.kind, effect.reason)
+            case RankGone():
+                self._front.tell_gone(effect.rank, effect.incarnation, effect.cause, max(self.state.epoch, 0))
             case Transition():
                 self._events.write(
                     effect.phase,
@@ -248,8 +249,6 @@ class Supervisor:
                     evidence=effect.evidence,
                     operation=effect.operation,
                 )
-                if effect.phase in _GONE:
-                    self._front.tell_gone(effect.rank, effect.incarnation, effect.cause, max(effect.epoch, 0))
 
     def _pass_points_of(self, proposed: View) -> None:
         committed = self.state.instance.view if self.state.instance else None
