@@ -16,7 +16,8 @@ Both functions look at *levels* (what is so) rather than edges (what happened), 
 late, reordered and stale events are harmless: seeing a thing twice is seeing it.
 """
 
-from eep.membership.decide import decide, judge, next_incarnation
+from eep.membership.coordination import waiting_for
+from eep.membership.decide import Unchanged, decide, judge, next_incarnation
 from eep.membership.effects import (
     Effect,
     Fence,
@@ -112,6 +113,7 @@ __all__ = [
     "Suspected",
     "Timer",
     "Transition",
+    "Unchanged",
     "decide",
     "host_of",
     "initial_state",
@@ -120,6 +122,7 @@ __all__ = [
     "phase_name",
     "report_of",
     "step",
+    "waiting_for",
     "wanted_scope",
     "why_it_must_stay",
 ]

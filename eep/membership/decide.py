@@ -1,5 +1,7 @@
 """What the coordinator decides: the next record, from the record and the reports. Pure, and says why.
 
+A record that changes carries its reason. When nothing changes, :class:`Unchanged` says what is awaited.
+
 A fault view only ever shrinks: the dead go out at once, at any phase, while joins and leaves wait for RUN,
 so that a repair is restarted by faults alone. Suspicion is never enough to remove: the accused are
 *condemned*, their owners fence them, and the exit that follows (or the end of their host's lease) takes
@@ -8,8 +10,8 @@ them out of the view.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from eep.membership.records import Accusation, Instance, Life, Phase, Report, host_of
 from eep.view import NEVER, View
@@ -17,12 +19,19 @@ from eep.view import NEVER, View
 Reports = Mapping[str, Report]
 
 
-def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1) -> Instance | None:
-    """The record that should follow ``instance``, or None when it may stand as it is.
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The record stands as it is."""
+
+    waiting_for: str
+    """What would change it, in plain words for an operator."""
+
+
+def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1) -> Instance | Unchanged:
+    """The record that should follow ``instance``, or why it may stand as it is.
 
     ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
-    their time to come in. ``first_view`` is how many ranks an instance waits for that nobody
-    has been in yet.
+    their time to come in. ``first_view`` is how many ranks a new instance waits for.
     """
     nxt = (
         _after_faults(instance, reports)
@@ -34,7 +43,9 @@ def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first
     # Launching takes time that a recovery does not have: it waits until the survivors run.
     if nxt.phase is Phase.RUN:
         nxt = _with_grants(nxt, reports, also="" if nxt is instance else nxt.reason)
-    return None if nxt is instance else replace(nxt, serial=instance.serial + 1)
+    if nxt is not instance:
+        return replace(nxt, serial=instance.serial + 1)
+    return Unchanged(_waiting_for(instance, reports, first_view))
 
 
 def judge(active: Iterable[int], accusations: Iterable[Accusation]) -> tuple[int, ...]:
@@ -110,6 +121,12 @@ def _why_lost(instance: Instance, reports: Reports, rank: int) -> str:
 def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
     if instance.phase is not Phase.AGREED:
         return None
+    if _unsettled(instance, reports):
+        return None
+    return replace(instance, phase=Phase.RUN, reason=f"every rank settled in epoch {instance.view.epoch}")
+
+
+def _unsettled(instance: Instance, reports: Reports) -> list[int]:
     view = instance.view
     settled = {
         (rank, told.incarnation)
@@ -117,9 +134,7 @@ def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
         if report.settled == view.epoch
         for rank, told in report.ranks.items()
     }
-    if any((rank, view.incarnations[rank]) not in settled for rank in view.active):
-        return None
-    return replace(instance, phase=Phase.RUN, reason=f"every rank settled in epoch {view.epoch}")
+    return [rank for rank in view.active if (rank, view.incarnations[rank]) not in settled]
 
 
 def _after_requests(instance: Instance, reports: Reports, first_view: int) -> Instance | None:
@@ -190,6 +205,33 @@ def _with_view(instance: Instance, view: View, reason: str) -> Instance:
     # With nobody in there is nothing to repair, so an empty view runs at once and waits for joiners.
     phase = Phase.AGREED if view.active else Phase.RUN
     return replace(instance, view=view, phase=phase, condemned=(), reason=reason)
+
+
+def _waiting_for(instance: Instance, reports: Reports, first_view: int) -> str:
+    """What comes first of all that is awaited: verdicts, then repair, then ranks on their way."""
+    view = instance.view
+    if instance.condemned:
+        return f"{_ranks(instance.condemned)}, condemned, to exit"
+    if accused := judge(view.active, _accusations(instance, reports)):
+        return f"further accusations, before {_ranks(accused)} is judged in epoch {view.epoch}"
+    if instance.phase is Phase.AGREED:
+        return f"{_ranks(_unsettled(instance, reports))} to settle in epoch {view.epoch}"
+    told = [(rank, each) for report in reports.values() for rank, each in report.ranks.items()]
+    if coming := sorted({rank for rank, each in told if each.life is Life.STARTING}):
+        return f"{_ranks(coming)} to get ready"
+    if claimed := sorted({rank for rank, each in told if each.life is Life.WANTED}):
+        return f"{_ranks(claimed)} to be given up by another supervisor, which has the same"
+    if not view.active:
+        ready = len({rank for rank, each in told if each.life is Life.READY})
+        if view.epoch == 0 and first_view > ready:
+            return f"{first_view - ready} of the {first_view} ranks of the first view to get ready"
+        return "a rank to be launched: none is in, and none is on its way"
+    return f"nothing: {_ranks(view.active)} run, and no other rank is on its way"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
+    return f"rank{'s' if len(ranks) > 1 else ''} {_names(names)}"
 
 
 def _names(items: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from eep.membership.decide import decide
+from eep.membership.coordination import decides, known_reports, next_move
 from eep.membership.effects import (
     Effect,
     Fence,
@@ -21,15 +21,12 @@ from eep.membership.effects import (
     SetTimer,
     Transition,
 )
-from eep.membership.events import EVERY_HOST, Deadline, Timer
+from eep.membership.events import Deadline, Timer
 from eep.membership.records import Instance, Phase
 from eep.membership.state import (
     Local,
     State,
     Status,
-    coordinator_missing,
-    is_coordinator,
-    must_look_again,
     phase_name,
     report_of,
 )
@@ -204,41 +201,20 @@ class Turn:
             self.do(Publish(report))
 
     def _coordinate(self) -> None:
-        state = self.state
-        if not state.leased or state.in_flight or state.forgotten:
-            return
-        if state.instance is None:
-            if state.scope == EVERY_HOST and not state.stopping:
-                self._propose(Instance.founded(state.ident, state.policy.max_ranks))
-        elif must_look_again(state):
-            if not state.looking:
+        if decides(self.state):
+            self._time_the_judge()
+        match next_move(self.state):
+            case ListReports() as effect:
                 self.update(looking=True)
-                self.do(ListReports())
-        elif coordinator_missing(state):
-            reason = f"{state.ident} took over from {state.instance.coordinator}, whose lease ended"
-            serial = state.instance.serial + 1
-            self._propose(replace(state.instance, serial=serial, coordinator=state.ident, reason=reason))
-        elif is_coordinator(state) and state.scope == EVERY_HOST:
-            # Our own report is known here before it is in the store, which saves a round trip when our rank died.
-            reports = {**state.reports, state.host: report_of(state)}
-            self._time_the_judge(state.instance)
-            nxt = decide(
-                state.instance,
-                reports,
-                judge_epoch=state.judged,
-                first_view=state.policy.first_view,
-            )
-            if nxt is not None:
-                self._propose(nxt)
+                self.do(effect)
+            case Propose() as effect:
+                self.update(in_flight=effect.instance.serial)
+                self.do(effect)
 
-    def _propose(self, instance: Instance) -> None:
-        self.update(in_flight=instance.serial)
-        self.do(Propose(instance, self.state.version if self.state.instance else 0))
-
-    def _time_the_judge(self, instance: Instance) -> None:
-        epoch = instance.view.epoch
-        reports = [*self.state.reports.values(), report_of(self.state)]
-        if self.state.judging < epoch and any(a.epoch == epoch for r in reports for a in r.accusations):
+    def _time_the_judge(self) -> None:
+        epoch = self.state.epoch
+        accusations = [a for report in known_reports(self.state).values() for a in report.accusations]
+        if self.state.judging < epoch and any(a.epoch == epoch for a in accusations):
             self.update(judging=epoch)
             self.set_timer(Timer.JUDGE, epoch, self.state.policy.judge_after)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eep.control.wire.messages import AskOperation
-from eep.membership import Action, State, phase_name, why_it_must_stay
+from eep.membership import Action, State, phase_name, waiting_for, why_it_must_stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def describe(state: State, pids: Mapping[int, int]) -> dict[str, Any]:
         "active": instance.view.active if instance else (),
         "coordinator": instance.coordinator if instance else None,
         "reason": instance.reason if instance else None,
+        "waiting_for": waiting_for(state),
         "leased": state.leased,
         "ranks": {
             rank: {

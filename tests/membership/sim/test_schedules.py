@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eep.control.store.key_value import Entry, KeyValue, Swap
-from eep.membership import decide, judge, turn
+from eep.membership import coordination, decide, judge
 from tests.membership.sim.schedule import Schedule
 
 SEEDS = 2000
@@ -79,6 +79,6 @@ def test_removing_on_mere_suspicion_is_caught(monkeypatch: pytest.MonkeyPatch) -
             return replace(instance, serial=instance.serial + 1, view=instance.view.without(accused))
         return decide(instance, reports, **options)
 
-    monkeypatch.setattr(turn, "decide", hasty)
+    monkeypatch.setattr(coordination, "decide", hasty)
     with pytest.raises(AssertionError, match="removed alive"):
         run_many(range(200))
