@@ -28,7 +28,7 @@ from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.control.pulse import Pulse, is_supported
 from eep.control.wire.client import Client, SupervisorGone
 from eep.control.wire.messages import (
-    Message,
+    ControlMessage,
     Register,
     SayLeave,
     SayReady,
@@ -98,8 +98,8 @@ class Member:
             Register(rank, incarnation, page=page is not None, pulse=pulse is not None),
             descriptors=tuple(descriptor for descriptor in (page, pulse) if descriptor is not None),
         )
-        self._listener = threading.Thread(target=self._listen, name="eep-member", daemon=True)
-        self._listener.start()
+        self._thread = threading.Thread(target=self._listen, name="eep-member", daemon=True)
+        self._thread.start()
 
     @classmethod
     def connect(cls, data_plane: DataPlane | None = None) -> Member:
@@ -171,7 +171,7 @@ class Member:
                     return None
                 if self._settled == view.epoch:
                     return view
-            self._settle(view, repair)
+            self._enter(view, repair)
 
     def wait_for_view(self, *, after: int, within: float | None = None) -> None:
         """Waits until there is a view newer than epoch ``after``, or none any more."""
@@ -194,7 +194,7 @@ class Member:
     def _is_running(self, view: View) -> bool:
         return self._running and self._revoked < view.epoch
 
-    def _settle(self, view: View, repair: Callable[[View], None] | None) -> None:
+    def _enter(self, view: View, repair: Callable[[View], None] | None) -> None:
         faults.at("view.agreed")
         if not self._data_plane.apply(view):
             return  # look for a newer view, then try again
@@ -216,7 +216,7 @@ class Member:
     def _is_in(self, view: View) -> bool:
         return self.rank in view.active and view.incarnations[self.rank] == self.incarnation
 
-    def _say(self, message: Message, epoch: int = 0) -> None:
+    def _say(self, message: ControlMessage, epoch: int = 0) -> None:
         """Send, in the epoch that the message is about. Only the rank's own thread speaks, so epochs never fall."""
         self._spoken = max(self._spoken, epoch)
         try:

@@ -2,7 +2,7 @@
 
 The contract:
 
-* There is one record of the instance, :class:`Instance`, and it changes only by compare-and-swap in a
+* There is one record of the instance, :class:`InstanceRecord`, and it changes only by compare-and-swap in a
   store. Whoever cannot reach the store's majority cannot change it. Each change that alters who is in has a
   new, higher epoch.
 * Each host publishes one :class:`Report` of what it *sees*. Reports are evidence; only the record is
@@ -55,12 +55,12 @@ from eep.membership.events import (
     Suspected,
     Timer,
 )
-from eep.membership.records import Accusation, Instance, Life, Phase, RankReport, Report, host_of
+from eep.membership.records import Accusation, InstanceRecord, Life, Phase, RankReport, Report, host_of
 from eep.membership.state import (
-    Local,
+    HostState,
+    LocalRank,
     Policy,
-    State,
-    Status,
+    RankStatus,
     initial_state,
     phase_name,
     report_of,
@@ -78,7 +78,8 @@ __all__ = [
     "Event",
     "Exited",
     "Fence",
-    "Instance",
+    "HostState",
+    "InstanceRecord",
     "InstanceSeen",
     "Launch",
     "LeaseHeld",
@@ -86,7 +87,7 @@ __all__ = [
     "Leave",
     "Life",
     "ListReports",
-    "Local",
+    "LocalRank",
     "Notify",
     "OperatorAsked",
     "Phase",
@@ -98,6 +99,7 @@ __all__ = [
     "PulseStopped",
     "RankGone",
     "RankReport",
+    "RankStatus",
     "Ready",
     "Reject",
     "Report",
@@ -107,8 +109,6 @@ __all__ = [
     "RevokeSeen",
     "SetTimer",
     "Settled",
-    "State",
-    "Status",
     "StopAsked",
     "Suspected",
     "Timer",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eep.membership.records import Accusation, Instance, Life, Phase, Report, host_of
+from eep.membership.records import Accusation, InstanceRecord, Life, Phase, Report, host_of
 from eep.view import NEVER, View
 
 Reports = Mapping[str, Report]
@@ -27,7 +27,9 @@ class Unchanged:
     """What would change it, in plain words for an operator."""
 
 
-def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1) -> Instance | Unchanged:
+def decide(
+    instance: InstanceRecord, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1
+) -> InstanceRecord | Unchanged:
     """The record that should follow ``instance``, or why it may stand as it is.
 
     ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
@@ -87,7 +89,7 @@ def lives(ident: str, reports: Reports) -> bool:
     return report is not None and report.ident == ident
 
 
-def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
+def _after_faults(instance: InstanceRecord, reports: Reports) -> InstanceRecord | None:
     view = instance.view
     if not view.active:
         return None
@@ -112,13 +114,13 @@ def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
     return _with_view(instance, view.without(lost), reason)
 
 
-def _why_lost(instance: Instance, reports: Reports, rank: int) -> str:
+def _why_lost(instance: InstanceRecord, reports: Reports, rank: int) -> str:
     owner = instance.owners[rank]
     who = f"rank {rank} (incarnation {instance.view.incarnations[rank]})"
     return f"{who} is dead" if lives(owner, reports) else f"the lease of {owner or 'its host'} ended, taking {who}"
 
 
-def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
+def _after_repair(instance: InstanceRecord, reports: Reports) -> InstanceRecord | None:
     if instance.phase is not Phase.AGREED:
         return None
     if _unsettled(instance, reports):
@@ -126,7 +128,7 @@ def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
     return replace(instance, phase=Phase.RUN, reason=f"every rank settled in epoch {instance.view.epoch}")
 
 
-def _unsettled(instance: Instance, reports: Reports) -> list[int]:
+def _unsettled(instance: InstanceRecord, reports: Reports) -> list[int]:
     view = instance.view
     settled = {
         (rank, told.incarnation)
@@ -137,7 +139,7 @@ def _unsettled(instance: Instance, reports: Reports) -> list[int]:
     return [rank for rank in view.active if (rank, view.incarnations[rank]) not in settled]
 
 
-def _after_requests(instance: Instance, reports: Reports, first_view: int) -> Instance | None:
+def _after_requests(instance: InstanceRecord, reports: Reports, first_view: int) -> InstanceRecord | None:
     if instance.phase is not Phase.RUN:
         return None
     view = instance.view
@@ -161,7 +163,7 @@ def _after_requests(instance: Instance, reports: Reports, first_view: int) -> In
     return _with_view(instance, joined, _shortened(reasons))
 
 
-def _after_accusations(instance: Instance, reports: Reports, judge_epoch: int) -> Instance | None:
+def _after_accusations(instance: InstanceRecord, reports: Reports, judge_epoch: int) -> InstanceRecord | None:
     view = instance.view
     if judge_epoch != view.epoch or instance.condemned:
         return None
@@ -176,11 +178,11 @@ def _after_accusations(instance: Instance, reports: Reports, judge_epoch: int) -
     return replace(instance, condemned=condemned, reason=_shortened(reasons))
 
 
-def _accusations(instance: Instance, reports: Reports) -> list[Accusation]:
+def _accusations(instance: InstanceRecord, reports: Reports) -> list[Accusation]:
     return [a for report in reports.values() for a in report.accusations if a.epoch == instance.view.epoch]
 
 
-def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:
+def _with_grants(instance: InstanceRecord, reports: Reports, also: str) -> InstanceRecord:
     owners, granted = list(instance.owners), list(instance.granted)
     given: list[str] = []
     for host, report in sorted(reports.items()):
@@ -201,13 +203,13 @@ def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:
     return replace(instance, owners=tuple(owners), granted=tuple(granted), reason=reason)
 
 
-def _with_view(instance: Instance, view: View, reason: str) -> Instance:
+def _with_view(instance: InstanceRecord, view: View, reason: str) -> InstanceRecord:
     # With nobody in there is nothing to repair, so an empty view runs at once and waits for joiners.
     phase = Phase.AGREED if view.active else Phase.RUN
     return replace(instance, view=view, phase=phase, condemned=(), reason=reason)
 
 
-def _waiting_for(instance: Instance, reports: Reports, first_view: int) -> str:
+def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int) -> str:
     """What comes first of all that is awaited: verdicts, then repair, then ranks on their way."""
     view = instance.view
     if instance.condemned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eep.membership.events import Deadline
-from eep.membership.records import Instance, Phase, Report
+from eep.membership.records import InstanceRecord, Phase, Report
 from eep.view import View
 
 
@@ -21,7 +21,7 @@ class Revoke:
 class Propose:
     """Put ``instance`` in the store if the version there is still ``expected`` (0: if there is none)."""
 
-    instance: Instance
+    instance: InstanceRecord
     expected: int
 
 

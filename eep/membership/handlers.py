@@ -27,7 +27,7 @@ from eep.membership.events import (
     Timer,
 )
 from eep.membership.records import Accusation, Phase, Report
-from eep.membership.state import Local, Status
+from eep.membership.state import LocalRank, RankStatus
 from eep.membership.turn import Turn
 
 
@@ -42,18 +42,18 @@ def _exited(turn: Turn, event: Exited) -> None:
     failures = local.failures if local.blameless else local.failures + 1
     policy = turn.state.policy
     limit = policy.relaunch_limit
-    status = Status.WANTED
+    status = RankStatus.WANTED
     if turn.state.stopping or not local.keep or event.clean:
-        status = Status.DOWN
+        status = RankStatus.DOWN
     elif failures > limit:
-        status = Status.DOWN
+        status = RankStatus.DOWN
         turn.log(
             "GIVEN-UP",
             f"rank {event.rank} failed {failures} times in a row, the limit is {limit}",
             event.rank,
         )
     elif failures > 1:
-        status = Status.RESTING
+        status = RankStatus.RESTING
         delay = min(policy.relaunch_backoff * 2 ** min(failures - 2, 32), policy.longest_backoff)
         turn.set_timer(Timer.RELAUNCH, event.incarnation, delay, event.rank)
     turn.update_rank(event.rank, status=status, failures=failures, blameless=False)
@@ -61,7 +61,7 @@ def _exited(turn: Turn, event: Exited) -> None:
 
 def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     local = turn.process(event.rank, event.incarnation, "last heartbeat")
-    if local is None or local.status is Status.ENDING:
+    if local is None or local.status is RankStatus.ENDING:
         return
     cause = f"rank {event.rank} is dying"
     if turn.state.is_in(event.rank):
@@ -69,15 +69,15 @@ def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
     if local.runs:
         turn.do(Fence(event.rank, event.incarnation, cause))
-    turn.update_rank(event.rank, status=Status.ENDING)
+    turn.update_rank(event.rank, status=RankStatus.ENDING)
     turn.say_gone(event.rank, local, cause)
     turn.log("DYING", cause, event.rank)
 
 
 def _ready(turn: Turn, event: Ready) -> None:
     local = turn.process(event.rank, event.incarnation, "readiness")
-    if local is not None and local.status is Status.STARTING:
-        turn.update_rank(event.rank, status=Status.READY)
+    if local is not None and local.status is RankStatus.STARTING:
+        turn.update_rank(event.rank, status=RankStatus.READY)
         turn.log("READY", f"rank {event.rank} is ready to join", event.rank)
 
 
@@ -128,10 +128,10 @@ def _leave(turn: Turn, event: Leave) -> None:
 def _take_out(turn: Turn, rank: int, cause: str, operation: str = "") -> None:
     local = turn.state.ranks[rank]
     turn.update_rank(rank, keep=False)
-    if local.status in (Status.WANTED, Status.RESTING):
-        turn.update_rank(rank, status=Status.DOWN)
-    elif local.status in (Status.STARTING, Status.READY):
-        turn.update_rank(rank, status=Status.LEAVING)
+    if local.status in (RankStatus.WANTED, RankStatus.RESTING):
+        turn.update_rank(rank, status=RankStatus.DOWN)
+    elif local.status in (RankStatus.STARTING, RankStatus.READY):
+        turn.update_rank(rank, status=RankStatus.LEAVING)
         turn.log("LEAVING", cause, rank, operation=operation)
         if not turn.state.is_in(rank):  # no view change will come for it
             turn.set_timer(Timer.LEAVE, local.incarnation, turn.state.policy.leave_grace, rank)
@@ -152,8 +152,8 @@ def _operator_asked(turn: Turn, event: OperatorAsked) -> None:
         turn.fence(event.rank, cause, blameless=True)
     else:
         turn.update_rank(event.rank, keep=True, failures=0)
-        if local.status in (Status.DOWN, Status.RESTING):
-            turn.update_rank(event.rank, status=Status.WANTED)
+        if local.status in (RankStatus.DOWN, RankStatus.RESTING):
+            turn.update_rank(event.rank, status=RankStatus.WANTED)
 
 
 def _stop_asked(turn: Turn, _: StopAsked) -> None:
@@ -162,7 +162,7 @@ def _stop_asked(turn: Turn, _: StopAsked) -> None:
         if local.has_process:
             turn.fence(rank, "the supervisor is stopping")
         else:
-            turn.update_rank(rank, status=Status.DOWN)
+            turn.update_rank(rank, status=RankStatus.DOWN)
 
 
 def _instance_seen(turn: Turn, event: InstanceSeen) -> None:
@@ -242,15 +242,15 @@ def _settle_late(turn: Turn, epoch: int) -> None:
             turn.fence(rank, f"rank {rank} did not settle in epoch {epoch} in time")
 
 
-def _rank_late(turn: Turn, timer: Timer, rank: int, local: Local) -> None:
-    if timer is Timer.RELAUNCH and local.status is Status.RESTING:
-        turn.update_rank(rank, status=Status.WANTED)
-    elif timer is Timer.START and local.status is Status.STARTING:
+def _rank_late(turn: Turn, timer: Timer, rank: int, local: LocalRank) -> None:
+    if timer is Timer.RELAUNCH and local.status is RankStatus.RESTING:
+        turn.update_rank(rank, status=RankStatus.WANTED)
+    elif timer is Timer.START and local.status is RankStatus.STARTING:
         turn.fence(rank, f"rank {rank} was not ready in time")
-    elif timer is Timer.LEAVE and local.status is Status.LEAVING:
+    elif timer is Timer.LEAVE and local.status is RankStatus.LEAVING:
         turn.fence(rank, f"rank {rank} had left but did not end")
-    elif timer is Timer.FENCE and local.status is Status.FENCING:
-        turn.update_rank(rank, status=Status.STUCK)
+    elif timer is Timer.FENCE and local.status is RankStatus.FENCING:
+        turn.update_rank(rank, status=RankStatus.STUCK)
         turn.log("STUCK", f"rank {rank} was killed but does not end; it is out and nothing replaces it", rank)
     elif timer is Timer.STABLE and turn.state.is_in(rank):
         turn.update_rank(rank, failures=0)

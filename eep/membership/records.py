@@ -80,7 +80,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class InstanceRecord:
     """The one committed record. ``serial`` counts its changes; ``view.epoch`` counts the views.
 
     ``owners[r]`` is the supervisor that may launch rank ``r`` and ``granted[r]`` the last incarnation it
@@ -98,7 +98,7 @@ class Instance:
     reason: str = ""
 
     @classmethod
-    def founded(cls, coordinator: str, max_ranks: int) -> Instance:
+    def founded(cls, coordinator: str, max_ranks: int) -> InstanceRecord:
         """The first record of a job: nobody is in yet."""
         return cls(
             1,

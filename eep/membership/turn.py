@@ -22,11 +22,11 @@ from eep.membership.effects import (
     Transition,
 )
 from eep.membership.events import Deadline, Timer
-from eep.membership.records import Instance, Phase
+from eep.membership.records import InstanceRecord, Phase
 from eep.membership.state import (
-    Local,
-    State,
-    Status,
+    HostState,
+    LocalRank,
+    RankStatus,
     phase_name,
     report_of,
 )
@@ -37,7 +37,7 @@ _REMEMBERED_OPERATIONS = 64
 class Turn:
     """A step being taken: the state so far, and the effects so far."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: HostState) -> None:
         self.state = state
         self.effects: list[Effect] = []
         self._phase_before = phase_name(state)
@@ -64,7 +64,7 @@ class Turn:
     def set_timer(self, timer: Timer, number: int, delay: float, rank: int = -1) -> None:
         self.do(SetTimer(Deadline(timer, number, rank), delay))
 
-    def process(self, rank: int, incarnation: int, what: str) -> Local | None:
+    def process(self, rank: int, incarnation: int, what: str) -> LocalRank | None:
         """The local rank whose process this is, or None, rejected, if it is no process of ours."""
         local = self.state.ranks.get(rank)
         if local is None:
@@ -91,18 +91,18 @@ class Turn:
             return
         if self.state.is_in(rank):
             self.revoke(f"rank {rank} is being fenced: {reason}")
-        self.update_rank(rank, status=Status.FENCING, blameless=blameless)
+        self.update_rank(rank, status=RankStatus.FENCING, blameless=blameless)
         self.do(Fence(rank, local.incarnation, reason))
         self.say_gone(rank, local, reason)
         self.log("FENCING", reason, rank)
         self.set_timer(Timer.FENCE, local.incarnation, self.state.policy.fence_deadline, rank)
 
-    def say_gone(self, rank: int, before: Local, cause: str) -> None:
+    def say_gone(self, rank: int, before: LocalRank, cause: str) -> None:
         """``before`` is the rank before its end was seen. If it no longer ran then, its end was told already."""
         if before.runs:
-            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=before.status is Status.LEAVING))
+            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=before.status is RankStatus.LEAVING))
 
-    def adopt(self, instance: Instance | None, version: int) -> None:
+    def adopt(self, instance: InstanceRecord | None, version: int) -> None:
         """Follow a record that was seen. Only a newer one changes anything."""
         known = self.state.instance
         if instance is None:
@@ -130,12 +130,12 @@ class Turn:
         if any(self.state.is_in(rank) for rank in self.state.ranks):
             self._expect_settling(instance)
 
-    def _follow(self, instance: Instance, rank: int) -> None:
+    def _follow(self, instance: InstanceRecord, rank: int) -> None:
         """Bring one local rank in line with the record."""
         local, view, mine = self.state.ranks[rank], instance.view, instance.owners[rank] == self.state.ident
-        if local.status is Status.WANTED:
+        if local.status is RankStatus.WANTED:
             if mine and instance.granted[rank] > local.incarnation and not self.state.stopping:
-                self.update_rank(rank, status=Status.STARTING, incarnation=instance.granted[rank], settled=-1)
+                self.update_rank(rank, status=RankStatus.STARTING, incarnation=instance.granted[rank], settled=-1)
                 self.do(Launch(rank, instance.granted[rank], instance.reason))
                 self.log("STARTING", "leave was granted", rank)
                 self.set_timer(Timer.START, instance.granted[rank], self.state.policy.start_deadline, rank)
@@ -149,23 +149,23 @@ class Turn:
         elif self.state.is_in(rank):
             if rank in instance.condemned:
                 self.fence(rank, instance.reason)
-            elif not (local.runs or local.status is Status.FENCING):
+            elif not (local.runs or local.status is RankStatus.FENCING):
                 self.revoke(f"rank {rank} is in epoch {view.epoch} but dead")
             elif instance.phase is Phase.RUN:
                 self.set_timer(Timer.STABLE, local.incarnation, self.state.policy.stable_after, rank)
         elif local.runs and view.incarnations[rank] >= local.incarnation:
-            if local.status is Status.LEAVING:
+            if local.status is RankStatus.LEAVING:
                 self.set_timer(Timer.LEAVE, local.incarnation, self.state.policy.leave_grace, rank)
             else:
                 self.fence(rank, f"rank {rank} is not in epoch {view.epoch}: {instance.reason}", blameless=True)
 
-    def _expect_settling(self, instance: Instance) -> None:
+    def _expect_settling(self, instance: InstanceRecord) -> None:
         if not self.state.leased:
             self.revoke("the lease of this host is not certain")
         elif instance.phase is Phase.AGREED and instance.view.epoch > self._epoch_before:
             self.set_timer(Timer.SETTLE, instance.view.epoch, self.state.policy.settle_deadline)
 
-    def distrust(self, found: Instance | None) -> None:
+    def distrust(self, found: InstanceRecord | None) -> None:
         """The store does not hold what it must: change nothing until it does."""
         known = self.state.instance
         assert known is not None
@@ -226,6 +226,6 @@ class Turn:
         return True
 
 
-def _operation_epoch(phase: str, state: State) -> int:
+def _operation_epoch(phase: str, state: HostState) -> int:
     # All lines of one view change carry the epoch it leads to.
     return state.epoch + 1 if phase == "REVOKED" else state.epoch

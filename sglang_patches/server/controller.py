@@ -21,6 +21,7 @@ from eep.control.launch.processes import Launcher, SubprocessLauncher, command_o
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.supervisor.background import BackgroundSupervisor
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import Effect, Launch, Notify, Policy, RankGone
 from eep.observe.metrics import InstanceMetrics
@@ -106,13 +107,13 @@ class ServerRanks:
         supervisor = Supervisor(
             _launcher(),
             range(wanted.ranks),
-            max_ranks=wanted.max_ranks,
+            policy(wanted),
             standby=range(wanted.ranks, wanted.max_ranks),
-            policy=policy(wanted),
-            store=server_store.open_store(wanted.store),
-            directory=self.directory,
-            remove_directory=True,
-            marks=[f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ],
+            launch=LaunchSettings(
+                marks=tuple(f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ)
+            ),
+            directory=DirectorySettings(self.directory, remove=True),
+            store=StoreSettings(server_store.open_store(wanted.store)),
         )
         supervisor.watch_effects(self.lives.follow)
         supervisor.watch_effects(InstanceMetrics())

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from eep.control.launch.fork_server import Forked, fork_here
+from eep.control.launch.fork_server import ForkServerProcess, fork_here
 from sglang_patches import cpu
 from sglang_patches.rank import rank_process  # noqa: F401  (the ranks need it)
 
-fork_server: Forked | None = None
+fork_server: ForkServerProcess | None = None
 """The one that was forked here; None where processes are not forked."""
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.processes import command_of, name_of
+from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Instance, Phase, Policy
+from eep.membership import InstanceRecord, Phase, Policy
 
 PATIENCE = 120.0
 """How long anything may take before a test gives up; nothing is ever asserted about time."""
@@ -46,13 +47,14 @@ async def supervised(
     """``forked``: from one process that has imported the program, which saves time if it imports torch."""
     numbers = tuple(range(ranks)) if isinstance(ranks, int) else ranks
     capacity = max_ranks or max(numbers) + 1
-    options.setdefault("policy", patient_policy(capacity))
-    options.setdefault("lease_ttl", 60.0)
+    policy = options.pop("policy", None) or patient_policy(capacity)
+    store = StoreSettings(options.pop("store", None), options.pop("lease_ttl", 60.0))
     supervisor = Supervisor(
         ForkLauncher(name_of(program), preload=[program.__module__]) if forked else command_of(program),
         numbers,
-        max_ranks=capacity,
-        environment={"PYTHONPATH": str(ROOT)},
+        policy,
+        launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),
+        store=store,
         **options,
     )
     await supervisor.start()
@@ -76,7 +78,7 @@ def runs_with(supervisor: Supervisor, active: tuple[int, ...]) -> Callable[[], b
     return condition
 
 
-def record(supervisor: Supervisor) -> Instance:
+def record(supervisor: Supervisor) -> InstanceRecord:
     assert supervisor.instance is not None
     return supervisor.instance
 

@@ -16,7 +16,7 @@ import pytest
 from eep.control.pulse import PULSE_BYTES, PulseWatch, is_supported
 from eep.control.supervisor import front_desk
 from eep.data_plane.memory.shm import SharedMemory
-from eep.membership import Status
+from eep.membership import RankStatus
 from tests.control import ranks
 from tests.control.harness import PATIENCE, ROOT, supervised, until
 
@@ -128,7 +128,7 @@ def test_a_pulse_that_is_felt_after_the_exit_is_no_news(monkeypatch: pytest.Monk
 
     async def body() -> None:
         async with supervised(ranks.finishes, 1) as supervisor:
-            await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
             the_exit_is_known.set()
             assert await asyncio.to_thread(felt.wait, PATIENCE)
             assert supervisor.rejected == {}

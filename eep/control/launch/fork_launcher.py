@@ -42,8 +42,8 @@ class _Process(Protocol):
 
 
 @dataclass(frozen=True)
-class _Forked:
-    server: _Server
+class _ForkedRank:
+    server: _ForkServerLink
     pid: int
     pidfd: int
 
@@ -66,13 +66,13 @@ class ForkLauncher:
         arguments: Mapping[str, Any] | None = None,
         *,
         preload: Sequence[str] = (),
-        first: fork_server.Forked | None = None,
+        first: fork_server.ForkServerProcess | None = None,
     ) -> None:
         json.dumps(dict(arguments or {}))  # refuse here what could not be sent later
         self._first = first
         self._entry, self._arguments, self._preload = entry, dict(arguments or {}), list(preload)
         self._environment: dict[str, str] = {}
-        self._server: _Server | None = None
+        self._server: _ForkServerLink | None = None
         self._starting = asyncio.Lock()
         self._restarts: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -95,7 +95,7 @@ class ForkLauncher:
                 continue
             if "error" in answer:
                 raise OSError(answer["error"])
-            return _Forked(server, int(answer["pid"]), descriptors[0])
+            return _ForkedRank(server, int(answer["pid"]), descriptors[0])
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
@@ -109,16 +109,16 @@ class ForkLauncher:
         if self._server is not None:
             self._server.end()
 
-    async def _running(self) -> _Server:
+    async def _running(self) -> _ForkServerLink:
         """The fork server, when it is ready."""
         async with self._starting:
             if self._closed:
                 raise ForkServerGone("this launcher is closed")
             if self._server is None or not self._server.open:
                 if self._first is not None:
-                    server, self._first = _Server(self._first, self._first.socket, self._ended), None
+                    server, self._first = _ForkServerLink(self._first, self._first.socket, self._ended), None
                 else:
-                    server = _Server(*_start(self._preload, self._environment), self._ended)
+                    server = _ForkServerLink(*_start(self._preload, self._environment), self._ended)
                 self._server = server
                 answer, _ = await server.answer(READY_WITHIN)
                 for failure in answer["ready"]:
@@ -152,7 +152,7 @@ def _start(preload: Sequence[str], environment: Mapping[str, str]) -> tuple[_Pro
     return process, ours
 
 
-class _Server:
+class _ForkServerLink:
     """One fork server process. Answers come in the order of the questions."""
 
     def __init__(self, process: _Process, ours: socket.socket, ended: Any) -> None:
@@ -169,7 +169,7 @@ class _Server:
 
     def set_since(self) -> dict[str, str]:
         """The variables of this process that a server which was forked from it does not know of."""
-        if not isinstance(self._process, fork_server.Forked):
+        if not isinstance(self._process, fork_server.ForkServerProcess):
             return {}
         known = self._process.environment
         return {name: value for name, value in os.environ.items() if known.get(name) != value}

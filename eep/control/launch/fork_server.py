@@ -32,7 +32,7 @@ MAX_MESSAGE = 1 << 17
 
 
 @dataclass
-class Forked:
+class ForkServerProcess:
     """A fork server that is a child of this process. ``environment`` is the one it was born with."""
 
     pid: int
@@ -51,7 +51,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-def fork_here(close: Iterable[Closable] = ()) -> Forked:
+def fork_here(close: Iterable[Closable] = ()) -> ForkServerProcess:
     """Have a copy of this process, which must have one thread, serve as a fork server, without what is in ``close``.
 
     It returns in this process only. In the fork server and in its children it ends with SystemExit, or with whatever a
@@ -64,7 +64,7 @@ def fork_here(close: Iterable[Closable] = ()) -> Forked:
     pid = os.fork()
     if pid != 0:
         theirs.close()
-        return Forked(pid, ours, environment)
+        return ForkServerProcess(pid, ours, environment)
     ours.close()
     for each in close:
         each.close()

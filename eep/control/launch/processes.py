@@ -61,7 +61,7 @@ def name_of(function: FunctionType) -> str:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedProcess:
     """A child of this very process."""
 
     process: subprocess.Popen[bytes]
@@ -86,13 +86,13 @@ class SubprocessLauncher:
     async def start(self, rank: int, incarnation: int, environment: Mapping[str, str]) -> Child:
         variables = {**os.environ, **environment}
         process = subprocess.Popen(self._command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
-        return Started(process, os.pidfd_open(process.pid))
+        return StartedProcess(process, os.pidfd_open(process.pid))
 
     async def close(self) -> None:
         pass
 
 
-class _Life:
+class _RankProcess:
     """One process of a rank, from the wish to have it until it has ended."""
 
     def __init__(self, incarnation: int) -> None:
@@ -113,7 +113,7 @@ class Processes:
         self._launcher = launcher
         self._environment = dict(environment)
         self._exited = exited
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[int, _RankProcess] = {}
 
     @property
     def pids(self) -> dict[int, int]:
@@ -127,7 +127,7 @@ class Processes:
 
     def launch(self, rank: int, incarnation: int) -> None:
         """Start a rank; how that goes is told by its exit or by what it says."""
-        life = self._lives[rank] = _Life(incarnation)
+        life = self._lives[rank] = _RankProcess(incarnation)
         life.task = asyncio.get_running_loop().create_task(self._live(rank, life))
 
     def fence(self, rank: int, incarnation: int) -> None:
@@ -148,7 +148,7 @@ class Processes:
     async def close(self) -> None:
         await self._launcher.close()
 
-    async def _live(self, rank: int, life: _Life) -> None:
+    async def _live(self, rank: int, life: _RankProcess) -> None:
         life.has_begun = True
         if life.is_unwanted:
             self._over(rank, life, "ended before it was started", False)
@@ -171,7 +171,7 @@ class Processes:
         code = await life.child.exit_code()
         self._over(rank, life, describe_exit(code), code == 0)
 
-    def _over(self, rank: int, life: _Life, evidence: str, clean: bool) -> None:
+    def _over(self, rank: int, life: _RankProcess, evidence: str, clean: bool) -> None:
         del self._lives[rank]
         self._exited(rank, life.incarnation, evidence, clean)
 

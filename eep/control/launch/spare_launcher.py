@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from eep.control.launch.processes import INCARNATION, RANK, Child, Started, describe_exit, kill_all_of, readable
+from eep.control.launch.processes import INCARNATION, RANK, Child, StartedProcess, describe_exit, kill_all_of, readable
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_process import MAX_ORDER, SPARE_FOR
 from eep.membership import Effect, Notify, Phase
@@ -32,7 +32,7 @@ READY_WITHIN = 600.0
 ENDS_WITHIN = 10.0
 
 
-class Tell(Protocol):
+class NoteWriter(Protocol):
     """Writes a line to the event log."""
 
     def __call__(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None: ...
@@ -69,7 +69,7 @@ class SpareLauncher:
         self._pool: list[_Spare] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._tell: Tell | None = None
+        self._tell: NoteWriter | None = None
 
     # What a supervisor uses.
 
@@ -106,7 +106,7 @@ class SpareLauncher:
         for spare in pool:
             await spare.gone()
 
-    def follow(self, watch: Callable[[Callable[[Effect], None]], None], tell: Tell) -> None:
+    def follow(self, watch: Callable[[Callable[[Effect], None]], None], tell: NoteWriter) -> None:
         """Hear from a supervisor when ranks run, and tell it what is going on here."""
         self._tell = tell
         watch(self._happened)
@@ -224,7 +224,7 @@ class _Spare:
         except OSError:
             ours.close()
             raise
-        self.child = Started(process, os.pidfd_open(process.pid))
+        self.child = StartedProcess(process, os.pidfd_open(process.pid))
         self.is_ready = False
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()

@@ -19,7 +19,7 @@ import msgspec
 
 from eep.control.store.embedded_store import Listing, StoreError
 from eep.control.store.http_client import HttpError, post
-from eep.control.store.key_value import Change, Entry, LeaseEndedError, Swap
+from eep.control.store.key_value import Change, LeaseEndedError, StoredValue, Swap
 
 
 class EtcdStore:
@@ -48,7 +48,7 @@ class EtcdStore:
         self._answer_within = answer_within
         self._listen_for = listen_for
 
-    async def get(self, key: str) -> Entry[bytes] | None:
+    async def get(self, key: str) -> StoredValue[bytes] | None:
         answer = await self._call("kv/range", {"key": self._key(key)})
         kvs = answer.get("kvs", [])
         return _entry(kvs[0]) if kvs else None
@@ -65,7 +65,7 @@ class EtcdStore:
             },
         )
         if answer.get("succeeded"):
-            return Swap(True, Entry(value, int(answer["header"]["revision"])))
+            return Swap(True, StoredValue(value, int(answer["header"]["revision"])))
         kvs = answer["responses"][0]["response_range"].get("kvs", [])
         return Swap(False, _entry(kvs[0]) if kvs else None)
 
@@ -180,5 +180,5 @@ def _after(prefix: str) -> str:
     return _b64(bytes(raw))
 
 
-def _entry(kv: dict[str, Any]) -> Entry[bytes]:
-    return Entry(b64decode(kv.get("value", "")), int(kv["mod_revision"]))
+def _entry(kv: dict[str, Any]) -> StoredValue[bytes]:
+    return StoredValue(b64decode(kv.get("value", "")), int(kv["mod_revision"]))

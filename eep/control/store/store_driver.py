@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
-from eep.control.store.embedded_store import Listing, Store, StoreError
-from eep.control.store.key_value import ABSENT, Change, Entry, LeaseEndedError
+from eep.control.store.embedded_store import Listing, RecordStore, StoreError
+from eep.control.store.key_value import ABSENT, Change, LeaseEndedError, StoredValue
 from eep.control.store.record_codec import (
     INSTANCE_KEY,
     REPORT_PREFIX,
@@ -46,7 +46,7 @@ TRY_AGAIN_AFTER = 0.2
 class StoreDriver:
     def __init__(
         self,
-        store: Store,
+        store: RecordStore,
         ident: str,
         lease_ttl: float,
         *,
@@ -131,7 +131,7 @@ class StoreDriver:
             await asyncio.sleep(TRY_AGAIN_AFTER)
             self._feed(Proposed(serial, None))
 
-    def _decoded(self, entry: Entry[bytes] | None) -> InstanceSeen | None:
+    def _decoded(self, entry: StoredValue[bytes] | None) -> InstanceSeen | None:
         """The record in an entry; None if it is none, which is counted."""
         if entry is None:
             return InstanceSeen(None, ABSENT)
@@ -149,7 +149,7 @@ class StoreDriver:
                         if isinstance(change, Listing):
                             entry = change.entries.get(INSTANCE_KEY)
                         else:
-                            entry = Entry(change.value, change.version) if change.value is not None else None
+                            entry = StoredValue(change.value, change.version) if change.value is not None else None
                         if (seen := self._decoded(entry)) is not None:
                             self._feed(seen)
             except StoreError as error:
@@ -227,7 +227,7 @@ class StoreDriver:
             self._lease, self._version = lease, swap.entry.version
         return swap.done
 
-    def _is_ours(self, entry: Entry[bytes]) -> bool:
+    def _is_ours(self, entry: StoredValue[bytes]) -> bool:
         report = self._report(self._key, entry.value)
         return report is not None and report.ident == self._ident
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eep.control.wire.messages import AskOperation
-from eep.membership import Action, State, phase_name, waiting_for, why_it_must_stay
+from eep.membership import Action, HostState, phase_name, waiting_for, why_it_must_stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Refusal:
     reason: str
 
 
-def why_not_registered(state: State, rank: int, incarnation: int) -> str | None:
+def why_not_registered(state: HostState, rank: int, incarnation: int) -> str | None:
     """Why a process that says it is this life of a rank is not taken for it; None if it is."""
     local = state.ranks.get(rank)
     if local is None:
@@ -30,7 +30,7 @@ def why_not_registered(state: State, rank: int, incarnation: int) -> str | None:
     return None
 
 
-def why_not(state: State, request: AskOperation) -> Refusal | None:
+def why_not_done(state: HostState, request: AskOperation) -> Refusal | None:
     """Why what an operator asks for is not done; None if it is."""
     if request.rank not in state.ranks:
         most = state.policy.max_ranks
@@ -42,7 +42,7 @@ def why_not(state: State, request: AskOperation) -> Refusal | None:
     return None
 
 
-def describe(state: State, pids: Mapping[int, int]) -> dict[str, Any]:
+def describe_host(state: HostState, pids: Mapping[int, int]) -> dict[str, Any]:
     """Membership as this host sees it, and its own ranks."""
     instance = state.instance
     return {

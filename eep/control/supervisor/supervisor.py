@@ -17,9 +17,8 @@ import os
 import secrets
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -27,12 +26,13 @@ from eep import faults
 from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
-from eep.control.store.embedded_store import EmbeddedStore, Store
+from eep.control.store.embedded_store import EmbeddedStore
 from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
-from eep.control.supervisor.front_desk import ControlPage, Front
-from eep.control.supervisor.keeper_process import Keeper
-from eep.control.wire.messages import AskOperation, Message, TellView
+from eep.control.supervisor.front_desk import FrontDesk, RevocablePage
+from eep.control.supervisor.keeper_process import KeeperProcess
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
+from eep.control.wire.messages import AskOperation, ControlMessage, TellView
 from eep.faults import orders
 from eep.membership import (
     Action,
@@ -40,21 +40,21 @@ from eep.membership import (
     Event,
     Exited,
     Fence,
-    Instance,
+    HostState,
+    InstanceRecord,
     Launch,
     ListReports,
-    Local,
+    LocalRank,
     Notify,
     OperatorAsked,
     Policy,
     Propose,
     Publish,
     RankGone,
+    RankStatus,
     Reject,
     Revoke,
     SetTimer,
-    State,
-    Status,
     StopAsked,
     Transition,
     initial_state,
@@ -65,73 +65,67 @@ from eep.membership import (
 from eep.observe.event_log import EventLog
 from eep.view import View
 
-LEASE_TTL = 10.0
 STOPS_WITHIN = 30.0
 
 
-def open_shared_page(descriptor: int) -> ControlPage:
+def open_shared_page(descriptor: int) -> RevocablePage:
     """The data plane's control page behind a descriptor. Loaded when the first rank brings one."""
     from eep.data_plane.control_page import SharedControlPage
 
     return SharedControlPage(descriptor)
 
 
-def _with_standby(state: State, standby: Sequence[int]) -> State:
-    resting = {rank: Local(Status.DOWN, keep=False) for rank in standby}
+def _with_standby(state: HostState, standby: Sequence[int]) -> HostState:
+    resting = {rank: LocalRank(RankStatus.DOWN, keep=False) for rank in standby}
     return replace(state, ranks={**state.ranks, **resting})
 
 
 class Supervisor:
-    """``command`` is what every rank runs, or a launcher of ranks; a rank finds itself in its environment.
+    """``command`` is what every rank runs, or a launcher of ranks. A rank finds its number in its environment.
 
-    ``standby`` are ranks of this host that run only when an operator asks for them. A directory that was not given is
-    made, and removed in the end; ``remove_directory`` says otherwise. ``marks``: variables (``NAME=VALUE``) by which ranks
-    are known that are forked from a process which was started before the directory had a name.
+    ``standby`` are ranks of this host that run only when an operator asks for them. ``open_page`` opens the
+    control page behind a descriptor that a rank sent.
     """
 
     def __init__(
         self,
         command: Sequence[str] | Launcher,
         ranks: Sequence[int],
+        policy: Policy,
         *,
-        max_ranks: int,
         standby: Sequence[int] = (),
         host: str = "localhost",
-        policy: Policy | None = None,
-        store: Store | None = None,
-        directory: Path | None = None,
-        remove_directory: bool | None = None,
-        key: bytes | None = None,
-        environment: Mapping[str, str] | None = None,
-        marks: Sequence[str] = (),
-        lease_ttl: float = LEASE_TTL,
-        open_page: Callable[[int], ControlPage] = open_shared_page,
+        launch: LaunchSettings | None = None,
+        directory: DirectorySettings | None = None,
+        store: StoreSettings | None = None,
+        open_page: Callable[[int], RevocablePage] = open_shared_page,
     ) -> None:
-        policy = policy or Policy(max_ranks=max_ranks)
+        launch, directory = launch or LaunchSettings(), directory or DirectorySettings()
+        store = store or StoreSettings()
         self.ident = f"{host}#{secrets.token_hex(4)}"
         self.state = _with_standby(initial_state(self.ident, (*ranks, *standby), policy), standby)
         self.rejected: Counter[str] = Counter()
         self.last_rejection = ""
-        self._store = store or EmbeddedStore()
-        self._removes_directory = directory is None if remove_directory is None else remove_directory
-        self.directory = PrivateDirectory.create(directory, key)
+        self._store = store.store or EmbeddedStore()
+        self._removes_directory = directory.is_removed
+        self.directory = PrivateDirectory.create(directory.path, directory.key)
         self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
         self._events = EventLog(self.directory.events, host)
-        self._front = Front(self.directory.socket, self.directory.key(), self, open_page)
-        variables = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
+        self._front_desk = FrontDesk(self.directory.socket, self.directory.key(), self, open_page)
+        variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
         self._processes = Processes(launcher, variables, self._exited)
         self._driver = StoreDriver(
             self._store,
             self.ident,
-            lease_ttl,
+            store.lease_ttl,
             feed=self.feed,
             reject=self.reject,
             report=lambda: report_of(self.state),
         )
         self._timers: set[asyncio.TimerHandle] = set()
-        self._keeper: Keeper | None = None
-        self._marks = tuple(marks)
+        self._keeper: KeeperProcess | None = None
+        self._marks = launch.marks
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
@@ -154,8 +148,8 @@ class Supervisor:
 
     async def start(self) -> None:
         orders.obey_in(self.directory.path, None)
-        self._keeper = Keeper(self.directory.path, self._marks, removes=self._removes_directory)
-        self._front.listen()
+        self._keeper = KeeperProcess(self.directory.path, self._marks, removes=self._removes_directory)
+        self._front_desk.listen()
         self._driver.start()
 
     async def stop(self) -> None:
@@ -173,7 +167,7 @@ class Supervisor:
         await self._store.close()
         for timer in self._timers:
             timer.cancel()
-        self._front.close()
+        self._front_desk.close()
         self._events.close()
         faults.obey(None)
         if self._removes_directory:
@@ -194,7 +188,7 @@ class Supervisor:
     # The core, and what it asks for.
 
     @property
-    def instance(self) -> Instance | None:
+    def instance(self) -> InstanceRecord | None:
         """The committed record, as far as this host has seen it."""
         return self.state.instance
 
@@ -215,7 +209,7 @@ class Supervisor:
         match effect:
             case Revoke():
                 faults.at("supervisor.evidence")
-                self._front.revoke(effect.epoch, effect.reason)
+                self._front_desk.revoke(effect.epoch, effect.reason)
             case Propose():
                 self._pass_points_of(effect.instance.view)
                 self._driver.propose(effect)
@@ -232,13 +226,13 @@ class Supervisor:
                 faults.at("supervisor.before_notify")
                 epoch, message = self.standing()
                 if message is not None:
-                    self._front.tell(message, epoch)
+                    self._front_desk.tell(message, epoch)
             case SetTimer():
                 self._set_timer(effect)
             case Reject():
                 self.reject(effect.kind, effect.reason)
             case RankGone():
-                self._front.tell_gone(effect.rank, effect.incarnation, effect.cause, max(self.state.epoch, 0))
+                self._front_desk.tell_gone(effect.rank, effect.incarnation, effect.cause, max(self.state.epoch, 0))
             case Transition():
                 self._events.write(
                     effect.phase,
@@ -267,7 +261,7 @@ class Supervisor:
 
     def _exited(self, rank: int, incarnation: int, evidence: str, clean: bool) -> None:
         self.feed(Exited(rank, incarnation, evidence, clean))
-        self._front.forget(rank)
+        self._front_desk.forget(rank)
 
     # What the front asks.
 
@@ -285,14 +279,14 @@ class Supervisor:
     def why_not_registered(self, rank: int, incarnation: int) -> str | None:
         return answers.why_not_registered(self.state, rank, incarnation)
 
-    def standing(self) -> tuple[int, Message | None]:
+    def standing(self) -> tuple[int, ControlMessage | None]:
         if self.state.instance is None:
             return 0, None
         view = self.state.instance.view
         return view.epoch, TellView(view.active, view.incarnations, self.state.instance.phase.value)
 
     def operate(self, request: AskOperation) -> str | None:
-        if (refusal := answers.why_not(self.state, request)) is not None:
+        if (refusal := answers.why_not_done(self.state, request)) is not None:
             self.reject(refusal.kind, refusal.reason)
             return refusal.reason
         self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
@@ -303,7 +297,7 @@ class Supervisor:
         told = {
             "supervisor": self.ident,
             "pid": os.getpid(),
-            **answers.describe(self.state, self.pids),
+            **answers.describe_host(self.state, self.pids),
             "spares": self._spares.status() if self._spares else None,
             "rejected": dict(self.rejected),
             "last_rejection": self.last_rejection,

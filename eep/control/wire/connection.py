@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from eep.control.wire.sealed_frames import Channel, End, Received, WireError
+from eep.control.wire.sealed_frames import ReceivedMessage, SealedChannel, SessionEnd, WireError
 
 MAX_UNSENT = 4 << 20
 MAX_DESCRIPTORS = 4
@@ -33,13 +33,13 @@ class Connection:
         key: bytes,
         accepts: Any,
         *,
-        received: Callable[[Connection, Received[Any]], None],
+        received: Callable[[Connection, ReceivedMessage[Any]], None],
         closed: Callable[[Connection, str, str], None],
-        end: End = End.SERVER,
+        end: SessionEnd = SessionEnd.SERVER,
     ) -> None:
         self._socket = sock
         self._socket.setblocking(False)
-        self._channel: Channel[Any] = Channel(key, end, accepts)
+        self._channel: SealedChannel[Any] = SealedChannel(key, end, accepts)
         self._received, self._closed = received, closed
         self._unsealed: list[tuple[msgspec.Struct, int]] = []
         """What was to be sent before the other side had greeted."""

@@ -19,8 +19,9 @@ from eep.control.launch.processes import RANK, Child, name_of, readable
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.launch.spare_process import MAX_ORDER
+from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Status
+from eep.membership import RankStatus
 from eep.observe.event_log import EventLine, read_events
 from tests.control import ranks
 from tests.control.harness import (
@@ -56,10 +57,9 @@ async def spared(
     supervisor = Supervisor(
         launcher,
         range(count),
-        max_ranks=count,
-        policy=patient_policy(count, **policy),
-        lease_ttl=60.0,
-        environment={"PYTHONPATH": str(ROOT)},
+        patient_policy(count, **policy),
+        launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),
+        store=StoreSettings(lease_ttl=60.0),
     )
     await supervisor.start()
     try:
@@ -274,7 +274,7 @@ def test_arguments_environment_and_stdin_reach_the_rank(tmp_path: Path) -> None:
     async def body() -> None:
         told = tmp_path / "told"
         async with spared(ranks.tells_what_it_was_given, {"path": str(told)}, spares=0, count=1) as (supervisor, _):
-            await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
             assert told.read_text() == f"0 0 {supervisor.directory.path} /dev/null"
             assert "exit status 0" in supervisor.directory.events.read_text()
             assert not lines(supervisor, "COLD"), "nobody asked for spares"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from eep.control.supervisor.front_desk import Front
-from eep.control.wire.listener import Accepting
+from eep.control.supervisor.front_desk import FrontDesk
+from eep.control.wire.listener import ConnectionListener
 from eep.control.wire.sealed_frames import new_key
 from tests.control.harness import PATIENCE
 
@@ -54,7 +54,7 @@ def test_a_connection_that_cannot_be_taken_is_taken_later_and_the_loop_does_othe
         listener.setblocking(False)
         took: list[socket.socket] = []
         failed: list[OSError] = []
-        accepts = Accepting(listener, took.append, failed.append)
+        accepts = ConnectionListener(listener, took.append, failed.append)
         with socket.socket() as client:
             with without_descriptors():
                 client.connect(listener.getsockname())
@@ -75,7 +75,7 @@ def test_closed_while_it_waits_it_does_not_come_back() -> None:
         failed: list[OSError] = []
         faults: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        accepts = Accepting(listener, lambda connection: connection.close(), failed.append)
+        accepts = ConnectionListener(listener, lambda connection: connection.close(), failed.append)
         with socket.socket() as client:
             with without_descriptors():
                 client.connect(listener.getsockname())
@@ -88,7 +88,7 @@ def test_closed_while_it_waits_it_does_not_come_back() -> None:
 
 
 def test_a_supervisor_says_so(tmp_path: Path) -> None:
-    class Desk:
+    class DeskOwner:
         def __init__(self) -> None:
             self.rejected: list[str] = []
 
@@ -96,8 +96,8 @@ def test_a_supervisor_says_so(tmp_path: Path) -> None:
             self.rejected.append(kind)
 
     async def body() -> None:
-        desk = Desk()
-        front = Front(tmp_path / "socket", new_key(), desk, lambda descriptor: None)  # type: ignore[arg-type]
+        desk = DeskOwner()
+        front = FrontDesk(tmp_path / "socket", new_key(), desk, lambda descriptor: None)  # type: ignore[arg-type]
         front.listen()
         with socket.socket(socket.AF_UNIX) as client:
             with without_descriptors():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from eep.membership import Instance, Phase, host_of, phase_name
+from eep.membership import InstanceRecord, Phase, host_of, phase_name
 from tests.membership.sim.schedule import Schedule
 from tests.membership.sim.world import NODES
 
@@ -24,7 +24,7 @@ def until(schedule: Schedule, condition: Callable[[], bool], within: float = 60.
     return schedule.world.run(schedule.world.now + within, stop)
 
 
-def record(schedule: Schedule) -> Instance:
+def record(schedule: Schedule) -> InstanceRecord:
     assert schedule.instance is not None
     return schedule.instance
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eep.control.store.key_value import Entry, KeyValue, Swap
+from eep.control.store.key_value import KeyValue, StoredValue, Swap
 from eep.membership import coordination, decide, judge
 from tests.membership.sim.schedule import Schedule
 
@@ -62,7 +62,7 @@ def test_a_store_that_does_not_compare_is_caught(monkeypatch: pytest.MonkeyPatch
     honest = KeyValue.compare_and_swap
 
     def careless(self: Any, key: str, expected: int, value: Any, lease: int | None = None) -> Swap[Any]:
-        current: Entry[Any] | None = self.get(key)
+        current: StoredValue[Any] | None = self.get(key)
         return honest(self, key, current.version if current else 0, value, lease)
 
     monkeypatch.setattr(KeyValue, "compare_and_swap", careless)
