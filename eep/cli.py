@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except BrokenPipeError:
-        return 0  # whoever read us has seen enough
+        return 0  # the reader of the output has seen enough
     except FileNotFoundError as error:
         print(
             f"eep: there is no {error.filename}; --dir names the directory of a supervisor that runs", file=sys.stderr

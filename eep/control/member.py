@@ -117,26 +117,26 @@ class Member:
     # What the rank says.
 
     def ready(self) -> None:
-        """Everything is loaded; let me in."""
+        """Say that this rank has loaded everything and can take part."""
         self._say(SayReady())
 
     def suspect(self, ranks: Iterable[int], evidence: str) -> None:
-        """These kept me waiting past the deadline. My step is not to be trusted, nor is any other of this epoch."""
+        """Say that ``ranks`` kept this rank waiting past its deadline. No step of this epoch may be trusted."""
         suspects = tuple(ranks)
         view = self._applied
         if view is None or not suspects or not set(suspects) <= set(view.active) - {self.rank}:
-            raise ValueError(f"rank {self.rank} can suspect other ranks of its view, not {suspects}")
+            raise ValueError(f"rank {self.rank} can only suspect other ranks of its view, not {suspects}")
         self._give_up(view.epoch)
         self._say(SaySuspect(suspects, evidence[:1024]), view.epoch)
 
     def revoked(self) -> None:
-        """My step ended because its epoch was revoked, or cannot be trusted for another reason."""
+        """Say that the step of this rank ended by a revoke, or cannot be trusted for another reason."""
         if self._applied is not None:
             self._give_up(self._applied.epoch)
             self._say(SayRevoked(), self._applied.epoch)
 
     def leave(self) -> None:
-        """Take me out. The boundary gives None once it is done."""
+        """Ask to be taken out. The boundary gives None once that is done."""
         self._say(SayLeave())
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class Member:
         with self._news:
             self._settled = view.epoch
             current = self._view
-        # A newer view may have come while we repaired; then this one is settled by nobody.
+        # A newer view may have come while this rank repaired; then no rank settles in this one.
         if current is view and self._ended is None:
             self._say(SaySettled(), view.epoch)
 

@@ -1,4 +1,4 @@
-"""The private directory of a supervisor: its socket, the job's key, and nothing that others may enter."""
+"""The private directory of a supervisor: its socket and the job's key, closed to other users."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class PrivateDirectory:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise PermissionError(
-                f"{path} must be a directory of yours that nobody else can enter; run 'chmod 700 {path}' or "
-                "name another"
+                f"{path} must be a directory that only you can enter; run 'chmod 700 {path}' or name another"
             )
         if len(os.fsencode(self.socket)) > _MAX_SOCKET_PATH:
             raise ValueError(f"{self.socket} is too long for a Unix socket; choose a shorter directory")

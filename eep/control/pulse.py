@@ -50,7 +50,7 @@ class Pulse:
         beating = threading.Event()
         threading.Thread(target=self._beat, args=(beating,), name="eep-pulse", daemon=True).start()
         if not beating.wait(timeout=10):
-            raise RuntimeError("the lock that marks this process as alive could not be taken")
+            raise RuntimeError("this process could not take the lock that marks it as alive")
 
     def _beat(self, beating: threading.Event) -> None:
         attributes = ctypes.create_string_buffer(_MUTEX_BYTES)
@@ -64,8 +64,8 @@ class Pulse:
         )
         if failed:
             return
-        # The first word of the lock holds its owner. The kernel wakes only if it says that somebody waits; we say so
-        # ourselves, while nobody else can write to it, so that the supervisor need not.
+        # The first word of the lock holds its owner. The kernel wakes waiters only if the word says that there are
+        # some. Say so here, where no other process can write yet, so that the supervisor need not.
         word = ctypes.c_uint32.from_buffer(self._page)
         word.value |= _WAITERS
         beating.set()
@@ -88,10 +88,11 @@ class PulseWatch:
         self._stopped = stopped
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        threading.Thread(target=self._feel, name="eep-pulse-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._feel, name="eep-pulse-watch", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Nobody is told any more, whatever has been felt."""
+        """Tell nothing from now on, even if the pulse has stopped."""
         self._closed = True
 
     def _tell(self) -> None:
@@ -109,7 +110,7 @@ class PulseWatch:
                     self._loop.call_soon_threadsafe(self._tell)
                 return
             if not value & _WAITERS:
-                return  # not a lock that anybody holds: the pidfd has to do
+                return  # no process holds this lock: only the pidfd can tell
             _libc.syscall(
                 ctypes.c_long(_FUTEX_SYSCALL[platform.machine()]),
                 ctypes.c_void_p(address),

@@ -1,16 +1,16 @@
-"""Who is in: the pure core of membership. No clock, no I/O, no randomness.
+"""Which ranks are in: the pure core of membership. No clock, no I/O, no randomness.
 
 The contract:
 
 * There is one record of the instance, :class:`InstanceRecord`, and it changes only by compare-and-swap in a
-  store. Whoever cannot reach the store's majority cannot change it. Each change that alters who is in has a
-  new, higher epoch.
+  store. A host that cannot reach the store's majority cannot change it. Each change of the ranks that are in
+  has a new, higher epoch.
 * Each host publishes one :class:`Report` of what it *sees*. Reports are evidence; only the record is
   membership.
 * One host at a time, the *coordinator*, turns reports into the next record with :func:`decide`. Any host
-  takes over when the coordinator's report ends; two that try meet in the compare-and-swap, and one wins.
+  takes over when the coordinator's report ends. If two try, the compare-and-swap lets one win.
 * Each host runs :func:`step` over what happens to it and does what the effects say: revoke, propose,
-  publish, fence, launch, notify, set a timer.
+  publish, fence, launch, notify, tell that a rank is gone, set a timer.
 
 Both functions look at *levels* (what is so) rather than edges (what happened), which is why duplicate,
 late, reordered and stale events are harmless: seeing a thing twice is seeing it.

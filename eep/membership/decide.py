@@ -2,10 +2,10 @@
 
 A record that changes carries its reason. When nothing changes, :class:`Unchanged` says what is awaited.
 
-A fault view only ever shrinks: the dead go out at once, at any phase, while joins and leaves wait for RUN,
-so that a repair is restarted by faults alone. Suspicion is never enough to remove: the accused are
-*condemned*, their owners fence them, and the exit that follows (or the end of their host's lease) takes
-them out of the view.
+A view that follows a fault only shrinks. Dead ranks go out at once, in any phase; joins and leaves wait for
+RUN, so that only a fault restarts a repair. Suspicion never removes a rank: an accused rank is
+*condemned*, its owner fences it, and the exit that follows (or the end of its host's lease) takes it out of
+the view.
 """
 
 from __future__ import annotations
@@ -51,13 +51,16 @@ def decide(
 
 
 def judge(active: Iterable[int], accusations: Iterable[Accusation]) -> tuple[int, ...]:
-    """Whom to fence, given who says they waited in vain for whom.
+    """The ranks to fence, given which ranks waited in vain for which.
 
-    Those with the most accusers are condemned, and a condemned rank's own word no longer counts. So a hung
-    rank, which accuses nobody, goes alone; of two that accuse each other one stays; of two halves that
-    cannot reach each other one half stays whole. Who is accused by fewer may only have been waiting for a
-    condemned one: it is spared, and accused again in the next epoch if it is at fault. Equals are taken
-    from the highest rank down.
+    The ranks with the most accusers are condemned, and a condemned rank's own word no longer counts. So:
+
+    * a hung rank, which accuses no rank, goes alone;
+    * of two ranks that accuse each other, one stays;
+    * of two halves that cannot reach each other, one half stays whole.
+
+    A rank with fewer accusers may only have waited for a condemned one. It is spared; if it is at fault, the
+    next epoch accuses it again. Among equals the highest rank is condemned first.
     """
     members = set(active)
     accusers: dict[int, set[int]] = {}
@@ -104,7 +107,7 @@ def _after_faults(instance: InstanceRecord, reports: Reports) -> InstanceRecord 
         if here and report.revoked >= view.epoch:
             broken.append(host)
     lost = [rank for rank in view.active if (rank, view.incarnations[rank]) not in seen]
-    # Where somebody is accused, the verdict comes first: a new epoch with the same ranks would only hang again.
+    # A verdict comes before a new epoch: with the same ranks in it, the new epoch would only hang again.
     if not lost and (not broken or judge(view.active, _accusations(instance, reports))):
         return None
     reason = " and ".join(
@@ -191,7 +194,7 @@ def _with_grants(instance: InstanceRecord, reports: Reports, also: str) -> Insta
                 continue
             owner = owners[rank]
             if owner == report.ident and granted[rank] > told.incarnation:
-                continue  # it has leave already and will find it in the record
+                continue  # the host has leave already and will find it in the record
             if owner not in ("", report.ident) and lives(owner, reports):
                 continue  # another living supervisor has this rank
             owners[rank] = report.ident
@@ -204,7 +207,7 @@ def _with_grants(instance: InstanceRecord, reports: Reports, also: str) -> Insta
 
 
 def _with_view(instance: InstanceRecord, view: View, reason: str) -> InstanceRecord:
-    # With nobody in there is nothing to repair, so an empty view runs at once and waits for joiners.
+    # An empty view has nothing to repair, so it runs at once and waits for joiners.
     phase = Phase.AGREED if view.active else Phase.RUN
     return replace(instance, view=view, phase=phase, condemned=(), reason=reason)
 

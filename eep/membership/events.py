@@ -1,4 +1,4 @@
-"""What can happen to a host. Each event is a fact that somebody saw; none of them changes membership by itself."""
+"""What can happen to a host. Each event is an observed fact; none changes membership by itself."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     cause = f"rank {event.rank} is dying"
     if turn.state.is_in(event.rank):
         turn.revoke(cause)
-    # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
+    # One thread of the rank is gone. End the others too, rather than wait for the kernel to clear up.
     if local.runs:
         turn.do(Fence(event.rank, event.incarnation, cause))
     turn.update_rank(event.rank, status=RankStatus.ENDING)
@@ -85,7 +85,9 @@ def _settled(turn: Turn, event: Settled) -> None:
     if turn.process(event.rank, event.incarnation, "settling") is None:
         return
     if event.epoch != turn.state.epoch or not turn.state.is_in(event.rank):
-        turn.reject("stale-epoch", f"rank {event.rank} settled in epoch {event.epoch}; it is {turn.state.epoch} now")
+        turn.reject(
+            "stale-epoch", f"rank {event.rank} settled in epoch {event.epoch}, but the epoch is {turn.state.epoch} now"
+        )
         return
     turn.update_rank(event.rank, settled=event.epoch)
     members = [rank for rank in turn.state.ranks if turn.state.is_in(rank)]
@@ -98,11 +100,14 @@ def _suspected(turn: Turn, event: Suspected) -> None:
         return
     instance, epoch = turn.state.instance, turn.state.epoch
     if instance is None or event.epoch != epoch or not turn.state.is_in(event.rank):
-        turn.reject("stale-epoch", f"suspicion by rank {event.rank} in epoch {event.epoch}; it is {epoch} now")
+        turn.reject("stale-epoch", f"rank {event.rank} suspects in epoch {event.epoch}, but the epoch is {epoch} now")
         return
     known = {s for s in event.suspects if s in instance.view.active and s != event.rank}
     if known != set(event.suspects) or not known:
-        turn.reject("unknown-rank", f"rank {event.rank} suspects {event.suspects}, in are {instance.view.active}")
+        turn.reject(
+            "unknown-rank",
+            f"rank {event.rank} suspects {event.suspects}; it may suspect other ranks of {instance.view.active}",
+        )
         return
     told = {(a.accuser, a.suspect): a for a in turn.state.accusations if a.epoch == epoch}
     for suspect in sorted(known):
@@ -140,7 +145,7 @@ def _take_out(turn: Turn, rank: int, cause: str, operation: str = "") -> None:
 def _operator_asked(turn: Turn, event: OperatorAsked) -> None:
     local = turn.state.ranks.get(event.rank)
     if local is None:
-        turn.reject("unknown-rank", f"no rank {event.rank} on this host; it has {sorted(turn.state.ranks)}")
+        turn.reject("unknown-rank", f"this host has no rank {event.rank}; it has {sorted(turn.state.ranks)}")
         return
     if not turn.remember(event.operation):
         return
@@ -215,10 +220,10 @@ def _lease_held(turn: Turn, _: LeaseHeld) -> None:
 
 
 def _lease_lost(turn: Turn, _: LeaseLost) -> None:
-    # The others may take us out from now on without our knowing: hold every rank until the store has told
-    # us. They are not killed: if the store was merely away nobody removed them, and they go on in the next epoch.
+    # From now on the others may take this host's ranks out without its knowledge: hold every rank until the
+    # store answers. They are not killed: if only the store was away, they go on in the next epoch.
     if any(turn.state.is_in(rank) for rank in turn.state.ranks):
-        turn.revoke("the lease of this host is no longer certain")
+        turn.revoke("this host can no longer rely on its lease")
     turn.update(leased=False, scope="", looking=False)
 
 
@@ -251,7 +256,11 @@ def _rank_late(turn: Turn, timer: Timer, rank: int, local: LocalRank) -> None:
         turn.fence(rank, f"rank {rank} had left but did not end")
     elif timer is Timer.FENCE and local.status is RankStatus.FENCING:
         turn.update_rank(rank, status=RankStatus.STUCK)
-        turn.log("STUCK", f"rank {rank} was killed but does not end; it is out and nothing replaces it", rank)
+        turn.log(
+            "STUCK",
+            f"rank {rank} was killed but does not end; it is out, and not replaced until it ends",
+            rank,
+        )
     elif timer is Timer.STABLE and turn.state.is_in(rank):
         turn.update_rank(rank, failures=0)
 

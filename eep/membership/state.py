@@ -156,7 +156,7 @@ def why_it_must_stay(state: HostState, rank: int) -> str | None:
     stay, fewest = set(state.instance.view.active) - leaving - {rank}, state.policy.fewest_ranks
     if len(stay) >= fewest:
         return None
-    return f"rank {rank} cannot be taken out: {len(stay)} would stay, and it takes {fewest}; launch another one first"
+    return f"rank {rank} cannot be taken out: {len(stay)} would stay, and {fewest} are needed; launch another first"
 
 
 def is_coordinator(state: HostState) -> bool:
@@ -172,7 +172,7 @@ def wanted_scope(state: HostState) -> str:
 
 
 def coordinator_missing(state: HostState) -> bool:
-    """Whether the coordinator's report is known to have ended: somebody must take over."""
+    """Whether the coordinator's report is known to have ended, so that another host must take over."""
     return (
         state.instance is not None
         and not is_coordinator(state)
@@ -182,10 +182,10 @@ def coordinator_missing(state: HostState) -> bool:
 
 
 def must_look_again(state: HostState) -> bool:
-    """Whether somebody seems gone who may only be missing from reports that are older than the record.
+    """Whether a host seems gone that may only be missing because the known reports are older than the record.
 
-    Whoever is in, and whoever coordinates, had a report when the record was written. That it is not among
-    those we know proves the end of a lease only if what we know is at least as new as the record.
+    The owner of each rank that is in, and the coordinator, had a report when the record was written. A missing
+    report proves the end of a lease only if what this host knows is at least as new as the record.
     """
     instance = state.instance
     if instance is None or not state.scope:

@@ -68,11 +68,14 @@ class Turn:
         """The local rank whose process this is, or None, rejected, if it is no process of ours."""
         local = self.state.ranks.get(rank)
         if local is None:
-            self.reject("unknown-rank", f"{what} of rank {rank}: this host has {sorted(self.state.ranks)}")
+            self.reject(
+                "unknown-rank",
+                f"{what} of rank {rank}, but this host has ranks {sorted(self.state.ranks)}",
+            )
         elif local.incarnation != incarnation or not local.has_process:
             self.reject(
                 "stale-incarnation",
-                f"{what} of rank {rank} as incarnation {incarnation}: the one that counts is "
+                f"{what} of rank {rank} as incarnation {incarnation}, but the current one is "
                 f"{local.incarnation} ({local.status.value}); a process that was replaced must end",
             )
         else:
@@ -137,7 +140,7 @@ class Turn:
             if mine and instance.granted[rank] > local.incarnation and not self.state.stopping:
                 self.update_rank(rank, status=RankStatus.STARTING, incarnation=instance.granted[rank], settled=-1)
                 self.do(Launch(rank, instance.granted[rank], instance.reason))
-                self.log("STARTING", "leave was granted", rank)
+                self.log("STARTING", "the coordinator gave leave to launch", rank)
                 self.set_timer(Timer.START, instance.granted[rank], self.state.policy.start_deadline, rank)
             elif instance.owners[rank] and not mine and rank in view.active:
                 self.reject(
@@ -161,7 +164,7 @@ class Turn:
 
     def _expect_settling(self, instance: InstanceRecord) -> None:
         if not self.state.leased:
-            self.revoke("the lease of this host is not certain")
+            self.revoke("this host cannot rely on its lease")
         elif instance.phase is Phase.AGREED and instance.view.epoch > self._epoch_before:
             self.set_timer(Timer.SETTLE, instance.view.epoch, self.state.policy.settle_deadline)
 
@@ -174,7 +177,7 @@ class Turn:
         self.reject(
             "store-forgot",
             f"the store holds {what}, but record {known.serial} of epoch {known.view.epoch} was committed; "
-            "nothing will be changed until the store is restored, or the job is started anew",
+            "this host changes nothing until the store is restored or the job is started anew",
         )
 
     # What follows from the state, whatever happened.

@@ -1,7 +1,7 @@
-"""In the data-parallel controller: the supervisor of the ranks lives here, and no send ever waits for one.
+"""In the data-parallel controller: the supervisor of the ranks lives here, and no send ever waits for a rank.
 
-Schedulers are started from notes (:mod:`sglang_patches.server.launch_records`): the first of them now, the others when an
-operator asks for them, and each again whenever it dies.
+The supervisor starts schedulers from launch records (:mod:`sglang_patches.server.launch_records`): the first of them now,
+the others when an operator asks for them, and each again whenever it dies.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class ServerRanks:
         return self._background.call(lambda supervisor: supervisor.pids.get(rank))
 
     def wait_until_loaded(self, rank: int) -> Any:
-        """The first word of a scheduler; one that nobody has asked for would say what the first rank says.
+        """The first message of a scheduler. A standby rank has none yet; it would say what rank 0 says.
 
-        Raises when it cannot be started: a server that never served should end.
+        Raises when the rank cannot be started: a server that never served should end.
         """
         rank = rank if rank < self._wanted.ranks else 0
         path, deadline = rank_process.info_path(self.directory, rank), time.monotonic() + _LOADED_WITHIN
@@ -133,7 +133,7 @@ class ServerRanks:
             local = self._background.call(lambda supervisor: supervisor.state.ranks[rank])
             if local.failures >= _FAILS_AT_START or time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"rank {rank} could not be started ({local.failures} times); its output above says why, and so does "
+                    f"rank {rank} failed to start {local.failures} times; its output above says why, and so does "
                     f"'eep events --dir {self.directory}'"
                 )
             time.sleep(_LOOKS_EVERY)
@@ -214,7 +214,7 @@ def _launch(original: Callable[..., Any], controller: Any, *arguments: Any, **na
 
     def start(count: int) -> ServerRanks:
         if count != wanted.max_ranks:
-            raise RuntimeError(f"SGLang would start {count} schedulers, and there are {wanted.max_ranks} ranks")
+            raise RuntimeError(f"SGLang would start {count} schedulers, but there are {wanted.max_ranks} ranks")
         ranks = ServerRanks(directory, wanted)
         setattr(controller, _ATTRIBUTE, ranks)
         return ranks
@@ -270,7 +270,7 @@ def _event_loop(controller: Any) -> None:
                 break
             except Exception as error:
                 # The front end checks what it sends; should something get past it, one request is lost and not the server.
-                logger.error("a message of the front end cannot be read, and is dropped: %s", error)
+                logger.error("the controller dropped a message of the front end that it cannot read: %s", error)
                 continue
             mark_the_dead(controller, ranks.lives, outbox)
             if type(request).__name__ == "ShutdownReq":
@@ -281,11 +281,11 @@ def _event_loop(controller: Any) -> None:
                 controller._request_dispatcher(request)
             except (ValueError, RuntimeError) as error:
                 # Sent to a rank that is gone: the front end hears of that as well, and sends it again.
-                logger.warning("not dispatched: %s", error)
+                logger.warning("a request was not dispatched, the front end sends it again: %s", error)
 
 
 def mark_the_dead(controller: Any, ranks: LiveRanks, outbox: Outbox) -> None:
-    """All of them, before anything is sent to anybody."""
+    """Follow every end and every view, before the next request is dispatched."""
     while ranks.ended:
         rank = ranks.ended.popleft()
         if rank < len(controller.workers) and controller.workers[rank] is not None:

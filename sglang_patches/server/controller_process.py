@@ -1,7 +1,7 @@
 """What the process of the data-parallel controller runs, where processes are forked.
 
-It comes from a process that has imported all that a rank needs, and has one thread yet. So before it does anything else it
-forks the fork server of the ranks, and nobody has to import SGLang once more.
+It comes from a process that has imported all that a rank needs, and still has one thread. So it first forks the fork
+server of the ranks, which then need not import SGLang again.
 """
 
 from __future__ import annotations

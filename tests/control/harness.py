@@ -98,11 +98,12 @@ def is_running(pid: int) -> bool:
 
 def wait_until_all_threads_stand_still(pid: int) -> None:
     """After SIGSTOP: it reaches one thread, which then stops the others; until then any of them may still answer."""
-    tasks = Path(f"/proc/{pid}/task")
+    tasks, deadline = Path(f"/proc/{pid}/task"), time.monotonic() + PATIENCE
     while True:
         with suppress(FileNotFoundError, ProcessLookupError):  # one has ended since they were listed
             if all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()):
                 return
+        assert time.monotonic() < deadline, f"the threads of process {pid} do not stop"
         time.sleep(0.01)
 
 

@@ -56,7 +56,7 @@ def accuse(*pairs: tuple[int, int]) -> list[Accusation]:
         ([(0, 0), (9, 1), (1, 9)], ()),
         ([(0, 3), (0, 3), (0, 3)], (3,)),
     ],
-    ids=["nobody", "one hung", "two hung", "mutual", "halves", "waited for it", "nonsense", "repeated"],
+    ids=["none", "one hung", "two hung", "mutual", "halves", "waited for it", "nonsense", "repeated"],
 )
 def test_judge(pairs: list[tuple[int, int]], condemned: tuple[int, ...]) -> None:
     assert judge(range(4), accuse(*pairs)) == condemned
@@ -103,8 +103,8 @@ def test_joins_wait_for_a_repair_but_faults_do_not() -> None:
     assert host.instance.view == View(5, (0, 3), (1, 0, 0, 0))
 
 
-def test_after_the_loss_of_all_whoever_is_to_come_back_forms_the_instance() -> None:
-    """Also when fewer are left than it first waited for: one was taken out, and nobody else would come."""
+def test_after_the_loss_of_all_the_ranks_that_come_back_form_the_instance() -> None:
+    """Also when fewer are left than it first waited for: one was taken out, and no other would come."""
     host = Host(first_view=4).run()
     host.feed(OperatorAsked("x", Action.REMOVE, 3), Exited(3, 0, "it left"))
     host.settle()
@@ -121,7 +121,7 @@ def test_a_rank_without_which_too_few_would_stay_is_not_for_an_operator_to_take_
     assert why_it_must_stay(host.state, 2) is None
     host.feed(OperatorAsked("x", Action.REMOVE, 2))
     assert host.instance.view.active == (0, 1, 3)
-    assert "2 would stay, and it takes 3" in (why_it_must_stay(host.state, 0) or "")
+    assert "2 would stay, and 3 are needed" in (why_it_must_stay(host.state, 0) or "")
     assert why_it_must_stay(host.state, 2) is None, "it is out already; asking again is no harm"
 
 
@@ -135,7 +135,7 @@ def test_those_that_are_leaving_do_not_stay() -> None:
 def test_suspicion_is_not_removal() -> None:
     host = Host().run()
     effects = host.feed(*[Suspected(rank, 0, 1, (3,), "1 s") for rank in (0, 1, 2)])
-    assert of_type(effects, Revoke), "everybody leaves the step at once"
+    assert of_type(effects, Revoke), "every rank leaves the step at once"
     assert not of_type(effects, Fence)
     assert host.instance.view.epoch == 1
     effects = host.feed(Deadline(Timer.JUDGE, 1))

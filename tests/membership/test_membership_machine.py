@@ -102,7 +102,7 @@ class Membership(RuleBasedStateMachine):
         self.reports[host] = report
 
     def swap(self, proposal: Propose) -> Proposed:
-        """Compare, and commit if nobody came first; the serial stands in for the store's version."""
+        """Compare, and commit if no other host came first; the serial stands in for the store's version."""
         held = self.record.serial if self.record else 0
         done = held == proposal.expected
         if done:

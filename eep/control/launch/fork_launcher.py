@@ -1,8 +1,8 @@
 """Starts ranks by forking a process that has imported everything they need (:mod:`eep.control.launch.fork_server`).
 
 Importing a serving engine takes tens of seconds; forking takes milliseconds. The fork server is started with the
-first rank and again, at once, whenever it ends; ranks that it forked before live on. Whoever has imported everything
-in time can bring the first one along (:func:`eep.control.launch.fork_server.fork_here`).
+first rank and again, at once, whenever it ends; ranks that it forked before live on. A caller that has imported
+everything already can fork the first one itself (:func:`eep.control.launch.fork_server.fork_here`).
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class _ForkServerLink:
             self._unwanted(answer, descriptors[0])
 
     def _unwanted(self, answer: dict[str, Any], pidfd: int) -> None:
-        """Whoever wanted this child has gone."""
+        """The caller that wanted this child has gone: end the child."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)

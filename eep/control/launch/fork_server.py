@@ -1,7 +1,7 @@
 """A process that has imported everything a rank needs, and forks ranks from itself when it is asked to.
 
 ``python -m eep.control.launch.fork_server DESCRIPTOR MODULE...`` speaks over one end of a socket pair that it was born
-with: nobody else can reach it. Messages are JSON, one to a packet:
+with: no other process can reach it. Messages are JSON, one to a packet:
 
     (first)                                                  -> {"ready": [modules that could not be imported, why]}
     {"fork": "module:function", "arguments": {...}, "environment": {...}}

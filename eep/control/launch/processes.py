@@ -27,7 +27,7 @@ RANK, INCARNATION = "EEP_RANK", "EEP_INCARNATION"
 
 
 class Child(Protocol):
-    """A process that was started, the leader of its own session. ``pidfd`` belongs to whoever has the child."""
+    """A process that was started, the leader of its own session. ``pidfd`` belongs to the holder of the child."""
 
     @property
     def pid(self) -> int: ...
@@ -36,7 +36,7 @@ class Child(Protocol):
     def pidfd(self) -> int: ...
 
     async def exit_code(self) -> int | None:
-        """Once it has ended: its exit code, minus the signal that ended it, or None if nobody can tell. Asked once."""
+        """Once it has ended: its exit code, minus the signal that ended it, or None if it is unknown. Asked once."""
 
 
 class Launcher(Protocol):
@@ -137,12 +137,12 @@ class Processes:
             return
         life.fenced = True
         if life.ended:
-            return  # its number may be somebody else's by now
+            return  # another process may have its number by now
         if life.child is not None:
             kill_all_of(life.child)
         elif life.task is not None and life.has_begun:
             life.task.cancel()
-        else:  # a task that is cancelled now would never run, and nobody would hear of its end
+        else:  # a task that is cancelled now would never run, and its end would not be told
             life.is_unwanted = True
 
     async def close(self) -> None:
@@ -179,8 +179,8 @@ class Processes:
 def kill_all_of(child: Child) -> None:
     """SIGKILL to a process and to its session's process group.
 
-    Both, because a process that was forked a moment ago may not be in its own group yet. The number of a group is
-    nobody else's while it has a member, nor while its leader has not been waited for.
+    Both, because a process that was forked a moment ago may not be in its own group yet. No other
+    group gets the number while this one has a member, or while its leader has not been waited for.
     """
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)

@@ -7,7 +7,7 @@ ready it takes the one that is furthest, and if there is none at all a process t
 starting a command would be. When another is prepared is for :class:`eep.control.launch.refill.Refill` to say.
 
 A spare carries the supervisor's directory in its environment, as ranks do, so the keeper ends it too; it ends by itself
-when the supervisor's thread does. One that dies is replaced, and nobody else notices. One that was taken has its order,
+when the supervisor's thread does. One that dies is replaced, which disturbs no rank. One that was taken has its order,
 also if it became ready in that very moment; if it ends without following it, it is a rank that failed.
 """
 
@@ -92,7 +92,7 @@ class SpareLauncher:
                 await spare.gone()
                 raise
             if self._refill.wanted:
-                self._say("COLD", "no spare was there to take", rank, incarnation)
+                self._say("COLD", "no spare was ready, so a new process becomes the rank", rank, incarnation)
         self._look()
         return child
 
@@ -126,7 +126,9 @@ class SpareLauncher:
         order = {"run": self._entry, "arguments": self._arguments, "environment": dict(environment)}
         data = json.dumps(order).encode()
         if len(data) > MAX_ORDER:
-            raise OSError(f"what the rank is to be told takes {len(data)} bytes, and {MAX_ORDER} is the most")
+            raise OSError(
+                f"the order of the rank takes {len(data)} bytes, and {MAX_ORDER} is the most; shorten its arguments"
+            )
         return data
 
     def _take(self, order: bytes, rank: int, incarnation: int) -> Child | None:
@@ -189,7 +191,7 @@ class SpareLauncher:
 
     def _failed(self, evidence: str, lived: float) -> None:
         self._refill.died(self._now(), lived)
-        self._say("SPARE", "a process that nobody had taken yet has ended", evidence=evidence)
+        self._say("SPARE", "a spare ended before a rank took it", evidence=evidence)
         self._look()
 
     def _say(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None:
@@ -201,7 +203,7 @@ class SpareLauncher:
 
 
 class _Spare:
-    """One process, from its start until it is taken or has ended; then it is nobody's here."""
+    """One process, from its start until a rank takes it or it ends."""
 
     def __init__(
         self,
@@ -234,7 +236,7 @@ class _Spare:
         self._loop.add_reader(self.child.pidfd, self._has_ended)
 
     def take(self, order: bytes) -> Child:
-        """Send it its order. From now on it is watched by whoever took it. OSError if it does not listen."""
+        """Send it its order. From now on the caller watches it. OSError if it does not listen."""
         self._socket.send(order)
         # A socket that is closed with something unread, here that the spare is ready, resets the other end, which then
         # reads an error instead of its order. So let nothing more come in, and read what has: that ends, at the latest

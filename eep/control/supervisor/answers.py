@@ -18,10 +18,10 @@ class Refusal:
 
 
 def why_not_registered(state: HostState, rank: int, incarnation: int) -> str | None:
-    """Why a process that says it is this life of a rank is not taken for it; None if it is."""
+    """Why a process may not register as this incarnation of a rank; None if it may."""
     local = state.ranks.get(rank)
     if local is None:
-        return f"rank {rank} is not of this host, which has {sorted(state.ranks)}"
+        return f"rank {rank} is not of this host, which has ranks {sorted(state.ranks)}"
     if local.incarnation != incarnation or not local.has_process:
         return (
             f"incarnation {incarnation} of rank {rank} is not the one that runs "
@@ -31,10 +31,10 @@ def why_not_registered(state: HostState, rank: int, incarnation: int) -> str | N
 
 
 def why_not_done(state: HostState, request: AskOperation) -> Refusal | None:
-    """Why what an operator asks for is not done; None if it is."""
+    """Why a request of an operator is not carried out; None if it is."""
     if request.rank not in state.ranks:
         most = state.policy.max_ranks
-        reason = f"rank {request.rank} is not of this host, which has {sorted(state.ranks)}"
+        reason = f"rank {request.rank} is not of this host, which has ranks {sorted(state.ranks)}"
         reason += f"; there is room for {most} ranks, 0 to {most - 1}" if request.rank >= most else ""
         return Refusal("unknown-rank", reason)
     if request.action == Action.REMOVE.value and (needed := why_it_must_stay(state, request.rank)) is not None:

@@ -1,6 +1,6 @@
-"""Where a supervisor is spoken to: ranks, watchers and operators connect here, over a Unix socket of mode 0600.
+"""Where ranks, watchers and operators speak to a supervisor, over a Unix socket of mode 0600.
 
-The front knows who speaks; what it means is for the core to say. Whatever does not verify ends its
+The front desk knows which rank speaks; the core says what it means. A message that does not verify ends its
 connection and is counted.
 """
 
@@ -49,7 +49,7 @@ class RevocablePage(Protocol):
 
 
 class DeskOwner(Protocol):
-    """What the front asks of its supervisor."""
+    """What the front desk asks of its supervisor."""
 
     def feed(self, event: Event) -> None: ...
 
@@ -89,7 +89,9 @@ class FrontDesk:
         sock.bind(str(self._path))
         sock.listen(256)
         self._listener = ConnectionListener(
-            sock, self._took, lambda error: self._owner.reject("not-accepted", f"a connection: {error}")
+            sock,
+            self._took,
+            lambda error: self._owner.reject("not-accepted", f"a connection could not be accepted: {error}"),
         )
 
     def close(self) -> None:
@@ -102,7 +104,7 @@ class FrontDesk:
             self.forget(rank)
 
     def revoke(self, epoch: int, reason: str) -> None:
-        """End the waits of every rank: first through their pages, at once, and then by word."""
+        """End the waits of every rank: first through the pages, at once, then by message."""
         for page in self._pages.values():
             page.revoke(epoch)
         self.tell(TellRevoke(reason[:1024]), epoch)
@@ -132,7 +134,7 @@ class FrontDesk:
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid() or len(self._connections) >= MAX_CONNECTIONS:
             self._owner.reject(
-                "unwelcome", f"a connection of user {uid} was refused, {len(self._connections)} are open"
+                "unwelcome", f"a connection of user {uid} was refused; {len(self._connections)} connections are open"
             )
             sock.close()
             return
@@ -182,7 +184,7 @@ class FrontDesk:
             connection.send(standing, epoch)
 
     def _take_descriptors(self, connection: Connection, message: Register) -> str | None:
-        """A rank without a page hears of revokes by word alone; one without a pulse is seen to die by its pidfd."""
+        """A rank without a page hears of revokes by message only. Without a pulse, only its pidfd shows its death."""
         descriptors = [connection.take_descriptor() for announced in (message.page, message.pulse) if announced]
         if None in descriptors:
             return f"rank {message.rank} announced descriptors that did not come with its registration"
@@ -193,7 +195,7 @@ class FrontDesk:
             if message.pulse:
                 self._pulses[message.rank] = PulseWatch(descriptors[-1] or 0, lambda: self._owner.feed(stopped))
         except (ValueError, OSError, RuntimeError) as error:
-            return f"what rank {message.rank} sent is no control page or no pulse: {error}"
+            return f"rank {message.rank} sent a descriptor that is no control page or no pulse: {error}"
         return None
 
     def _said(self, connection: Connection, received: ReceivedMessage[Any]) -> None:
@@ -214,5 +216,5 @@ class FrontDesk:
             case SayLeave():
                 event = Leave(*who)
             case other:
-                raise AssertionError(f"the schema lets {other} in but nobody handles it")
+                raise AssertionError(f"the schema lets {other} in, but no case here handles it")
         self._owner.feed(event)

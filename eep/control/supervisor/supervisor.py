@@ -161,7 +161,9 @@ class Supervisor:
         try:
             await asyncio.wait_for(self.wait_until(lambda: self._processes.all_ended), STOPS_WITHIN)
         except TimeoutError:
-            self.reject("stuck", f"processes {self._processes.pids} do not end even when killed")
+            self.reject(
+                "stuck", f"processes {self._processes.pids} were killed but do not end; the keeper is left with them"
+            )
         await self._processes.close()
         await self._driver.stop()
         await self._store.close()

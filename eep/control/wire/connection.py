@@ -1,7 +1,6 @@
 """A sealed connection on a socket that never blocks, as a supervisor needs it.
 
-What cannot be sent at once is kept, up to a limit; a peer that does not read is let go rather than waited
-for.
+What cannot be sent at once is kept, up to a limit. The connection to a peer that does not read is closed.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Connection:
             self.close()
             return
         if len(self._descriptors) > MAX_DESCRIPTORS:
-            self.close("too-many-descriptors", "a peer sent descriptors that nobody asked for")
+            self.close("too-many-descriptors", "a peer sent more descriptors than a registration has")
             return
         try:
             messages = self._channel.feed(data)
@@ -105,7 +104,7 @@ class Connection:
     def _write(self, data: bytes) -> None:
         self._unsent += data
         if len(self._unsent) > MAX_UNSENT:
-            self.close("slow-peer", "a peer does not read what it is sent")
+            self.close("slow-peer", "a peer does not read its messages")
             return
         self._flush()
 

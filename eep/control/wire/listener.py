@@ -1,7 +1,7 @@
 """Takes connections from a listening socket, in an event loop, also on a host that runs out of descriptors.
 
-A connection that cannot be taken stays in the queue, and its socket stays readable: asked again at once, the loop would do
-nothing else. So it is asked again after a moment.
+A connection that cannot be taken stays in the queue, and its socket stays readable. A loop that tried again at once would
+do nothing else, so the listener waits a moment first.
 """
 
 from __future__ import annotations

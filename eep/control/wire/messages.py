@@ -20,14 +20,14 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """What every message is: immutable, tagged with its name, and without fields that nobody knows."""
+    """What every message is: immutable, tagged with its name, without unknown fields."""
 
 
 # From a rank to its supervisor.
 
 
 class Register(ControlMessage, frozen=True):
-    """First word of a rank. The descriptors that it announces come with it, in this order."""
+    """The first message of a rank. The descriptors that it announces come with it, in this order."""
 
     rank: Rank
     incarnation: Number
@@ -81,11 +81,11 @@ class TellRefused(ControlMessage, frozen=True):
     reason: Text
 
 
-# From one who is no rank but wants to know who is in, and back. It is told views as ranks are.
+# From a watcher, which is no rank, and back. A watcher is told views as ranks are.
 
 
 class Watch(ControlMessage, frozen=True):
-    """Tell me every view as it is committed, and every rank that is gone."""
+    """Asks for every view as it is committed, and for every rank that is gone."""
 
 
 class TellGone(ControlMessage, frozen=True):

@@ -17,7 +17,7 @@ from eep.control.launch.processes import name_of
 from eep.control.supervisor.settings import LaunchSettings
 from eep.control.supervisor.supervisor import Supervisor
 from tests.control import ranks
-from tests.control.harness import patient_policy, runs_with, until
+from tests.control.harness import PATIENCE, patient_policy, runs_with, until
 
 MARK = "EEP_TEST_FORKED"
 RANKS = (0, 1)
@@ -44,8 +44,9 @@ async def main(first: ForkServerProcess) -> None:
             victim = launcher.server_pid if asked[1] == "server" else supervisor.pids[int(asked[1])]
             assert victim is not None
             os.kill(victim, signal.SIGKILL)
-            while victim in (launcher.server_pid, *supervisor.pids.values()) or launcher.server_pid is None:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(PATIENCE):
+                while victim in (launcher.server_pid, *supervisor.pids.values()) or launcher.server_pid is None:
+                    await asyncio.sleep(0.01)
     finally:
         await supervisor.stop()
     print("stopped", flush=True)

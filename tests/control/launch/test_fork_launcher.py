@@ -99,7 +99,7 @@ def test_ranks_outlive_their_fork_server_and_the_next_one_replaces_them() -> Non
     asyncio.run(body())
 
 
-def test_a_rank_that_signals_its_parent_hurts_nobody() -> None:
+def test_a_rank_that_signals_its_parent_hurts_no_other() -> None:
     async def body() -> None:
         async with forked(ranks.signals_its_parent, relaunch_limit=0) as (supervisor, launcher):
             await until(supervisor, runs_with(supervisor, (0, 2)))

@@ -114,7 +114,7 @@ def test_a_killed_rank_comes_back_as_the_spare_and_the_pool_refills() -> None:
     asyncio.run(body())
 
 
-def test_a_spare_that_dies_is_replaced_and_harms_nobody() -> None:
+def test_a_spare_that_dies_is_replaced_and_harms_no_rank() -> None:
     async def body() -> None:
         async with spared(spares=2) as (supervisor, launcher):
             await until(supervisor, runs_with(supervisor, BOTH))
@@ -204,7 +204,7 @@ async def end_of(child: Child) -> int | None:
 
 
 def test_an_order_reaches_a_spare_that_has_just_become_ready(tmp_path: Path) -> None:
-    """It has said that it is ready, and nobody has read that when it is taken."""
+    """It has said that it is ready, and is taken before the launcher has read that."""
 
     async def body() -> None:
         at_once = Refill(1, settles_within=0.0)
@@ -277,7 +277,7 @@ def test_arguments_environment_and_stdin_reach_the_rank(tmp_path: Path) -> None:
             await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
             assert told.read_text() == f"0 0 {supervisor.directory.path} /dev/null"
             assert "exit status 0" in supervisor.directory.events.read_text()
-            assert not lines(supervisor, "COLD"), "nobody asked for spares"
+            assert not lines(supervisor, "COLD"), "no spares were asked for"
 
     asyncio.run(body())
 
@@ -297,7 +297,7 @@ def test_a_spare_is_warmed_for_the_rank_that_died_last() -> None:
 
 
 def test_a_process_that_does_not_take_its_order_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was made for a rank, because no spare was there: nobody else would end it."""
+    """One that was made for a rank, because no spare was there: nothing else would end it."""
 
     async def body() -> None:
         launcher = SpareLauncher(name_of(ranks.sleeps), refill=Refill(0))
@@ -342,10 +342,11 @@ async def main():
     launcher = SpareLauncher("tests.control.ranks:sleeps", refill=at_once, preload=sys.argv[2:])
     rank = await launcher.start(0, 0, {"EEP_TEST_SLEEPS": sys.argv[1]})
     # Until it has taken its order the rank, too, is one of those that end with the launcher.
-    while not pathlib.Path(sys.argv[1]).exists():
-        await asyncio.sleep(0.01)
-    while not launcher._pool or bool(sys.argv[2:]) == launcher._pool[0].is_ready:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(120):
+        while not pathlib.Path(sys.argv[1]).exists():
+            await asyncio.sleep(0.01)
+        while not launcher._pool or bool(sys.argv[2:]) == launcher._pool[0].is_ready:
+            await asyncio.sleep(0.01)
     print(rank.pid, launcher._pool[0].child.pid, flush=True)
     await asyncio.sleep(3600)
 asyncio.run(main())
@@ -354,7 +355,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("preload", [(), ("tests.control.launch.slow_import",)], ids=["ready", "importing"])
 def test_spares_end_with_their_launcher_even_without_a_keeper(preload: tuple[str, ...], tmp_path: Path) -> None:
-    """And ranks do not: whoever supervises them has a keeper for that."""
+    """And ranks do not: their supervisor has a keeper for that."""
 
     async def body() -> None:
         program = subprocess.Popen(

@@ -137,10 +137,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.mark.parametrize("both_ways", [True, False], ids=["both ways", "one way"])
 def test_the_majority_goes_on_and_the_minority_stops(hosts: Hosts, both_ways: bool) -> None:
-    everybody = tuple(range(HOSTS))
-    hosts.until("forming", lambda: hosts.run_with(everybody))
+    every_host = tuple(range(HOSTS))
+    hosts.until("forming", lambda: hosts.run_with(every_host))
     lost = 2 if both_ways else 1
-    majority = tuple(host for host in everybody if host != lost)
+    majority = tuple(host for host in every_host if host != lost)
     before = hosts.incarnations(lost)
 
     hosts.network.isolate(lost, both_ways=both_ways)
@@ -150,6 +150,6 @@ def test_the_majority_goes_on_and_the_minority_stops(hosts: Hosts, both_ways: bo
     assert hosts.status(lost)["phase"] == "REVOKED"
 
     hosts.network.heal()
-    hosts.until("rejoining", lambda: hosts.run_with(everybody))
+    hosts.until("rejoining", lambda: hosts.run_with(every_host))
     after = hosts.incarnations(lost)
     assert all(new > old for new, old in zip(after, before, strict=True)), "a removed rank came back as itself"

@@ -115,7 +115,7 @@ def test_leased_keys_end_with_their_lease(open_store: OpenStore) -> None:
         lease = await store.grant(3.0)
         await store.compare_and_swap("a/leased", ABSENT, b"x", lease)
         await store.compare_and_swap("a/lasting", ABSENT, b"y")
-        async for news in store.watch("a/"):  # nobody keeps it alive
+        async for news in store.watch("a/"):  # its lease is not kept alive
             # A watch lists at first, and again when it has heard nothing for a while.
             if isinstance(news, Listing):
                 gone = {"a/leased", "a/lasting"} - news.entries.keys()

@@ -124,7 +124,7 @@ def test_a_stranger_is_found_out_at_the_first_bytes() -> None:
         SaySuspect((1,), "x" * 2000),
         TellAnswer(True, ""),
     ],
-    ids=["negative rank", "huge rank", "bad incarnation", "nobody", "long evidence", "wrong direction"],
+    ids=["negative rank", "huge rank", "bad incarnation", "no suspect", "long evidence", "wrong direction"],
 )
 def test_sealed_nonsense_is_found_out(message: FromPeer) -> None:
     client, server = session()
@@ -160,7 +160,7 @@ def test_a_flipped_bit_never_passes(data: st.DataObject) -> None:
 @given(payload=st.binary(max_size=300))
 @example(payload=b"\x82\xa4type\xa8Register\xa4\x00\x00\x00\x80\x01")  # the name of a field that is no text
 def test_any_sealed_payload_is_a_message_or_an_error(payload: bytes) -> None:
-    """Even somebody with the key can only say what the schema allows."""
+    """Even a peer with the key can only say what the schema allows."""
     client, server = session()
     client._encoder = Raw()  # type: ignore[assignment]
     frame = client.seal(payload)  # type: ignore[arg-type]

@@ -75,6 +75,6 @@ class Watchdog:
             for process in host.processes.values():
                 view = process.view
                 if view is not None and view is not self._checked.get(id(process)) and process.running:
-                    assert self.views[view.epoch] == view, "a rank runs a view nobody committed"
-                    assert view.epoch in self.runs, "a rank runs before everybody has settled"
+                    assert self.views[view.epoch] == view, "a rank runs a view that was never committed"
+                    assert view.epoch in self.runs, "a rank runs before every rank has settled"
                     self._checked[id(process)] = view

@@ -75,7 +75,7 @@ class Schedule:
         return False
 
     def is_whole(self) -> bool:
-        """Everybody who is wanted is in, everybody knows it, and all of them run."""
+        """Every rank that is wanted is in, every host knows it, and all of them run."""
         self.checked()
         instance = self.instance
         if instance is None or instance.phase is not Phase.RUN:

@@ -101,7 +101,7 @@ def test_a_store_that_is_away_for_a_while_costs_an_epoch_and_no_rank() -> None:
     assert not any(process.running for host in hosts for process in host.processes.values())
     schedule.world.nodes_down.clear()
     assert until(schedule, schedule.is_whole)
-    assert record(schedule).view.incarnations == before.incarnations, "somebody was relaunched for nothing"
+    assert record(schedule).view.incarnations == before.incarnations, "a rank was relaunched for nothing"
     assert record(schedule).view.epoch > before.epoch
 
 
