@@ -48,7 +48,7 @@ FOREVER = 2**62
 
 
 def obey_fault_orders() -> None:
-    """In a rank that a supervisor started: it takes orders for faults from now on, if the server was told that it may."""
+    """Take orders for faults from now on, if a supervisor started this process and the server allows them."""
     if CONTROL_DIRECTORY in os.environ:
         directory, rank, incarnation = (os.environ[name] for name in (CONTROL_DIRECTORY, RANK, INCARNATION))
         orders.obey_in(Path(directory), int(rank), int(incarnation))
@@ -65,7 +65,7 @@ class DataPlane(Protocol):
         """End every wait of epochs up to ``epoch``. Called from another thread, at any time."""
 
     def apply(self, view: View) -> bool:
-        """Let the kernels see ``view``. False, soon, when that cannot be done yet; it is then tried again."""
+        """Show ``view`` to the kernels. Returns False, soon, when that cannot be done yet; the member then tries again."""
 
 
 class NoDataPlane:
@@ -151,8 +151,9 @@ class Member:
 
     @property
     def has_news(self) -> bool:
-        """Whether the next boundary has something to do or to wait for. Asked in every step, so nothing is locked: what comes
-        at this moment is seen at the next boundary, as if it had come a little later."""
+        """Whether the next boundary has something to do or to wait for.
+
+        Every step asks, so this takes no lock: news of this very moment is seen at the next boundary."""
         view = self._view
         return self._ended is not None or view is None or self._settled != view.epoch or not self._is_running(view)
 

@@ -30,7 +30,7 @@ class PrivateDirectory:
 
     @classmethod
     def create(cls, path: Path | None = None, key: bytes | None = None) -> PrivateDirectory:
-        """A new one with a key in it, at ``path`` or where temporary things go. Hosts of one job share a key."""
+        """A directory with a key in it, at ``path`` or among the temporary files. Hosts of one job share a key."""
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="eep-", dir=os.environ.get("XDG_RUNTIME_DIR")))
         else:
@@ -64,7 +64,7 @@ class PrivateDirectory:
         found = self._key_path.lstat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_size != KEY_BYTES:
             raise PermissionError(
-                f"{self._key_path} must be {KEY_BYTES} bytes that only you can read; remove it to have another made"
+                f"{self._key_path} must be {KEY_BYTES} bytes that only you can read; remove it to get a new one"
             )
         return self._key_path.read_bytes()
 

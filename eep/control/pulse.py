@@ -1,9 +1,9 @@
 """The pulse of a process: a word of shared memory that the kernel marks at the moment the process is killed.
 
-A pidfd tells of an exit only when the kernel has taken the process apart, which takes 20 ms for one that has merely
-imported torch, and far longer for one that holds a GPU. But the first thing a dying thread does is to let go of its robust
-futexes: the kernel marks them "owner died" and wakes who waits, before any memory is unmapped. So each rank has a thread
-that holds such a lock and does nothing else, in a page that it shares with its supervisor, and the supervisor waits on it.
+A pidfd tells of an exit only when the kernel has taken the process apart. That takes 20 ms for a process that has merely
+imported torch, and far longer for one that holds a GPU. But a dying thread first lets go of its robust futexes: the kernel
+marks them "owner died" and wakes their waiters, before it unmaps any memory. So each rank has a thread that only holds such
+a lock, in a page that it shares with its supervisor, and the supervisor waits on the lock.
 
 The supervisor only ever reads the page. The pidfd stays the proof of the exit; the pulse is what makes it quick.
 """
@@ -96,7 +96,9 @@ class PulseWatch:
         self._closed = True
 
     def _tell(self) -> None:
-        if not self._closed:  # else the exit was known before: on a busy machine a pidfd may be ahead of our thread
+        if (
+            not self._closed
+        ):  # else the exit was known before: on a busy machine the pidfd may be faster than this thread
             self._stopped()
 
     def _feel(self) -> None:

@@ -57,8 +57,8 @@ class _ForkedRank:
 
 
 class ForkLauncher:
-    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which are what JSON can say. ``first`` is
-    the first fork server; those after it import ``preload``."""
+    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which must be JSON. ``first`` is the
+    first fork server; those after it import ``preload``."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class ForkLauncher:
             return self._server
 
     def _ended(self) -> None:
-        """Have another one ready before it is needed. If that does not work, the next start tries, and says why."""
+        """Start the next fork server before it is needed. If that fails, the next start tries again and says why."""
 
         async def restart() -> None:
             with suppress(ForkServerGone):

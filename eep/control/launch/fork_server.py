@@ -8,10 +8,10 @@ with: no other process can reach it. Messages are JSON, one to a packet:
                                                              -> {"pid": n}, with the pidfd, or {"error": "..."}
     {"reap": pid}                                            -> {"code": n}, or {"code": null} if it was not ours
 
-A child is named what to run; nothing is unpickled. It gets a session of its own and leaves this file for good. A
-child that has ended is kept until its exit code is asked for, so that its number is not reused before its
-supervisor knows. This process has one thread, holds no device and no lock; it ends when its socket does, and its
-children live on. :func:`fork_here` makes one of a process that has imported everything already.
+A child is told the name of what to run; nothing is unpickled. It gets a session of its own and leaves this file for
+good. A child that has ended is reaped only when its exit code is asked for, so that its number is not reused before
+its supervisor knows. This process has one thread and holds no device and no lock. It ends when its socket closes, and
+its children live on. :func:`fork_here` forks one from a process that has imported everything already.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Closable(Protocol):
 
 
 def fork_here(close: Iterable[Closable] = ()) -> ForkServerProcess:
-    """Have a copy of this process, which must have one thread, serve as a fork server, without what is in ``close``.
+    """Fork this process, which must have one thread, into a fork server. The fork closes what is in ``close``.
 
-    It returns in this process only. In the fork server and in its children it ends with SystemExit, or with whatever a
+    This function returns in this process only. In the fork server and in its children it raises SystemExit, or what a
     child raises: the caller must let that pass.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

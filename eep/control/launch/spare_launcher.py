@@ -39,15 +39,14 @@ class NoteWriter(Protocol):
 
 
 class SpareLauncher:
-    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which are what JSON can say.
+    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which must be JSON.
 
-    ``preload`` are the modules that a spare imports, ``warm`` a ``module:function`` without arguments that it calls then,
-    such as one that opens a GPU. With several GPUs a context on the wrong one is of no use, so the variable
-    ``EEP_SPARE_FOR`` names a rank to ``warm``: the one that was started again last, since what died once may do so
-    again, or the first that was started if none was. A spare may still become any rank; what is lost then is the time
-    to open another device.
+    A spare imports the modules of ``preload``, then calls ``warm``, a ``module:function`` without arguments, such as one
+    that opens a GPU. A context on the wrong GPU is of no use, so the variable ``EEP_SPARE_FOR`` names a rank to ``warm``:
+    the one that was relaunched last, since it may die again, or else the first that was started. A spare may still
+    become any rank; that only costs the time to open another device.
 
-    ``refill`` says how many there are to be and when they are prepared. With none of them every start is a cold one.
+    ``refill`` says how many spares there should be and when to prepare them. Without spares every start is cold.
     """
 
     def __init__(
@@ -238,9 +237,8 @@ class _Spare:
     def take(self, order: bytes) -> Child:
         """Send it its order. From now on the caller watches it. OSError if it does not listen."""
         self._socket.send(order)
-        # A socket that is closed with something unread, here that the spare is ready, resets the other end, which then
-        # reads an error instead of its order. So let nothing more come in, and read what has: that ends, at the latest
-        # with what fits into the socket.
+        # A socket that closes with something unread (here: that the spare is ready) resets the other end, which then
+        # reads an error instead of its order. So stop receiving, and read what has arrived; the socket's buffer bounds it.
         with suppress(OSError):  # it has ended since: that is told by its exit
             self._socket.shutdown(socket.SHUT_RD)
             while self._socket.recv(MAX_ORDER):

@@ -6,12 +6,12 @@ and says that it is ready. Then it waits for one message, a JSON object in one p
 
     {"run": "module:function", "arguments": {...}, "environment": {...}}
 
-and becomes that rank: the same process, in the session that it has led from the beginning. An order that comes before
-it is ready is followed at once, at the next module; a process that finds its order when it starts prepares nothing, and
-is the same as one that was started for the rank. Until it has its order it ends with the process that started it.
+and becomes that rank: the same process, in the session that it has led from the beginning. It follows an early order
+before it imports the next module. A process that finds its order when it starts prepares nothing, like one that was
+started for the rank. Until it has its order it ends with the process that started it.
 
-Exit status 0 is that of a rank that is done. A process that ends before it has its order never ends with that, since it
-may have been taken for a rank by then.
+Exit status 0 means a rank that is done. A process that ends before it has its order never ends with 0, since it may have
+been taken for a rank by then.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ __all__ = [
 
 
 class StoreError(Exception):
-    """The store did not answer, or not sensibly. Whether a write was done is not known."""
+    """The store did not answer, or answered nonsense. A write may or may not have been done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """A store on etcd 3, through its HTTP/JSON gateway: it outlives the loss of any minority of its nodes.
 
-Each call goes to one endpoint and is not repeated behind the caller's back; after a failure the next call
-goes to the next endpoint. Reads are linearizable, which is etcd's default, so a node cut off from the
-majority does not answer.
+Each call goes to one endpoint, once; after a failure the next call goes to the next endpoint. Reads are
+linearizable, which is etcd's default, so a node cut off from the majority does not answer.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class EtcdStore:
         return Swap(False, _entry(kvs[0]) if kvs else None)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
-        """Lists again whenever nothing was heard for a while: a node that hangs looks just like a quiet one."""
+        """Lists again after a while of silence: a node that hangs looks just like a quiet one."""
         span = {"key": self._key(prefix), "range_end": _after(self._prefix + prefix)}
         while True:
             answer = await self._call("kv/range", span)
@@ -86,7 +85,7 @@ class EtcdStore:
                         yield Change(self._name(kv), value, int(kv["mod_revision"]))
 
     async def _hear(self, endpoint: str, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
-        """The next word of a watch; None when there was none for so long that we should look for ourselves."""
+        """The next answer of a watch; None after so long a silence that the caller should list again."""
         try:
             async with asyncio.timeout(self._listen_for):
                 result: dict[str, Any] = (await anext(answers)).get("result", {})
@@ -158,7 +157,7 @@ class EtcdStore:
         raise StoreError(f"etcd at {endpoint} refused {path}: {text[:300]}")
 
     def _leave(self, endpoint: str) -> None:
-        """The next call goes elsewhere. Calls that fail together leave the endpoint they asked once, not once each."""
+        """Send the next call to another endpoint. Calls that fail together on one endpoint leave it once, not once each."""
         if self._endpoints[0] == endpoint:
             self._endpoints.append(self._endpoints.pop(0))
 

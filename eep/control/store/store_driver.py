@@ -1,7 +1,7 @@
 """Carries between the pure core and a store: proposals and reports out, records and reports in, a lease kept alive.
 
-Nothing is decided here. Each duty is a task of its own that tries again until it is cancelled; whatever
-goes wrong is told to the core as an event or counted as a rejection.
+This module decides nothing. Each duty is a task of its own that tries again until it is cancelled. A failure
+becomes an event for the core, or a counted rejection.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class StoreDriver:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A duty that ends by an error of ours is over for good: hold the ranks rather than run on without it."""
+        """A task that ends by a bug is over for good: hold the ranks rather than run on without it."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -214,7 +214,7 @@ class StoreDriver:
             if held is not None and not self._is_ours(held):
                 self._reject(
                     "host-claimed",
-                    f"another supervisor is {host_in(self._key)}; stop it, or give this one another name",
+                    f"another supervisor runs as host {host_in(self._key)}; stop it, or give this host another name",
                 )
                 await self._store.end_lease(lease)
                 return False

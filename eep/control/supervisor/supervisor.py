@@ -1,10 +1,10 @@
 """The supervisor: one per host. It starts its ranks, sees them end, and does what
 :func:`eep.membership.step` says.
 
-It decides nothing. Evidence comes in (a pidfd, a rank's word, the store, a timer, an operator), becomes an
-event, and the core answers with effects, which are carried out here in order; the first of them, when a
-rank dies, is the store to each survivor's control page that ends its waits. Nothing here ever waits for a
-rank.
+It decides nothing. Evidence (a pidfd, a message of a rank, the store, a timer, an operator) becomes an event,
+and the core answers with effects, which the supervisor carries out in order. When a rank dies, the first
+effect is a write to each survivor's control page, which ends the survivor's waits. The supervisor never waits
+for a rank.
 
 Run it in the main thread of a process of its own (or of the server's launcher). If that process is killed,
 its keeper ends the ranks.
@@ -269,7 +269,7 @@ class Supervisor:
 
     def reject(self, kind: str, reason: str) -> None:
         self.rejected[kind] += 1
-        if reason != self.last_rejection:  # a store that stays away would fill the log with one sentence
+        if reason != self.last_rejection:  # a store that stays away would fill the log with one line
             self._events.write("REJECTED", self.state.epoch, reason, operation=kind)
         self.last_rejection = reason
 

@@ -86,7 +86,7 @@ class SealedChannel(Generic[M]):
     def seal(self, message: msgspec.Struct, epoch: int = 0) -> bytes:
         """The frame that carries ``message``."""
         if self._session is None:
-            raise WireError("no-session", "the other side has not greeted yet; wait for that before sending")
+            raise WireError("no-session", "the peer has not greeted yet; wait for that before sending")
         payload = self._encoder.encode(message)
         if len(payload) > MAX_PAYLOAD:
             raise WireError("too-large", f"a message of {len(payload)} bytes, over the limit of {MAX_PAYLOAD}")
@@ -107,13 +107,13 @@ class SealedChannel(Generic[M]):
     def _read_greeting(self) -> bool:
         start = bytes(self._buffer[: len(MAGIC)])
         if not MAGIC.startswith(start):
-            raise WireError("bad-greeting", "the other side does not speak this version of the protocol")
+            raise WireError("bad-greeting", "the peer does not speak this version of the protocol")
         if len(self._buffer) < _GREETING_BYTES:
             return False
         theirs = bytes(self._buffer[len(MAGIC) : _GREETING_BYTES])
         del self._buffer[:_GREETING_BYTES]
         if theirs == self._nonce:
-            raise WireError("reflected", "the other side sent our own nonce back")
+            raise WireError("reflected", "the peer sent our own nonce back")
         client, server = (self._nonce, theirs) if self._end is SessionEnd.CLIENT else (theirs, self._nonce)
         self._session = hmac.digest(self._key, b"eep session" + client + server, "sha256")
         return True
@@ -142,7 +142,7 @@ class SealedChannel(Generic[M]):
         try:
             return ReceivedMessage(self._decoder.decode(payload), epoch)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise WireError("bad-message", f"a sealed frame holds no message we know: {error}") from error
+            raise WireError("bad-message", f"a sealed frame holds no known message: {error}") from error
 
 
 def new_key() -> bytes:
