@@ -101,19 +101,19 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from eep.control.wire.client import ask
+    from eep.control.wire.client import ask_supervisor
     from eep.control.wire.messages import AskStatus
 
-    print(json.dumps(json.loads(ask(Path(options.dir), AskStatus()).body), indent=2))
+    print(json.dumps(json.loads(ask_supervisor(Path(options.dir), AskStatus()).body), indent=2))
     return 0
 
 
 def _rank(options: argparse.Namespace) -> int:
-    from eep.control.wire.client import ask
+    from eep.control.wire.client import ask_supervisor
     from eep.control.wire.messages import AskOperation
 
     operation = options.operation or uuid.uuid4().hex
-    answer = ask(Path(options.dir), AskOperation(operation, options.action, options.rank))
+    answer = ask_supervisor(Path(options.dir), AskOperation(operation, options.action, options.rank))
     if not answer.ok:
         raise ValueError(answer.body)
     print(f"asked to {options.action} rank {options.rank}; operation {operation}")

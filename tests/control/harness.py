@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eep.control.launch.fork_launcher import ForkLauncher
-from eep.control.launch.processes import command_of, name_of
+from eep.control.launch.processes import command_of, entry_name
 from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import InstanceRecord, Phase, Policy
@@ -50,7 +50,7 @@ async def supervised(
     policy = options.pop("policy", None) or patient_policy(capacity)
     store = StoreSettings(options.pop("store", None), options.pop("lease_ttl", 60.0))
     supervisor = Supervisor(
-        ForkLauncher(name_of(program), preload=[program.__module__]) if forked else command_of(program),
+        ForkLauncher(entry_name(program), preload=[program.__module__]) if forked else command_of(program),
         numbers,
         policy,
         launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),

@@ -18,7 +18,7 @@ from eep.control.supervisor.background import BackgroundSupervisor
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.control.watcher import Watcher
-from eep.control.wire.client import ask
+from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskOperation
 from eep.membership import Phase, RankStatus
 from eep.view import View
@@ -130,17 +130,17 @@ def test_ranks_are_added_beyond_those_at_launch_and_taken_out_again() -> None:
     with in_a_thread(2, standby=(2, 3)) as background:
         directory = background.supervisor.directory.path
         background.wait_until(runs((0, 1)), PATIENCE)
-        assert ask(directory, AskOperation("a", "launch", 3)).ok
+        assert ask_supervisor(directory, AskOperation("a", "launch", 3)).ok
         background.wait_until(runs((0, 1, 3)), PATIENCE)
-        assert ask(directory, AskOperation("b", "launch", 2)).ok
+        assert ask_supervisor(directory, AskOperation("b", "launch", 2)).ok
         background.wait_until(runs((0, 1, 2, 3)), PATIENCE)
         os.kill(pid_of(background, 3), signal.SIGKILL)
         background.wait_until(lambda supervisor: supervisor.state.ranks[3].incarnation == 1, PATIENCE)
         background.wait_until(runs((0, 1, 2, 3)), PATIENCE)
-        assert ask(directory, AskOperation("c", "remove", 3)).ok
+        assert ask_supervisor(directory, AskOperation("c", "remove", 3)).ok
         background.wait_until(runs((0, 1, 2)), PATIENCE)
         background.wait_until(lambda supervisor: supervisor.state.ranks[3].status is RankStatus.DOWN, PATIENCE)
-        assert not ask(directory, AskOperation("d", "launch", 4)).ok
+        assert not ask_supervisor(directory, AskOperation("d", "launch", 4)).ok
 
 
 def test_a_background_supervisor_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from eep import cli
 from eep.control.launch.fork_launcher import ForkLauncher
-from eep.control.launch.processes import name_of
+from eep.control.launch.processes import entry_name
 from eep.control.supervisor.background import BackgroundSupervisor
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
@@ -128,7 +128,7 @@ class Drilled:
 
         def make() -> Supervisor:
             return Supervisor(
-                ForkLauncher(name_of(covered_rank.main), preload=["tests.recovery.covered_rank"]),
+                ForkLauncher(entry_name(covered_rank.main), preload=["tests.recovery.covered_rank"]),
                 ALL,
                 patient_policy(len(ALL), **patience),
                 launch=LaunchSettings(environment),

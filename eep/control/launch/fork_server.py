@@ -73,7 +73,7 @@ def fork_here(close: Iterable[Closable] = ()) -> ForkServerProcess:
     raise SystemExit(0)
 
 
-def serve(sock: socket.socket, modules: list[str]) -> Callable[[], object] | None:
+def serve_forks(sock: socket.socket, modules: list[str]) -> Callable[[], object] | None:
     """Returns None when the socket ends, and in a child, at once, with what it is to run."""
     failed = []
     for module in modules:
@@ -137,7 +137,7 @@ def main(descriptor: int, modules: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     try:
-        run = serve(socket.socket(fileno=descriptor), modules)
+        run = serve_forks(socket.socket(fileno=descriptor), modules)
     except ConnectionError:
         return  # the supervisor has ended
     if run is not None:

@@ -49,10 +49,10 @@ class Launcher(Protocol):
 
 def command_of(function: FunctionType) -> list[str]:
     """The command that runs a Python function in a fresh interpreter. It is named, not shipped: nothing is pickled."""
-    return [sys.executable, "-m", "eep.control.launch.entry_point", name_of(function)]
+    return [sys.executable, "-m", "eep.control.launch.entry_point", entry_name(function)]
 
 
-def name_of(function: FunctionType) -> str:
+def entry_name(function: FunctionType) -> str:
     """``module:function``, by which another process can find it."""
     name = f"{function.__module__}:{function.__qualname__}"
     if function.__module__ == "__main__" or "<" in function.__qualname__:

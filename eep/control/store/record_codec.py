@@ -27,7 +27,7 @@ def host_in(key: str) -> str:
     return key.removeprefix(REPORT_PREFIX).removesuffix("/")
 
 
-def encode(record: InstanceRecord | Report) -> bytes:
+def encode_record(record: InstanceRecord | Report) -> bytes:
     return msgspec.json.encode(record)
 
 

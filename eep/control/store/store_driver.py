@@ -18,7 +18,7 @@ from eep.control.store.record_codec import (
     RecordError,
     decode_instance,
     decode_report,
-    encode,
+    encode_record,
     host_in,
     report_key,
 )
@@ -114,7 +114,7 @@ class StoreDriver:
     async def _swap(self, proposal: Propose) -> None:
         serial = proposal.instance.serial
         try:
-            swap = await self._store.compare_and_swap(INSTANCE_KEY, proposal.expected, encode(proposal.instance))
+            swap = await self._store.compare_and_swap(INSTANCE_KEY, proposal.expected, encode_record(proposal.instance))
         except StoreError as error:
             self._reject("store-silent", str(error))
             await asyncio.sleep(TRY_AGAIN_AFTER)
@@ -219,7 +219,7 @@ class StoreDriver:
                 await self._store.end_lease(lease)
                 return False
             version = held.version if held else ABSENT
-            swap = await self._store.compare_and_swap(self._key, version, encode(self._current_report()), lease)
+            swap = await self._store.compare_and_swap(self._key, version, encode_record(self._current_report()), lease)
         except (StoreError, LeaseEndedError) as error:
             self._reject("store-silent", str(error))
             return False
@@ -259,7 +259,7 @@ class StoreDriver:
             if report is None or lease is None:
                 continue
             try:
-                swap = await self._store.compare_and_swap(self._key, self._version, encode(report), lease)
+                swap = await self._store.compare_and_swap(self._key, self._version, encode_record(report), lease)
             except LeaseEndedError:
                 self._lease_doubtful.set()
                 continue

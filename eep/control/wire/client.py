@@ -77,7 +77,7 @@ class Client:
         return data
 
 
-def ask(directory: Path, question: AskStatus | AskOperation) -> TellAnswer:
+def ask_supervisor(directory: Path, question: AskStatus | AskOperation) -> TellAnswer:
     """Ask a supervisor one thing."""
     client = Client(directory)
     try:

@@ -13,7 +13,7 @@ import sys
 
 from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.fork_server import ForkServerProcess, fork_here
-from eep.control.launch.processes import name_of
+from eep.control.launch.processes import entry_name
 from eep.control.supervisor.settings import LaunchSettings
 from eep.control.supervisor.supervisor import Supervisor
 from tests.control import ranks
@@ -25,7 +25,7 @@ RANKS = (0, 1)
 
 async def main(first: ForkServerProcess) -> None:
     os.environ["EEP_TEST_SET_LATER"] = "known"
-    launcher = ForkLauncher(name_of(ranks.steady_if_it_knows), preload=["tests.control.ranks"], first=first)
+    launcher = ForkLauncher(entry_name(ranks.steady_if_it_knows), preload=["tests.control.ranks"], first=first)
     supervisor = Supervisor(
         launcher,
         RANKS,

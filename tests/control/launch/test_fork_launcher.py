@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from eep.control.launch.fork_launcher import ForkLauncher
-from eep.control.launch.processes import name_of
+from eep.control.launch.processes import entry_name
 from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import RankStatus
@@ -41,7 +41,7 @@ ALL = (0, 1, 2)
 async def forked(
     program: object, count: int = 3, arguments: dict[str, object] | None = None, **policy: object
 ) -> AsyncIterator[tuple[Supervisor, ForkLauncher]]:
-    launcher = ForkLauncher(name_of(program), arguments, preload=["tests.control.ranks"])  # type: ignore[arg-type]
+    launcher = ForkLauncher(entry_name(program), arguments, preload=["tests.control.ranks"])  # type: ignore[arg-type]
     supervisor = Supervisor(
         launcher,
         range(count),
@@ -144,7 +144,7 @@ def test_a_program_that_cannot_be_found_fails_as_a_rank() -> None:
 
 def test_stopping_while_the_fork_server_is_still_importing() -> None:
     async def body() -> None:
-        launcher = ForkLauncher(name_of(ranks.steady), preload=["tests.control.launch.slow_import"])
+        launcher = ForkLauncher(entry_name(ranks.steady), preload=["tests.control.launch.slow_import"])
         supervisor = Supervisor(launcher, range(2), patient_policy(2), launch=LaunchSettings({"PYTHONPATH": str(ROOT)}))
         await supervisor.start()
         await until(supervisor, lambda: launcher.server_pid is not None)

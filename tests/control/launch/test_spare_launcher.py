@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from eep.control.launch import spare_launcher
-from eep.control.launch.processes import RANK, Child, name_of, readable
+from eep.control.launch.processes import RANK, Child, entry_name, readable
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.launch.spare_process import MAX_ORDER
@@ -53,7 +53,7 @@ async def spared(
     **policy: object,
 ) -> AsyncIterator[tuple[Supervisor, SpareLauncher]]:
     refill = Refill(spares, free_cores=free_cores)
-    launcher = SpareLauncher(name_of(program), arguments, refill=refill, preload=preload, warm=warm)
+    launcher = SpareLauncher(entry_name(program), arguments, refill=refill, preload=preload, warm=warm)
     supervisor = Supervisor(
         launcher,
         range(count),
@@ -208,7 +208,7 @@ def test_an_order_reaches_a_spare_that_has_just_become_ready(tmp_path: Path) -> 
 
     async def body() -> None:
         at_once = Refill(1, settles_within=0.0)
-        launcher = SpareLauncher(name_of(ranks.leaves_a_mark), {"directory": str(tmp_path)}, refill=at_once)
+        launcher = SpareLauncher(entry_name(ranks.leaves_a_mark), {"directory": str(tmp_path)}, refill=at_once)
         first = await launcher.start(0, 0, {RANK: "0"})
         (spare,) = launcher._pool
         pid = spare.child.pid
@@ -232,7 +232,9 @@ def test_a_spare_may_end_while_the_launcher_is_closed() -> None:
 
     async def body() -> None:
         at_once = Refill(2, free_cores=2, settles_within=0.0)
-        launcher = SpareLauncher(name_of(ranks.sleeps), refill=at_once, preload=("tests.control.launch.slow_import",))
+        launcher = SpareLauncher(
+            entry_name(ranks.sleeps), refill=at_once, preload=("tests.control.launch.slow_import",)
+        )
         told: list[str] = []
         launcher.follow(lambda _: None, lambda phase, *_, **__: told.append(phase))
         rank = await launcher.start(0, 0, {})
@@ -284,7 +286,7 @@ def test_arguments_environment_and_stdin_reach_the_rank(tmp_path: Path) -> None:
 
 def test_a_spare_is_warmed_for_the_rank_that_died_last() -> None:
     async def body() -> None:
-        async with spared(warm=name_of(ranks.notes_whom_it_is_for)) as (supervisor, launcher):
+        async with spared(warm=entry_name(ranks.notes_whom_it_is_for)) as (supervisor, launcher):
             await until(supervisor, runs_with(supervisor, BOTH))
             first = await a_spare(supervisor, launcher)
             directory = supervisor.directory.path
@@ -300,7 +302,7 @@ def test_a_process_that_does_not_take_its_order_is_ended(monkeypatch: pytest.Mon
     """One that was made for a rank, because no spare was there: nothing else would end it."""
 
     async def body() -> None:
-        launcher = SpareLauncher(name_of(ranks.sleeps), refill=Refill(0))
+        launcher = SpareLauncher(entry_name(ranks.sleeps), refill=Refill(0))
         made: list[int] = []
 
         def take(spare: spare_launcher._Spare, order: bytes) -> Child:

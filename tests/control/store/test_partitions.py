@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from eep.control.wire.client import ask
+from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskStatus
 from tests.control.harness import ROOT
 from tests.control.store import etcd_cluster, network_namespaces
@@ -92,7 +92,7 @@ class Hosts:
     def status(self, host: int) -> dict[str, Any]:
         """How a host says it stands; its Unix socket is in the file system, which all namespaces share."""
         try:
-            status: dict[str, Any] = json.loads(ask(self.private(host), AskStatus()).body)
+            status: dict[str, Any] = json.loads(ask_supervisor(self.private(host), AskStatus()).body)
         except OSError:
             return {"phase": "GONE", "active": [], "ranks": {}, "leased": False}
         return status

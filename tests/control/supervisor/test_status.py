@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from eep.control.supervisor.supervisor import Supervisor
-from eep.control.wire.client import ask
+from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskStatus
 from tests.control import ranks
 from tests.control.harness import kill, patient_policy, runs_with, supervised, until
@@ -15,7 +15,7 @@ ALL = (0, 1, 2)
 
 
 async def waiting_for(supervisor: Supervisor) -> str:
-    answer = await asyncio.to_thread(ask, supervisor.directory.path, AskStatus())
+    answer = await asyncio.to_thread(ask_supervisor, supervisor.directory.path, AskStatus())
     return str(json.loads(answer.body)["waiting_for"])
 
 

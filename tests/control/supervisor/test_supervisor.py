@@ -16,7 +16,7 @@ from eep.control.private_directory import PrivateDirectory
 from eep.control.store.embedded_store import EmbeddedStore
 from eep.control.store.key_value import KeyValue
 from eep.control.supervisor.supervisor import Supervisor
-from eep.control.wire.client import Client, SupervisorGone, ask
+from eep.control.wire.client import Client, SupervisorGone, ask_supervisor
 from eep.control.wire.messages import AskOperation, AskStatus, Register, SaySettled, TellRefused
 from eep.control.wire.sealed_frames import new_key
 from eep.membership import Effect, Fence, Launch, RankStatus
@@ -156,16 +156,16 @@ def test_an_operator_removes_and_brings_back(capsys: pytest.CaptureFixture[str])
             await until(supervisor, runs_with(supervisor, ALL))
             path = supervisor.directory.path
             for operation in ("op-1", "op-1"):  # asking again after a lost answer does nothing twice
-                answer = await asyncio.to_thread(ask, path, AskOperation(operation, "remove", 1))
+                answer = await asyncio.to_thread(ask_supervisor, path, AskOperation(operation, "remove", 1))
                 assert answer.ok
             await until(supervisor, runs_with(supervisor, (0, 2, 3)))
             await until(supervisor, lambda: supervisor.state.ranks[1].status is RankStatus.DOWN)
-            answer = await asyncio.to_thread(ask, path, AskOperation("op-2", "remove", 99))
+            answer = await asyncio.to_thread(ask_supervisor, path, AskOperation("op-2", "remove", 99))
             assert not answer.ok
             assert "rank 99 is not of this host" in answer.body
-            await asyncio.to_thread(ask, path, AskOperation("op-3", "launch", 1))
+            await asyncio.to_thread(ask_supervisor, path, AskOperation("op-3", "launch", 1))
             await until(supervisor, runs_with(supervisor, ALL))
-            status = json.loads((await asyncio.to_thread(ask, path, AskStatus())).body)
+            status = json.loads((await asyncio.to_thread(ask_supervisor, path, AskStatus())).body)
             assert status["phase"] == "RUN"
             assert status["ranks"]["1"]["incarnation"] == 1
             assert status["rejected"] == {"unknown-rank": 1}
