@@ -206,13 +206,13 @@ class Turn:
     def _coordinate(self) -> None:
         if decides(self.state):
             self._time_the_judge()
-        match next_move(self.state):
-            case ListReports() as effect:
-                self.update(looking=True)
-                self.do(effect)
-            case Propose() as effect:
-                self.update(in_flight=effect.instance.serial)
-                self.do(effect)
+        move = next_move(self.state)
+        if isinstance(move, ListReports):
+            self.update(looking=True)
+            self.do(move)
+        elif isinstance(move, Propose):
+            self.update(in_flight=move.instance.serial)
+            self.do(move)
 
     def _time_the_judge(self) -> None:
         epoch = self.state.epoch

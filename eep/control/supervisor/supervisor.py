@@ -100,7 +100,8 @@ class Supervisor:
         store: StoreSettings | None = None,
         open_page: Callable[[int], RevocablePage] = open_shared_page,
     ) -> None:
-        launch, directory = launch or LaunchSettings(), directory or DirectorySettings()
+        launch = launch or LaunchSettings()
+        directory = directory or DirectorySettings()
         store = store or StoreSettings()
         self.ident = f"{host}#{secrets.token_hex(4)}"
         self.state = _with_standby(initial_state(self.ident, (*ranks, *standby), policy), standby)
