@@ -1,10 +1,10 @@
 """``eep``: what an operator types.
 
-    eep events --dir DIR [--follow] [--json]     the story so far, one line per transition
-    eep status --dir DIR                         how this host stands, as JSON
+    eep events --dir DIR [--follow] [--json]     print the event log, one line per transition
+    eep status --dir DIR                         print the state of this host and what it waits for, as JSON
     eep rank remove|launch|kill RANK --dir DIR   ask for a change; safe to repeat with the same --operation
-    eep fault kill|stop|cont|slow|drop RANK ...  do that to a rank of a running server, on purpose
-    eep fault arm RANK --point P --action A ...  the same when it passes a named point; disarm takes that back
+    eep fault kill|stop|cont|slow|drop RANK ...  cause a fault in a rank of a running server
+    eep fault arm RANK --point P --action A ...  the same when the rank passes a named point; disarm undoes it
     eep fault drill --dir DIR [--seconds S]      kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
     eep make-model PATH [--size S] [--fp8]       write a random MoE model, to try a server with
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except BrokenPipeError:
-        return 0  # whoever read us has seen enough
+        return 0  # the reader of the output has seen enough
     except FileNotFoundError as error:
         print(
-            f"eep: there is no {error.filename}; --dir names the directory of a supervisor that runs", file=sys.stderr
+            f"eep: there is no {error.filename}; --dir must name the directory of a running supervisor", file=sys.stderr
         )
         return 1
     except (OSError, ValueError) as error:
@@ -50,15 +50,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eep", description="Elastic expert parallelism, for operators.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     events = commands.add_parser("events", help="print the event log of a supervisor")
-    events.add_argument("--follow", action="store_true", help="go on printing until the log is removed")
-    events.add_argument("--json", action="store_true", help="print the lines as they are")
+    events.add_argument("--follow", action="store_true", help="keep printing new lines until the log is removed")
+    events.add_argument("--json", action="store_true", help="print the lines as JSON, as they are in the log")
     events.set_defaults(run=_events)
-    status = commands.add_parser("status", help="print how a supervisor's host stands, as JSON")
+    status = commands.add_parser("status", help="print the state of a supervisor's host and what it waits for, as JSON")
     status.set_defaults(run=_status)
     rank = commands.add_parser("rank", help="take a rank out, bring it back, or kill it")
     rank.add_argument("action", choices=("remove", "launch", "kill"))
     rank.add_argument("rank", type=int)
-    rank.add_argument("--operation", default="", help="name of the request; asking again with it does nothing twice")
+    rank.add_argument("--operation", default="", help="name of the request; repeating a name does nothing twice")
     rank.set_defaults(run=_rank)
     fault = register_faults(commands)
     for command in (events, status, rank, fault):
@@ -101,19 +101,19 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from eep.control.wire.client import ask
+    from eep.control.wire.client import ask_supervisor
     from eep.control.wire.messages import AskStatus
 
-    print(json.dumps(json.loads(ask(Path(options.dir), AskStatus()).body), indent=2))
+    print(json.dumps(json.loads(ask_supervisor(Path(options.dir), AskStatus()).body), indent=2))
     return 0
 
 
 def _rank(options: argparse.Namespace) -> int:
-    from eep.control.wire.client import ask
+    from eep.control.wire.client import ask_supervisor
     from eep.control.wire.messages import AskOperation
 
     operation = options.operation or uuid.uuid4().hex
-    answer = ask(Path(options.dir), AskOperation(operation, options.action, options.rank))
+    answer = ask_supervisor(Path(options.dir), AskOperation(operation, options.action, options.rank))
     if not answer.ok:
         raise ValueError(answer.body)
     print(f"asked to {options.action} rank {options.rank}; operation {operation}")

@@ -1,4 +1,4 @@
-"""A view: who is in the instance, as of one epoch.
+"""A view: which ranks are in the instance, as of one epoch.
 
 A view is a value. It never changes; membership changes by replacing one view with another of a higher epoch. The
 data plane applies views, the control plane commits them, and both talk about them in this type. It is a plain
@@ -39,7 +39,7 @@ class View:
 
     @classmethod
     def empty(cls, max_ranks: int) -> View:
-        """The view before anybody has joined."""
+        """The view before any rank has joined."""
         return cls(0, (), (NEVER,) * max_ranks)
 
     @property

@@ -25,8 +25,9 @@ from pathlib import Path
 
 from bench.common.provenance import provenance
 from bench.membership.times import SLOT
+from eep.control.supervisor.settings import LaunchSettings
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Action, Effect, Notify, OperatorAsked, Phase, Policy, Revoke, Status
+from eep.membership import Action, Effect, Notify, OperatorAsked, Phase, Policy, RankStatus, Revoke
 from tests.membership.sim.scale import view_change_cost
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,11 +89,13 @@ class Killing:
 
     async def relaunch(self, round_number: int) -> None:
         def settled() -> bool:
-            return all(local.status in (Status.READY, Status.DOWN) for local in self._supervisor.state.ranks.values())
+            return all(
+                local.status in (RankStatus.READY, RankStatus.DOWN) for local in self._supervisor.state.ranks.values()
+            )
 
         await self.until(settled)  # the processes of those that were killed have ended
         for rank, local in self._supervisor.state.ranks.items():
-            if local.status is Status.DOWN:
+            if local.status is RankStatus.DOWN:
                 self._supervisor.feed(OperatorAsked(f"bench-{round_number}-{rank}", Action.LAUNCH, rank))
         await self.until(lambda: self.runs_with(self._ranks))
 
@@ -106,10 +109,11 @@ async def kill_real_ranks(ranks: int, kills: int) -> Samples:
         supervisor = Supervisor(
             [sys.executable, "-m", "bench.membership.rank"],
             range(ranks),
-            max_ranks=ranks,
             # Nobody is relaunched while we measure; the bench asks for it between rounds.
-            policy=Policy(max_ranks=ranks, relaunch_limit=0, settle_deadline=PATIENCE),
-            environment={"EEP_BENCH_TIMES": str(times), "EEP_BENCH_RANKS": str(ranks), "PYTHONPATH": str(ROOT)},
+            Policy(max_ranks=ranks, relaunch_limit=0, settle_deadline=PATIENCE),
+            launch=LaunchSettings(
+                {"EEP_BENCH_TIMES": str(times), "EEP_BENCH_RANKS": str(ranks), "PYTHONPATH": str(ROOT)}
+            ),
         )
         await supervisor.start()
         try:

@@ -28,7 +28,7 @@ from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.control.pulse import Pulse, is_supported
 from eep.control.wire.client import Client, SupervisorGone
 from eep.control.wire.messages import (
-    Message,
+    ControlMessage,
     Register,
     SayLeave,
     SayReady,
@@ -48,7 +48,7 @@ FOREVER = 2**62
 
 
 def obey_fault_orders() -> None:
-    """In a rank that a supervisor started: it takes orders for faults from now on, if the server was told that it may."""
+    """Take orders for faults from now on, if a supervisor started this process and the server allows them."""
     if CONTROL_DIRECTORY in os.environ:
         directory, rank, incarnation = (os.environ[name] for name in (CONTROL_DIRECTORY, RANK, INCARNATION))
         orders.obey_in(Path(directory), int(rank), int(incarnation))
@@ -65,7 +65,7 @@ class DataPlane(Protocol):
         """End every wait of epochs up to ``epoch``. Called from another thread, at any time."""
 
     def apply(self, view: View) -> bool:
-        """Let the kernels see ``view``. False, soon, when that cannot be done yet; it is then tried again."""
+        """Show ``view`` to the kernels. Returns False, soon, when that cannot be done yet; the member then tries again."""
 
 
 class NoDataPlane:
@@ -98,8 +98,8 @@ class Member:
             Register(rank, incarnation, page=page is not None, pulse=pulse is not None),
             descriptors=tuple(descriptor for descriptor in (page, pulse) if descriptor is not None),
         )
-        self._listener = threading.Thread(target=self._listen, name="eep-member", daemon=True)
-        self._listener.start()
+        self._thread = threading.Thread(target=self._listen, name="eep-member", daemon=True)
+        self._thread.start()
 
     @classmethod
     def connect(cls, data_plane: DataPlane | None = None) -> Member:
@@ -117,26 +117,26 @@ class Member:
     # What the rank says.
 
     def ready(self) -> None:
-        """Everything is loaded; let me in."""
+        """Say that this rank has loaded everything and can take part."""
         self._say(SayReady())
 
     def suspect(self, ranks: Iterable[int], evidence: str) -> None:
-        """These kept me waiting past the deadline. My step is not to be trusted, nor is any other of this epoch."""
+        """Say that ``ranks`` kept this rank waiting past its deadline. No step of this epoch may be trusted."""
         suspects = tuple(ranks)
         view = self._applied
         if view is None or not suspects or not set(suspects) <= set(view.active) - {self.rank}:
-            raise ValueError(f"rank {self.rank} can suspect other ranks of its view, not {suspects}")
+            raise ValueError(f"rank {self.rank} can only suspect other ranks of its view, not {suspects}")
         self._give_up(view.epoch)
         self._say(SaySuspect(suspects, evidence[:1024]), view.epoch)
 
     def revoked(self) -> None:
-        """My step ended because its epoch was revoked, or cannot be trusted for another reason."""
+        """Say that the step of this rank ended by a revoke, or cannot be trusted for another reason."""
         if self._applied is not None:
             self._give_up(self._applied.epoch)
             self._say(SayRevoked(), self._applied.epoch)
 
     def leave(self) -> None:
-        """Take me out. The boundary gives None once it is done."""
+        """Ask to be taken out. The boundary gives None once that is done."""
         self._say(SayLeave())
 
     def close(self) -> None:
@@ -151,8 +151,9 @@ class Member:
 
     @property
     def has_news(self) -> bool:
-        """Whether the next boundary has something to do or to wait for. Asked in every step, so nothing is locked: what comes
-        at this moment is seen at the next boundary, as if it had come a little later."""
+        """Whether the next boundary has something to do or to wait for.
+
+        Every step asks, so this takes no lock: news of this very moment is seen at the next boundary."""
         view = self._view
         return self._ended is not None or view is None or self._settled != view.epoch or not self._is_running(view)
 
@@ -171,7 +172,7 @@ class Member:
                     return None
                 if self._settled == view.epoch:
                     return view
-            self._settle(view, repair)
+            self._enter(view, repair)
 
     def wait_for_view(self, *, after: int, within: float | None = None) -> None:
         """Waits until there is a view newer than epoch ``after``, or none any more."""
@@ -194,7 +195,7 @@ class Member:
     def _is_running(self, view: View) -> bool:
         return self._running and self._revoked < view.epoch
 
-    def _settle(self, view: View, repair: Callable[[View], None] | None) -> None:
+    def _enter(self, view: View, repair: Callable[[View], None] | None) -> None:
         faults.at("view.agreed")
         if not self._data_plane.apply(view):
             return  # look for a newer view, then try again
@@ -204,7 +205,7 @@ class Member:
         with self._news:
             self._settled = view.epoch
             current = self._view
-        # A newer view may have come while we repaired; then this one is settled by nobody.
+        # A newer view may have come while this rank repaired; then no rank settles in this one.
         if current is view and self._ended is None:
             self._say(SaySettled(), view.epoch)
 
@@ -216,7 +217,7 @@ class Member:
     def _is_in(self, view: View) -> bool:
         return self.rank in view.active and view.incarnations[self.rank] == self.incarnation
 
-    def _say(self, message: Message, epoch: int = 0) -> None:
+    def _say(self, message: ControlMessage, epoch: int = 0) -> None:
         """Send, in the epoch that the message is about. Only the rank's own thread speaks, so epochs never fall."""
         self._spoken = max(self._spoken, epoch)
         try:

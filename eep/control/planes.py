@@ -10,8 +10,8 @@
             if may_commit(member, buffer.status()):
                 commit(result)
 
-They are changed in order, and a view counts as applied when all have it. A try that fails half-way is tried again by the
-member, or overtaken by a newer view.
+Planes enter a view in order, and the view counts as applied when all have it. If one fails, the member tries again, unless
+a newer view has come.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Plane:
 
 
 class Planes:
-    """The first plane's control page is the one that the supervisor writes itself; the others hear through the member."""
+    """The supervisor itself writes the control page of the first plane; the member passes revokes on to the others."""
 
     def __init__(self, *planes: Plane) -> None:
         if not planes:
-            raise ValueError("a rank without anything to change needs no planes")
+            raise ValueError("Planes needs at least one plane; use NoDataPlane for a rank that shares no memory")
         self._planes = planes
-        # Mappings of our own: the thread that hears of a revoke must not depend on what the main thread is doing.
+        # Own mappings: the thread that hears of a revoke must not depend on what the main thread does.
         self._pages = [SharedControlPage(os.dup(plane.endpoint.control_fd)) for plane in planes]
 
     @property

@@ -1,4 +1,4 @@
-"""The private directory of a supervisor: its socket, the job's key, and nothing that others may enter."""
+"""The private directory of a supervisor: its socket and the job's key, closed to other users."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ class PrivateDirectory:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise PermissionError(
-                f"{path} must be a directory of yours that nobody else can enter; run 'chmod 700 {path}' or "
-                "name another"
+                f"{path} must be a directory that only you can enter; run 'chmod 700 {path}' or name another"
             )
         if len(os.fsencode(self.socket)) > _MAX_SOCKET_PATH:
             raise ValueError(f"{self.socket} is too long for a Unix socket; choose a shorter directory")
 
     @classmethod
     def create(cls, path: Path | None = None, key: bytes | None = None) -> PrivateDirectory:
-        """A new one with a key in it, at ``path`` or where temporary things go. Hosts of one job share a key."""
+        """A directory with a key in it, at ``path`` or among the temporary files. Hosts of one job share a key."""
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="eep-", dir=os.environ.get("XDG_RUNTIME_DIR")))
         else:
@@ -65,7 +64,7 @@ class PrivateDirectory:
         found = self._key_path.lstat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_size != KEY_BYTES:
             raise PermissionError(
-                f"{self._key_path} must be {KEY_BYTES} bytes that only you can read; remove it to have another made"
+                f"{self._key_path} must be {KEY_BYTES} bytes that only you can read; remove it to get a new one"
             )
         return self._key_path.read_bytes()
 

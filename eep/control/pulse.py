@@ -1,9 +1,9 @@
 """The pulse of a process: a word of shared memory that the kernel marks at the moment the process is killed.
 
-A pidfd tells of an exit only when the kernel has taken the process apart, which takes 20 ms for one that has merely
-imported torch, and far longer for one that holds a GPU. But the first thing a dying thread does is to let go of its robust
-futexes: the kernel marks them "owner died" and wakes who waits, before any memory is unmapped. So each rank has a thread
-that holds such a lock and does nothing else, in a page that it shares with its supervisor, and the supervisor waits on it.
+A pidfd tells of an exit only when the kernel has taken the process apart. That takes 20 ms for a process that has merely
+imported torch, and far longer for one that holds a GPU. But a dying thread first lets go of its robust futexes: the kernel
+marks them "owner died" and wakes their waiters, before it unmaps any memory. So each rank has a thread that only holds such
+a lock, in a page that it shares with its supervisor, and the supervisor waits on the lock.
 
 The supervisor only ever reads the page. The pidfd stays the proof of the exit; the pulse is what makes it quick.
 """
@@ -50,7 +50,7 @@ class Pulse:
         beating = threading.Event()
         threading.Thread(target=self._beat, args=(beating,), name="eep-pulse", daemon=True).start()
         if not beating.wait(timeout=10):
-            raise RuntimeError("the lock that marks this process as alive could not be taken")
+            raise RuntimeError("this process could not take the lock that marks it as alive")
 
     def _beat(self, beating: threading.Event) -> None:
         attributes = ctypes.create_string_buffer(_MUTEX_BYTES)
@@ -64,8 +64,8 @@ class Pulse:
         )
         if failed:
             return
-        # The first word of the lock holds its owner. The kernel wakes only if it says that somebody waits; we say so
-        # ourselves, while nobody else can write to it, so that the supervisor need not.
+        # The first word of the lock holds its owner. The kernel wakes waiters only if the word says that there are
+        # some. Say so here, where no other process can write yet, so that the supervisor need not.
         word = ctypes.c_uint32.from_buffer(self._page)
         word.value |= _WAITERS
         beating.set()
@@ -88,14 +88,17 @@ class PulseWatch:
         self._stopped = stopped
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        threading.Thread(target=self._feel, name="eep-pulse-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._feel, name="eep-pulse-watch", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Nobody is told any more, whatever has been felt."""
+        """Tell nothing from now on, even if the pulse has stopped."""
         self._closed = True
 
     def _tell(self) -> None:
-        if not self._closed:  # else the exit was known before: on a busy machine a pidfd may be ahead of our thread
+        if (
+            not self._closed
+        ):  # else the exit was known before: on a busy machine the pidfd may be faster than this thread
             self._stopped()
 
     def _feel(self) -> None:
@@ -109,7 +112,7 @@ class PulseWatch:
                     self._loop.call_soon_threadsafe(self._tell)
                 return
             if not value & _WAITERS:
-                return  # not a lock that anybody holds: the pidfd has to do
+                return  # no process holds this lock: only the pidfd can tell
             _libc.syscall(
                 ctypes.c_long(_FUTEX_SYSCALL[platform.machine()]),
                 ctypes.c_void_p(address),

@@ -1,8 +1,8 @@
-"""A watcher: a process that is no rank but must know who is in, such as a server's front end.
+"""A watcher: a process that is no rank but must know which ranks are in, such as a server's front end.
 
 It hears every view as it is committed and every lost life at once, over the supervisor's authenticated socket.
 Callbacks run in the watcher's thread, one at a time, in the order of what happened. When the connection is
-lost it is made again; the view that comes first then tells what was missed.
+lost, the watcher connects again; the first view then tells what it missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Watcher:
     """``on_view(view, running)``: the committed view, and whether its ranks run (or still repair).
 
     ``on_gone(rank, incarnation, reason)``: that life of a rank is over; the view without it follows. ``on_lost``:
-    the supervisor does not answer (any more); it is tried again until :meth:`close`.
+    the supervisor does not answer; the watcher tries again until :meth:`close`.
     """
 
     def __init__(

@@ -137,10 +137,10 @@ class Target:
         return True
 
     def _status(self) -> dict[str, Any]:
-        from eep.control.wire.client import ask
+        from eep.control.wire.client import ask_supervisor
         from eep.control.wire.messages import AskStatus
 
-        status: dict[str, Any] = json.loads(ask(self.directory, AskStatus()).body)
+        status: dict[str, Any] = json.loads(ask_supervisor(self.directory, AskStatus()).body)
         return status
 
     def _times_fired(self, rank: int | None, point: str) -> int:

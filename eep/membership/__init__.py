@@ -1,30 +1,33 @@
-"""Who is in: the pure core of membership. No clock, no I/O, no randomness.
+"""Which ranks are in: the pure core of membership. No clock, no I/O, no randomness.
 
 The contract:
 
-* There is one record of the instance, :class:`Instance`, and it changes only by compare-and-swap in a
-  store. Whoever cannot reach the store's majority cannot change it. Each change that alters who is in has a
-  new, higher epoch.
+* There is one record of the instance, :class:`InstanceRecord`, and it changes only by compare-and-swap in a
+  store. A host that cannot reach the store's majority cannot change it. Each change of the ranks that are in
+  has a new, higher epoch.
 * Each host publishes one :class:`Report` of what it *sees*. Reports are evidence; only the record is
   membership.
 * One host at a time, the *coordinator*, turns reports into the next record with :func:`decide`. Any host
-  takes over when the coordinator's report ends; two that try meet in the compare-and-swap, and one wins.
+  takes over when the coordinator's report ends. If two try, the compare-and-swap lets one win.
 * Each host runs :func:`step` over what happens to it and does what the effects say: revoke, propose,
-  publish, fence, launch, notify, set a timer.
+  publish, fence, launch, notify, tell that a rank is gone, set a timer.
 
 Both functions look at *levels* (what is so) rather than edges (what happened), which is why duplicate,
 late, reordered and stale events are harmless: seeing a thing twice is seeing it.
 """
 
-from eep.membership.decide import decide, judge, next_incarnation
+from eep.membership.coordination import waiting_for
+from eep.membership.decide import Unchanged, decide, judge, next_incarnation
 from eep.membership.effects import (
     Effect,
     Fence,
     Launch,
     ListReports,
     Notify,
+    PhaseChanged,
     Propose,
     Publish,
+    RankGone,
     Reject,
     Revoke,
     SetTimer,
@@ -52,12 +55,12 @@ from eep.membership.events import (
     Suspected,
     Timer,
 )
-from eep.membership.records import Accusation, Instance, Life, Phase, RankReport, Report, host_of
+from eep.membership.records import Accusation, InstanceRecord, Life, Phase, RankReport, Report, host_of
 from eep.membership.state import (
-    Local,
+    HostState,
+    LocalRank,
     Policy,
-    State,
-    Status,
+    RankStatus,
     initial_state,
     phase_name,
     report_of,
@@ -75,7 +78,8 @@ __all__ = [
     "Event",
     "Exited",
     "Fence",
-    "Instance",
+    "HostState",
+    "InstanceRecord",
     "InstanceSeen",
     "Launch",
     "LeaseHeld",
@@ -83,16 +87,19 @@ __all__ = [
     "Leave",
     "Life",
     "ListReports",
-    "Local",
+    "LocalRank",
     "Notify",
     "OperatorAsked",
     "Phase",
+    "PhaseChanged",
     "Policy",
     "Propose",
     "Proposed",
     "Publish",
     "PulseStopped",
+    "RankGone",
     "RankReport",
+    "RankStatus",
     "Ready",
     "Reject",
     "Report",
@@ -102,12 +109,11 @@ __all__ = [
     "RevokeSeen",
     "SetTimer",
     "Settled",
-    "State",
-    "Status",
     "StopAsked",
     "Suspected",
     "Timer",
     "Transition",
+    "Unchanged",
     "decide",
     "host_of",
     "initial_state",
@@ -116,6 +122,7 @@ __all__ = [
     "phase_name",
     "report_of",
     "step",
+    "waiting_for",
     "wanted_scope",
     "why_it_must_stay",
 ]

@@ -1,28 +1,39 @@
 """What the coordinator decides: the next record, from the record and the reports. Pure, and says why.
 
-A fault view only ever shrinks: the dead go out at once, at any phase, while joins and leaves wait for RUN,
-so that a repair is restarted by faults alone. Suspicion is never enough to remove: the accused are
-*condemned*, their owners fence them, and the exit that follows (or the end of their host's lease) takes
-them out of the view.
+A record that changes carries its reason. When nothing changes, :class:`Unchanged` says what is awaited.
+
+A view that follows a fault only shrinks. Dead ranks go out at once, in any phase; joins and leaves wait for
+RUN, so that only a fault restarts a repair. Suspicion never removes a rank: an accused rank is
+*condemned*, its owner fences it, and the exit that follows (or the end of its host's lease) takes it out of
+the view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from eep.membership.records import Accusation, Instance, Life, Phase, Report, host_of
+from eep.membership.records import Accusation, InstanceRecord, Life, Phase, Report, host_of
 from eep.view import NEVER, View
 
 Reports = Mapping[str, Report]
 
 
-def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1) -> Instance | None:
-    """The record that should follow ``instance``, or None when it may stand as it is.
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The record stands as it is."""
+
+    waiting_for: str
+    """What would change it, in plain words for an operator."""
+
+
+def decide(
+    instance: InstanceRecord, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1
+) -> InstanceRecord | Unchanged:
+    """The record that should follow ``instance``, or why it may stand as it is.
 
     ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
-    their time to come in. ``first_view`` is how many ranks an instance waits for that nobody
-    has been in yet.
+    their time to come in. ``first_view`` is how many ranks a new instance waits for.
     """
     nxt = (
         _after_faults(instance, reports)
@@ -34,17 +45,22 @@ def decide(instance: Instance, reports: Reports, *, judge_epoch: int = -1, first
     # Launching takes time that a recovery does not have: it waits until the survivors run.
     if nxt.phase is Phase.RUN:
         nxt = _with_grants(nxt, reports, also="" if nxt is instance else nxt.reason)
-    return None if nxt is instance else replace(nxt, serial=instance.serial + 1)
+    if nxt is not instance:
+        return replace(nxt, serial=instance.serial + 1)
+    return Unchanged(_waiting_for(instance, reports, first_view))
 
 
 def judge(active: Iterable[int], accusations: Iterable[Accusation]) -> tuple[int, ...]:
-    """Whom to fence, given who says they waited in vain for whom.
+    """The ranks to fence, given which ranks waited in vain for which.
 
-    Those with the most accusers are condemned, and a condemned rank's own word no longer counts. So a hung
-    rank, which accuses nobody, goes alone; of two that accuse each other one stays; of two halves that
-    cannot reach each other one half stays whole. Who is accused by fewer may only have been waiting for a
-    condemned one: it is spared, and accused again in the next epoch if it is at fault. Equals are taken
-    from the highest rank down.
+    The ranks with the most accusers are condemned, and a condemned rank's own word no longer counts. So:
+
+    * a hung rank, which accuses no rank, goes alone;
+    * of two ranks that accuse each other, one stays;
+    * of two halves that cannot reach each other, one half stays whole.
+
+    A rank with fewer accusers may only have waited for a condemned one. It is spared; if it is at fault, the
+    next epoch accuses it again. Among equals the highest rank is condemned first.
     """
     members = set(active)
     accusers: dict[int, set[int]] = {}
@@ -76,7 +92,7 @@ def lives(ident: str, reports: Reports) -> bool:
     return report is not None and report.ident == ident
 
 
-def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
+def _after_faults(instance: InstanceRecord, reports: Reports) -> InstanceRecord | None:
     view = instance.view
     if not view.active:
         return None
@@ -91,7 +107,7 @@ def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
         if here and report.revoked >= view.epoch:
             broken.append(host)
     lost = [rank for rank in view.active if (rank, view.incarnations[rank]) not in seen]
-    # Where somebody is accused, the verdict comes first: a new epoch with the same ranks would only hang again.
+    # A verdict comes before a new epoch: with the same ranks in it, the new epoch would only hang again.
     if not lost and (not broken or judge(view.active, _accusations(instance, reports))):
         return None
     reason = " and ".join(
@@ -101,15 +117,21 @@ def _after_faults(instance: Instance, reports: Reports) -> Instance | None:
     return _with_view(instance, view.without(lost), reason)
 
 
-def _why_lost(instance: Instance, reports: Reports, rank: int) -> str:
+def _why_lost(instance: InstanceRecord, reports: Reports, rank: int) -> str:
     owner = instance.owners[rank]
     who = f"rank {rank} (incarnation {instance.view.incarnations[rank]})"
     return f"{who} is dead" if lives(owner, reports) else f"the lease of {owner or 'its host'} ended, taking {who}"
 
 
-def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
+def _after_repair(instance: InstanceRecord, reports: Reports) -> InstanceRecord | None:
     if instance.phase is not Phase.AGREED:
         return None
+    if _unsettled(instance, reports):
+        return None
+    return replace(instance, phase=Phase.RUN, reason=f"every rank settled in epoch {instance.view.epoch}")
+
+
+def _unsettled(instance: InstanceRecord, reports: Reports) -> list[int]:
     view = instance.view
     settled = {
         (rank, told.incarnation)
@@ -117,12 +139,10 @@ def _after_repair(instance: Instance, reports: Reports) -> Instance | None:
         if report.settled == view.epoch
         for rank, told in report.ranks.items()
     }
-    if any((rank, view.incarnations[rank]) not in settled for rank in view.active):
-        return None
-    return replace(instance, phase=Phase.RUN, reason=f"every rank settled in epoch {view.epoch}")
+    return [rank for rank in view.active if (rank, view.incarnations[rank]) not in settled]
 
 
-def _after_requests(instance: Instance, reports: Reports, first_view: int) -> Instance | None:
+def _after_requests(instance: InstanceRecord, reports: Reports, first_view: int) -> InstanceRecord | None:
     if instance.phase is not Phase.RUN:
         return None
     view = instance.view
@@ -146,7 +166,7 @@ def _after_requests(instance: Instance, reports: Reports, first_view: int) -> In
     return _with_view(instance, joined, _shortened(reasons))
 
 
-def _after_accusations(instance: Instance, reports: Reports, judge_epoch: int) -> Instance | None:
+def _after_accusations(instance: InstanceRecord, reports: Reports, judge_epoch: int) -> InstanceRecord | None:
     view = instance.view
     if judge_epoch != view.epoch or instance.condemned:
         return None
@@ -161,11 +181,11 @@ def _after_accusations(instance: Instance, reports: Reports, judge_epoch: int) -
     return replace(instance, condemned=condemned, reason=_shortened(reasons))
 
 
-def _accusations(instance: Instance, reports: Reports) -> list[Accusation]:
+def _accusations(instance: InstanceRecord, reports: Reports) -> list[Accusation]:
     return [a for report in reports.values() for a in report.accusations if a.epoch == instance.view.epoch]
 
 
-def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:
+def _with_grants(instance: InstanceRecord, reports: Reports, also: str) -> InstanceRecord:
     owners, granted = list(instance.owners), list(instance.granted)
     given: list[str] = []
     for host, report in sorted(reports.items()):
@@ -174,7 +194,7 @@ def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:
                 continue
             owner = owners[rank]
             if owner == report.ident and granted[rank] > told.incarnation:
-                continue  # it has leave already and will find it in the record
+                continue  # the host has leave already and will find it in the record
             if owner not in ("", report.ident) and lives(owner, reports):
                 continue  # another living supervisor has this rank
             owners[rank] = report.ident
@@ -186,10 +206,37 @@ def _with_grants(instance: Instance, reports: Reports, also: str) -> Instance:
     return replace(instance, owners=tuple(owners), granted=tuple(granted), reason=reason)
 
 
-def _with_view(instance: Instance, view: View, reason: str) -> Instance:
-    # With nobody in there is nothing to repair, so an empty view runs at once and waits for joiners.
+def _with_view(instance: InstanceRecord, view: View, reason: str) -> InstanceRecord:
+    # An empty view has nothing to repair, so it runs at once and waits for joiners.
     phase = Phase.AGREED if view.active else Phase.RUN
     return replace(instance, view=view, phase=phase, condemned=(), reason=reason)
+
+
+def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int) -> str:
+    """What comes first of all that is awaited: verdicts, then repair, then ranks on their way."""
+    view = instance.view
+    if instance.condemned:
+        return f"{_ranks(instance.condemned)}, condemned, to exit"
+    if accused := judge(view.active, _accusations(instance, reports)):
+        return f"further accusations, before {_ranks(accused)} is judged in epoch {view.epoch}"
+    if instance.phase is Phase.AGREED:
+        return f"{_ranks(_unsettled(instance, reports))} to settle in epoch {view.epoch}"
+    told = [(rank, each) for report in reports.values() for rank, each in report.ranks.items()]
+    if coming := sorted({rank for rank, each in told if each.life is Life.STARTING}):
+        return f"{_ranks(coming)} to get ready"
+    if claimed := sorted({rank for rank, each in told if each.life is Life.WANTED}):
+        return f"{_ranks(claimed)} to be given up by another supervisor, which has the same"
+    if not view.active:
+        ready = len({rank for rank, each in told if each.life is Life.READY})
+        if view.epoch == 0 and first_view > ready:
+            return f"{first_view - ready} of the {first_view} ranks of the first view to get ready"
+        return "a rank to be launched: none is in, and none is on its way"
+    return f"nothing: {_ranks(view.active)} run, and no other rank is on its way"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
+    return f"rank{'s' if len(ranks) > 1 else ''} {_names(names)}"
 
 
 def _names(items: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eep.membership.events import Deadline
-from eep.membership.records import Instance, Phase, Report
+from eep.membership.records import InstanceRecord, Phase, Report
 from eep.view import View
 
 
@@ -21,7 +21,7 @@ class Revoke:
 class Propose:
     """Put ``instance`` in the store if the version there is still ``expected`` (0: if there is none)."""
 
-    instance: Instance
+    instance: InstanceRecord
     expected: int
 
 
@@ -78,8 +78,31 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
+class RankGone:
+    """This life of a local rank is over, or is being ended: expect nothing more of it.
+
+    The core says so once for each life, at the first sign of its end: it began to die, it is fenced, or it
+    exited. Requests that ran there are replayed elsewhere. ``asked_to_leave``: the end was planned, so it is
+    no death.
+    """
+
+    rank: int
+    incarnation: int
+    cause: str
+    asked_to_leave: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The instance, as this host sees it, entered ``phase`` (see :func:`eep.membership.phase_name`) or an epoch."""
+
+    phase: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Transition:
-    """A line for the event log."""
+    """A line for the event log, for people to read. Code must not act on it."""
 
     phase: str
     epoch: int
@@ -90,4 +113,17 @@ class Transition:
     operation: str = ""
 
 
-Effect = Revoke | Propose | Publish | ListReports | Fence | Launch | Notify | SetTimer | Reject | Transition
+Effect = (
+    Revoke
+    | Propose
+    | Publish
+    | ListReports
+    | Fence
+    | Launch
+    | Notify
+    | SetTimer
+    | Reject
+    | RankGone
+    | PhaseChanged
+    | Transition
+)

@@ -1,4 +1,4 @@
-"""What can happen to a host. Each event is a fact that somebody saw; none of them changes membership by itself."""
+"""What can happen to a host. Each event is an observed fact; none changes membership by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from eep.membership.records import Instance, Report
+from eep.membership.records import InstanceRecord, Report
 
 EVERY_HOST = "*"
 """The scope of a listing that holds the reports of all hosts."""
@@ -101,7 +101,7 @@ class StopAsked:
 class InstanceSeen:
     """The record as read or watched; ``version`` is the store's own and only good for compare-and-swap."""
 
-    instance: Instance | None
+    instance: InstanceRecord | None
     version: int
 
 
@@ -115,7 +115,7 @@ class Proposed:
 
     serial: int
     committed: bool | None
-    instance: Instance | None = None
+    instance: InstanceRecord | None = None
     version: int = 0
 
 

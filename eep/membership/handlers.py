@@ -27,7 +27,7 @@ from eep.membership.events import (
     Timer,
 )
 from eep.membership.records import Accusation, Phase, Report
-from eep.membership.state import Local, Status
+from eep.membership.state import LocalRank, RankStatus
 from eep.membership.turn import Turn
 
 
@@ -37,22 +37,23 @@ def _exited(turn: Turn, event: Exited) -> None:
         return
     if turn.state.is_in(event.rank):
         turn.revoke(f"rank {event.rank} exited: {event.evidence}")
+    turn.say_gone(event.rank, local, f"rank {event.rank} exited")
     turn.log("EXITED", f"rank {event.rank} exited", event.rank, evidence=event.evidence)
     failures = local.failures if local.blameless else local.failures + 1
     policy = turn.state.policy
     limit = policy.relaunch_limit
-    status = Status.WANTED
+    status = RankStatus.WANTED
     if turn.state.stopping or not local.keep or event.clean:
-        status = Status.DOWN
+        status = RankStatus.DOWN
     elif failures > limit:
-        status = Status.DOWN
+        status = RankStatus.DOWN
         turn.log(
             "GIVEN-UP",
             f"rank {event.rank} failed {failures} times in a row, the limit is {limit}",
             event.rank,
         )
     elif failures > 1:
-        status = Status.RESTING
+        status = RankStatus.RESTING
         delay = min(policy.relaunch_backoff * 2 ** min(failures - 2, 32), policy.longest_backoff)
         turn.set_timer(Timer.RELAUNCH, event.incarnation, delay, event.rank)
     turn.update_rank(event.rank, status=status, failures=failures, blameless=False)
@@ -60,22 +61,23 @@ def _exited(turn: Turn, event: Exited) -> None:
 
 def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     local = turn.process(event.rank, event.incarnation, "last heartbeat")
-    if local is None or local.status is Status.ENDING:
+    if local is None or local.status is RankStatus.ENDING:
         return
     cause = f"rank {event.rank} is dying"
     if turn.state.is_in(event.rank):
         turn.revoke(cause)
-    # One thread of it is gone. Make sure of the others, and do not wait for the kernel to clear up after it.
+    # One thread of the rank is gone. End the others too, rather than wait for the kernel to clear up.
     if local.runs:
         turn.do(Fence(event.rank, event.incarnation, cause))
-    turn.update_rank(event.rank, status=Status.ENDING)
+    turn.update_rank(event.rank, status=RankStatus.ENDING)
+    turn.say_gone(event.rank, local, cause)
     turn.log("DYING", cause, event.rank)
 
 
 def _ready(turn: Turn, event: Ready) -> None:
     local = turn.process(event.rank, event.incarnation, "readiness")
-    if local is not None and local.status is Status.STARTING:
-        turn.update_rank(event.rank, status=Status.READY)
+    if local is not None and local.status is RankStatus.STARTING:
+        turn.update_rank(event.rank, status=RankStatus.READY)
         turn.log("READY", f"rank {event.rank} is ready to join", event.rank)
 
 
@@ -83,7 +85,9 @@ def _settled(turn: Turn, event: Settled) -> None:
     if turn.process(event.rank, event.incarnation, "settling") is None:
         return
     if event.epoch != turn.state.epoch or not turn.state.is_in(event.rank):
-        turn.reject("stale-epoch", f"rank {event.rank} settled in epoch {event.epoch}; it is {turn.state.epoch} now")
+        turn.reject(
+            "stale-epoch", f"rank {event.rank} settled in epoch {event.epoch}, but the epoch is {turn.state.epoch} now"
+        )
         return
     turn.update_rank(event.rank, settled=event.epoch)
     members = [rank for rank in turn.state.ranks if turn.state.is_in(rank)]
@@ -96,11 +100,14 @@ def _suspected(turn: Turn, event: Suspected) -> None:
         return
     instance, epoch = turn.state.instance, turn.state.epoch
     if instance is None or event.epoch != epoch or not turn.state.is_in(event.rank):
-        turn.reject("stale-epoch", f"suspicion by rank {event.rank} in epoch {event.epoch}; it is {epoch} now")
+        turn.reject("stale-epoch", f"rank {event.rank} suspects in epoch {event.epoch}, but the epoch is {epoch} now")
         return
     known = {s for s in event.suspects if s in instance.view.active and s != event.rank}
     if known != set(event.suspects) or not known:
-        turn.reject("unknown-rank", f"rank {event.rank} suspects {event.suspects}, in are {instance.view.active}")
+        turn.reject(
+            "unknown-rank",
+            f"rank {event.rank} suspects {event.suspects}; it may suspect other ranks of {instance.view.active}",
+        )
         return
     told = {(a.accuser, a.suspect): a for a in turn.state.accusations if a.epoch == epoch}
     for suspect in sorted(known):
@@ -126,10 +133,10 @@ def _leave(turn: Turn, event: Leave) -> None:
 def _take_out(turn: Turn, rank: int, cause: str, operation: str = "") -> None:
     local = turn.state.ranks[rank]
     turn.update_rank(rank, keep=False)
-    if local.status in (Status.WANTED, Status.RESTING):
-        turn.update_rank(rank, status=Status.DOWN)
-    elif local.status in (Status.STARTING, Status.READY):
-        turn.update_rank(rank, status=Status.LEAVING)
+    if local.status in (RankStatus.WANTED, RankStatus.RESTING):
+        turn.update_rank(rank, status=RankStatus.DOWN)
+    elif local.status in (RankStatus.STARTING, RankStatus.READY):
+        turn.update_rank(rank, status=RankStatus.LEAVING)
         turn.log("LEAVING", cause, rank, operation=operation)
         if not turn.state.is_in(rank):  # no view change will come for it
             turn.set_timer(Timer.LEAVE, local.incarnation, turn.state.policy.leave_grace, rank)
@@ -138,7 +145,7 @@ def _take_out(turn: Turn, rank: int, cause: str, operation: str = "") -> None:
 def _operator_asked(turn: Turn, event: OperatorAsked) -> None:
     local = turn.state.ranks.get(event.rank)
     if local is None:
-        turn.reject("unknown-rank", f"no rank {event.rank} on this host; it has {sorted(turn.state.ranks)}")
+        turn.reject("unknown-rank", f"this host has no rank {event.rank}; it has {sorted(turn.state.ranks)}")
         return
     if not turn.remember(event.operation):
         return
@@ -150,8 +157,8 @@ def _operator_asked(turn: Turn, event: OperatorAsked) -> None:
         turn.fence(event.rank, cause, blameless=True)
     else:
         turn.update_rank(event.rank, keep=True, failures=0)
-        if local.status in (Status.DOWN, Status.RESTING):
-            turn.update_rank(event.rank, status=Status.WANTED)
+        if local.status in (RankStatus.DOWN, RankStatus.RESTING):
+            turn.update_rank(event.rank, status=RankStatus.WANTED)
 
 
 def _stop_asked(turn: Turn, _: StopAsked) -> None:
@@ -160,7 +167,7 @@ def _stop_asked(turn: Turn, _: StopAsked) -> None:
         if local.has_process:
             turn.fence(rank, "the supervisor is stopping")
         else:
-            turn.update_rank(rank, status=Status.DOWN)
+            turn.update_rank(rank, status=RankStatus.DOWN)
 
 
 def _instance_seen(turn: Turn, event: InstanceSeen) -> None:
@@ -213,10 +220,10 @@ def _lease_held(turn: Turn, _: LeaseHeld) -> None:
 
 
 def _lease_lost(turn: Turn, _: LeaseLost) -> None:
-    # The others may take us out from now on without our knowing: hold every rank until the store has told
-    # us. They are not killed: if the store was merely away nobody removed them, and they go on in the next epoch.
+    # From now on the others may take this host's ranks out without its knowledge: hold every rank until the
+    # store answers. They are not killed: if only the store was away, they go on in the next epoch.
     if any(turn.state.is_in(rank) for rank in turn.state.ranks):
-        turn.revoke("the lease of this host is no longer certain")
+        turn.revoke("this host can no longer rely on its lease")
     turn.update(leased=False, scope="", looking=False)
 
 
@@ -240,16 +247,20 @@ def _settle_late(turn: Turn, epoch: int) -> None:
             turn.fence(rank, f"rank {rank} did not settle in epoch {epoch} in time")
 
 
-def _rank_late(turn: Turn, timer: Timer, rank: int, local: Local) -> None:
-    if timer is Timer.RELAUNCH and local.status is Status.RESTING:
-        turn.update_rank(rank, status=Status.WANTED)
-    elif timer is Timer.START and local.status is Status.STARTING:
+def _rank_late(turn: Turn, timer: Timer, rank: int, local: LocalRank) -> None:
+    if timer is Timer.RELAUNCH and local.status is RankStatus.RESTING:
+        turn.update_rank(rank, status=RankStatus.WANTED)
+    elif timer is Timer.START and local.status is RankStatus.STARTING:
         turn.fence(rank, f"rank {rank} was not ready in time")
-    elif timer is Timer.LEAVE and local.status is Status.LEAVING:
+    elif timer is Timer.LEAVE and local.status is RankStatus.LEAVING:
         turn.fence(rank, f"rank {rank} had left but did not end")
-    elif timer is Timer.FENCE and local.status is Status.FENCING:
-        turn.update_rank(rank, status=Status.STUCK)
-        turn.log("STUCK", f"rank {rank} was killed but does not end; it is out and nothing replaces it", rank)
+    elif timer is Timer.FENCE and local.status is RankStatus.FENCING:
+        turn.update_rank(rank, status=RankStatus.STUCK)
+        turn.log(
+            "STUCK",
+            f"rank {rank} was killed but does not end; it is out, and not replaced until it ends",
+            rank,
+        )
     elif timer is Timer.STABLE and turn.state.is_in(rank):
         turn.update_rank(rank, failures=0)
 

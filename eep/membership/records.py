@@ -17,7 +17,7 @@ class Phase(Enum):
     """How far the committed view has got."""
 
     AGREED = "agreed"
-    """The view is committed; its ranks are repairing and nobody may run a step yet."""
+    """The view is committed; its ranks repair, and none may run a step yet."""
     RUN = "run"
     """Every rank of the view has settled: steps may run."""
 
@@ -69,7 +69,7 @@ class Report:
 
     ``settled`` is the last epoch that *all* its ranks in the view have applied and repaired: one word per
     host, so that a view change costs one report per host and not one per rank. ``revoked`` is the highest
-    epoch in which its ranks can no longer finish a step, which calls for a new one even when nobody died.
+    epoch in which its ranks can no longer finish a step; a new epoch must follow, even when no rank died.
     """
 
     ident: str
@@ -80,7 +80,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class InstanceRecord:
     """The one committed record. ``serial`` counts its changes; ``view.epoch`` counts the views.
 
     ``owners[r]`` is the supervisor that may launch rank ``r`` and ``granted[r]`` the last incarnation it
@@ -98,8 +98,8 @@ class Instance:
     reason: str = ""
 
     @classmethod
-    def founded(cls, coordinator: str, max_ranks: int) -> Instance:
-        """The first record of a job: nobody is in yet."""
+    def founded(cls, coordinator: str, max_ranks: int) -> InstanceRecord:
+        """The first record of a job: no rank is in yet."""
         return cls(
             1,
             View.empty(max_ranks),

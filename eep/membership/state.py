@@ -8,7 +8,7 @@ from enum import Enum
 
 from eep.membership.decide import lives
 from eep.membership.events import EVERY_HOST
-from eep.membership.records import Accusation, Instance, Life, Phase, RankReport, Report, host_of
+from eep.membership.records import Accusation, InstanceRecord, Life, Phase, RankReport, Report, host_of
 from eep.view import NEVER
 
 
@@ -35,7 +35,7 @@ class Policy:
     """How long a rank must serve before its failures are forgotten."""
 
 
-class Status(Enum):
+class RankStatus(Enum):
     """Where one local rank stands. What the others need to know of it is its :class:`Life`."""
 
     WANTED = "wanted"
@@ -53,23 +53,23 @@ class Status(Enum):
 
 
 _LIFE = {
-    Status.WANTED: Life.WANTED,
-    Status.STARTING: Life.STARTING,
-    Status.READY: Life.READY,
-    Status.LEAVING: Life.LEAVING,
-    Status.FENCING: Life.FENCING,
-    Status.RESTING: Life.DOWN,
-    Status.DOWN: Life.DOWN,
-    Status.ENDING: Life.DOWN,
-    Status.STUCK: Life.DOWN,
+    RankStatus.WANTED: Life.WANTED,
+    RankStatus.STARTING: Life.STARTING,
+    RankStatus.READY: Life.READY,
+    RankStatus.LEAVING: Life.LEAVING,
+    RankStatus.FENCING: Life.FENCING,
+    RankStatus.RESTING: Life.DOWN,
+    RankStatus.DOWN: Life.DOWN,
+    RankStatus.ENDING: Life.DOWN,
+    RankStatus.STUCK: Life.DOWN,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalRank:
     """One local rank. ``keep`` says whether it is to be relaunched after it ends."""
 
-    status: Status = Status.WANTED
+    status: RankStatus = RankStatus.WANTED
     incarnation: int = NEVER
     settled: int = -1
     failures: int = 0
@@ -79,22 +79,22 @@ class Local:
 
     @property
     def has_process(self) -> bool:
-        return self.runs or self.status in (Status.FENCING, Status.ENDING, Status.STUCK)
+        return self.runs or self.status in (RankStatus.FENCING, RankStatus.ENDING, RankStatus.STUCK)
 
     @property
     def runs(self) -> bool:
         """Whether it is alive and nothing has been done to end it."""
-        return self.status in (Status.STARTING, Status.READY, Status.LEAVING)
+        return self.status in (RankStatus.STARTING, RankStatus.READY, RankStatus.LEAVING)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class HostState:
     """Everything :func:`eep.membership.step` needs to remember."""
 
     ident: str
     policy: Policy
-    ranks: Mapping[int, Local]
-    instance: Instance | None = None
+    ranks: Mapping[int, LocalRank]
+    instance: InstanceRecord | None = None
     version: int = 0
     reports: Mapping[str, Report] = field(default_factory=dict)
     scope: str = ""
@@ -131,39 +131,39 @@ class State:
         return self.instance is not None and self.instance.has(rank, self.ranks[rank].incarnation)
 
 
-def initial_state(ident: str, ranks: tuple[int, ...], policy: Policy) -> State:
+def initial_state(ident: str, ranks: tuple[int, ...], policy: Policy) -> HostState:
     """A host that has just started and wants ``ranks`` to run."""
     if not host_of(ident) or "/" in ident or "#" not in ident:
         raise ValueError(f"a supervisor is called host#nonce, with no slash, got {ident!r}")
     bad = [rank for rank in ranks if not 0 <= rank < policy.max_ranks]
     if bad or len(set(ranks)) != len(ranks):
         raise ValueError(f"ranks must be distinct and below max_ranks={policy.max_ranks}, got {ranks}")
-    return State(ident, policy, {rank: Local() for rank in ranks})
+    return HostState(ident, policy, {rank: LocalRank() for rank in ranks})
 
 
-def report_of(state: State) -> Report:
+def report_of(state: HostState) -> Report:
     """What this host has to tell the others. A host registers with this, never with less: a report that
     leaves a rank out says that the rank is dead."""
     ranks = {rank: RankReport(_LIFE[local.status], local.incarnation) for rank, local in state.ranks.items()}
     return Report(state.ident, ranks, state.settled, state.revoked, state.accusations)
 
 
-def why_it_must_stay(state: State, rank: int) -> str | None:
+def why_it_must_stay(state: HostState, rank: int) -> str | None:
     """Why an operator may not take this rank out now; None if that is no harm."""
     if state.instance is None or rank not in state.instance.view.active:
         return None
-    leaving = {each for each, local in state.ranks.items() if local.status is Status.LEAVING}
+    leaving = {each for each, local in state.ranks.items() if local.status is RankStatus.LEAVING}
     stay, fewest = set(state.instance.view.active) - leaving - {rank}, state.policy.fewest_ranks
     if len(stay) >= fewest:
         return None
-    return f"rank {rank} cannot be taken out: {len(stay)} would stay, and it takes {fewest}; launch another one first"
+    return f"rank {rank} cannot be taken out: {len(stay)} would stay, and {fewest} are needed; launch another first"
 
 
-def is_coordinator(state: State) -> bool:
+def is_coordinator(state: HostState) -> bool:
     return state.instance is not None and state.instance.coordinator == state.ident
 
 
-def wanted_scope(state: State) -> str:
+def wanted_scope(state: HostState) -> str:
     """Whose reports to watch. A coordinator watches every host; the others watch only the coordinator, so
     that a view change costs each of them the same however many there are."""
     if state.instance is None or is_coordinator(state):
@@ -171,8 +171,8 @@ def wanted_scope(state: State) -> str:
     return host_of(state.instance.coordinator)
 
 
-def coordinator_missing(state: State) -> bool:
-    """Whether the coordinator's report is known to have ended: somebody must take over."""
+def coordinator_missing(state: HostState) -> bool:
+    """Whether the coordinator's report is known to have ended, so that another host must take over."""
     return (
         state.instance is not None
         and not is_coordinator(state)
@@ -181,11 +181,11 @@ def coordinator_missing(state: State) -> bool:
     )
 
 
-def must_look_again(state: State) -> bool:
-    """Whether somebody seems gone who may only be missing from reports that are older than the record.
+def must_look_again(state: HostState) -> bool:
+    """Whether a host seems gone that may only be missing because the known reports are older than the record.
 
-    Whoever is in, and whoever coordinates, had a report when the record was written. That it is not among
-    those we know proves the end of a lease only if what we know is at least as new as the record.
+    The owner of each rank that is in, and the coordinator, had a report when the record was written. A missing
+    report proves the end of a lease only if what this host knows is at least as new as the record.
     """
     instance = state.instance
     if instance is None or not state.scope:
@@ -201,7 +201,7 @@ def must_look_again(state: State) -> bool:
     )
 
 
-def phase_name(state: State) -> str:
+def phase_name(state: HostState) -> str:
     """The phase as this host sees it: FORMING, REVOKED, AGREED, REPAIRED or RUN."""
     if state.instance is None or not state.instance.view.active:
         return "FORMING"

@@ -10,11 +10,11 @@ from __future__ import annotations
 from eep.membership.effects import Effect
 from eep.membership.events import Event
 from eep.membership.handlers import HANDLERS
-from eep.membership.state import State
+from eep.membership.state import HostState
 from eep.membership.turn import Turn
 
 
-def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
+def step(state: HostState, event: Event) -> tuple[HostState, tuple[Effect, ...]]:
     """What the host knows after ``event``, and what it must do."""
     turn = Turn(state)
     HANDLERS[type(event)](turn, event)

@@ -5,29 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from eep.membership.decide import decide
+from eep.membership.coordination import decides, known_reports, next_move
 from eep.membership.effects import (
     Effect,
     Fence,
     Launch,
     ListReports,
     Notify,
+    PhaseChanged,
     Propose,
     Publish,
+    RankGone,
     Reject,
     Revoke,
     SetTimer,
     Transition,
 )
-from eep.membership.events import EVERY_HOST, Deadline, Timer
-from eep.membership.records import Instance, Phase
+from eep.membership.events import Deadline, Timer
+from eep.membership.records import InstanceRecord, Phase
 from eep.membership.state import (
-    Local,
-    State,
-    Status,
-    coordinator_missing,
-    is_coordinator,
-    must_look_again,
+    HostState,
+    LocalRank,
+    RankStatus,
     phase_name,
     report_of,
 )
@@ -38,7 +37,7 @@ _REMEMBERED_OPERATIONS = 64
 class Turn:
     """A step being taken: the state so far, and the effects so far."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: HostState) -> None:
         self.state = state
         self.effects: list[Effect] = []
         self._phase_before = phase_name(state)
@@ -65,15 +64,18 @@ class Turn:
     def set_timer(self, timer: Timer, number: int, delay: float, rank: int = -1) -> None:
         self.do(SetTimer(Deadline(timer, number, rank), delay))
 
-    def process(self, rank: int, incarnation: int, what: str) -> Local | None:
+    def process(self, rank: int, incarnation: int, what: str) -> LocalRank | None:
         """The local rank whose process this is, or None, rejected, if it is no process of ours."""
         local = self.state.ranks.get(rank)
         if local is None:
-            self.reject("unknown-rank", f"{what} of rank {rank}: this host has {sorted(self.state.ranks)}")
+            self.reject(
+                "unknown-rank",
+                f"{what} of rank {rank}, but this host has ranks {sorted(self.state.ranks)}",
+            )
         elif local.incarnation != incarnation or not local.has_process:
             self.reject(
                 "stale-incarnation",
-                f"{what} of rank {rank} as incarnation {incarnation}: the one that counts is "
+                f"{what} of rank {rank} as incarnation {incarnation}, but the current one is "
                 f"{local.incarnation} ({local.status.value}); a process that was replaced must end",
             )
         else:
@@ -92,12 +94,18 @@ class Turn:
             return
         if self.state.is_in(rank):
             self.revoke(f"rank {rank} is being fenced: {reason}")
-        self.update_rank(rank, status=Status.FENCING, blameless=blameless)
+        self.update_rank(rank, status=RankStatus.FENCING, blameless=blameless)
         self.do(Fence(rank, local.incarnation, reason))
+        self.say_gone(rank, local, reason)
         self.log("FENCING", reason, rank)
         self.set_timer(Timer.FENCE, local.incarnation, self.state.policy.fence_deadline, rank)
 
-    def adopt(self, instance: Instance | None, version: int) -> None:
+    def say_gone(self, rank: int, before: LocalRank, cause: str) -> None:
+        """``before`` is the rank before its end was seen. If it no longer ran then, its end was told already."""
+        if before.runs:
+            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=before.status is RankStatus.LEAVING))
+
+    def adopt(self, instance: InstanceRecord | None, version: int) -> None:
         """Follow a record that was seen. Only a newer one changes anything."""
         known = self.state.instance
         if instance is None:
@@ -125,14 +133,14 @@ class Turn:
         if any(self.state.is_in(rank) for rank in self.state.ranks):
             self._expect_settling(instance)
 
-    def _follow(self, instance: Instance, rank: int) -> None:
+    def _follow(self, instance: InstanceRecord, rank: int) -> None:
         """Bring one local rank in line with the record."""
         local, view, mine = self.state.ranks[rank], instance.view, instance.owners[rank] == self.state.ident
-        if local.status is Status.WANTED:
+        if local.status is RankStatus.WANTED:
             if mine and instance.granted[rank] > local.incarnation and not self.state.stopping:
-                self.update_rank(rank, status=Status.STARTING, incarnation=instance.granted[rank], settled=-1)
+                self.update_rank(rank, status=RankStatus.STARTING, incarnation=instance.granted[rank], settled=-1)
                 self.do(Launch(rank, instance.granted[rank], instance.reason))
-                self.log("STARTING", "leave was granted", rank)
+                self.log("STARTING", "the coordinator gave leave to launch", rank)
                 self.set_timer(Timer.START, instance.granted[rank], self.state.policy.start_deadline, rank)
             elif instance.owners[rank] and not mine and rank in view.active:
                 self.reject(
@@ -144,23 +152,23 @@ class Turn:
         elif self.state.is_in(rank):
             if rank in instance.condemned:
                 self.fence(rank, instance.reason)
-            elif not (local.runs or local.status is Status.FENCING):
+            elif not (local.runs or local.status is RankStatus.FENCING):
                 self.revoke(f"rank {rank} is in epoch {view.epoch} but dead")
             elif instance.phase is Phase.RUN:
                 self.set_timer(Timer.STABLE, local.incarnation, self.state.policy.stable_after, rank)
         elif local.runs and view.incarnations[rank] >= local.incarnation:
-            if local.status is Status.LEAVING:
+            if local.status is RankStatus.LEAVING:
                 self.set_timer(Timer.LEAVE, local.incarnation, self.state.policy.leave_grace, rank)
             else:
                 self.fence(rank, f"rank {rank} is not in epoch {view.epoch}: {instance.reason}", blameless=True)
 
-    def _expect_settling(self, instance: Instance) -> None:
+    def _expect_settling(self, instance: InstanceRecord) -> None:
         if not self.state.leased:
-            self.revoke("the lease of this host is not certain")
+            self.revoke("this host cannot rely on its lease")
         elif instance.phase is Phase.AGREED and instance.view.epoch > self._epoch_before:
             self.set_timer(Timer.SETTLE, instance.view.epoch, self.state.policy.settle_deadline)
 
-    def distrust(self, found: Instance | None) -> None:
+    def distrust(self, found: InstanceRecord | None) -> None:
         """The store does not hold what it must: change nothing until it does."""
         known = self.state.instance
         assert known is not None
@@ -169,7 +177,7 @@ class Turn:
         self.reject(
             "store-forgot",
             f"the store holds {what}, but record {known.serial} of epoch {known.view.epoch} was committed; "
-            "nothing will be changed until the store is restored, or the job is started anew",
+            "this host changes nothing until the store is restored or the job is started anew",
         )
 
     # What follows from the state, whatever happened.
@@ -180,6 +188,7 @@ class Turn:
         phase = phase_name(self.state)
         if (phase, self.state.epoch) != (self._phase_before, self._epoch_before):
             instance = self.state.instance
+            self.do(PhaseChanged(phase, self.state.epoch))
             self.log(
                 phase,
                 instance.reason if instance else "",
@@ -195,41 +204,20 @@ class Turn:
             self.do(Publish(report))
 
     def _coordinate(self) -> None:
-        state = self.state
-        if not state.leased or state.in_flight or state.forgotten:
-            return
-        if state.instance is None:
-            if state.scope == EVERY_HOST and not state.stopping:
-                self._propose(Instance.founded(state.ident, state.policy.max_ranks))
-        elif must_look_again(state):
-            if not state.looking:
-                self.update(looking=True)
-                self.do(ListReports())
-        elif coordinator_missing(state):
-            reason = f"{state.ident} took over from {state.instance.coordinator}, whose lease ended"
-            serial = state.instance.serial + 1
-            self._propose(replace(state.instance, serial=serial, coordinator=state.ident, reason=reason))
-        elif is_coordinator(state) and state.scope == EVERY_HOST:
-            # Our own report is known here before it is in the store, which saves a round trip when our rank died.
-            reports = {**state.reports, state.host: report_of(state)}
-            self._time_the_judge(state.instance)
-            nxt = decide(
-                state.instance,
-                reports,
-                judge_epoch=state.judged,
-                first_view=state.policy.first_view,
-            )
-            if nxt is not None:
-                self._propose(nxt)
+        if decides(self.state):
+            self._time_the_judge()
+        move = next_move(self.state)
+        if isinstance(move, ListReports):
+            self.update(looking=True)
+            self.do(move)
+        elif isinstance(move, Propose):
+            self.update(in_flight=move.instance.serial)
+            self.do(move)
 
-    def _propose(self, instance: Instance) -> None:
-        self.update(in_flight=instance.serial)
-        self.do(Propose(instance, self.state.version if self.state.instance else 0))
-
-    def _time_the_judge(self, instance: Instance) -> None:
-        epoch = instance.view.epoch
-        reports = [*self.state.reports.values(), report_of(self.state)]
-        if self.state.judging < epoch and any(a.epoch == epoch for r in reports for a in r.accusations):
+    def _time_the_judge(self) -> None:
+        epoch = self.state.epoch
+        accusations = [a for report in known_reports(self.state).values() for a in report.accusations]
+        if self.state.judging < epoch and any(a.epoch == epoch for a in accusations):
             self.update(judging=epoch)
             self.set_timer(Timer.JUDGE, epoch, self.state.policy.judge_after)
 
@@ -241,6 +229,6 @@ class Turn:
         return True
 
 
-def _operation_epoch(phase: str, state: State) -> int:
+def _operation_epoch(phase: str, state: HostState) -> int:
     # All lines of one view change carry the epoch it leads to.
     return state.epoch + 1 if phase == "REVOKED" else state.epoch

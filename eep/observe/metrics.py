@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from eep.membership.effects import Effect, Launch, Notify, Transition
+from eep.membership.effects import Effect, Launch, Notify, PhaseChanged, RankGone
 from eep.membership.records import Phase
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,6 @@ class Tally:
     _lives: frozenset[tuple[int, int]] = frozenset()
     """(rank, incarnation) of those that run, in the last view that did."""
     _launched: frozenset[int] = frozenset()
-    _leaving: frozenset[tuple[int, int]] = frozenset()
     _stopped_at: float | None = None
     """Since when no step can be committed; None while they can."""
     _lost_at: float | None = None
@@ -99,13 +98,10 @@ def after(tally: Tally, effect: Effect, now: float) -> Tally:
                 return tally
             lives = frozenset((rank, view.incarnations[rank]) for rank in view.active)
             return replace(tally, joins=tally.joins + len(lives - tally._lives), _lives=lives)
-        case Transition(phase="LEAVING", rank=rank, incarnation=incarnation):
-            return replace(tally, _leaving=tally._leaving | {(rank, incarnation)})
-        case Transition(phase="EXITED", rank=rank, incarnation=incarnation):
-            asked = (rank, incarnation) in tally._leaving
-            return replace(tally, deaths=tally.deaths + (not asked), _leaving=tally._leaving - {(rank, incarnation)})
-        case Transition(rank=-1):
-            return _after_phase(tally, effect.phase, now)
+        case RankGone(asked_to_leave=asked_to_leave):
+            return replace(tally, deaths=tally.deaths + (not asked_to_leave))
+        case PhaseChanged(phase=entered):
+            return _after_phase(tally, entered, now)
     return tally
 
 

@@ -1,7 +1,7 @@
-"""In the data-parallel controller: the supervisor of the ranks lives here, and no send ever waits for one.
+"""In the data-parallel controller: the supervisor of the ranks lives here, and no send ever waits for a rank.
 
-Schedulers are started from notes (:mod:`sglang_patches.server.launch_records`): the first of them now, the others when an
-operator asks for them, and each again whenever it dies.
+The supervisor starts schedulers from launch records (:mod:`sglang_patches.server.launch_records`): the first of them now,
+the others when an operator asks for them, and each again whenever it dies.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from eep.control.launch.processes import Launcher, SubprocessLauncher, command_o
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.supervisor.background import BackgroundSupervisor
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Effect, Notify, Policy, Transition
+from eep.membership import Effect, Launch, Notify, Policy, RankGone
 from eep.observe.metrics import InstanceMetrics
+from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, garbage_collector, hooks, options, recipe
 from sglang_patches.cuda import spare_preparation as gpu_preload
 from sglang_patches.options import DIRECTORY, Options
@@ -59,17 +61,43 @@ def policy(wanted: Options) -> Policy:
     )
 
 
-class Ranks:
-    """The supervisor of this server's ranks, and who of them is in. ``live`` is replaced whole, never changed.
+class LiveRanks:
+    """Which ranks the controller may send to, from the effects of the supervisor.
 
-    Those with which the server starts are started; an operator may ask for the others.
+    The supervisor's thread writes and the event loop reads: ``live`` is replaced whole, never changed.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        """The incarnation of every rank that is in and not gone."""
+        self.ended: deque[int] = deque()
+        """Ranks with a life that ended, which the event loop has not seen yet."""
+        self._gone: dict[int, int] = {}
+        """The last incarnation of each rank whose end was seen."""
+
+    def follow(self, effect: Effect) -> None:
+        match effect:
+            case Notify(view=view):
+                lives = {rank: view.incarnations[rank] for rank in view.active}
+                self.live = {rank: life for rank, life in lives.items() if life > self._gone.get(rank, NEVER)}
+            case RankGone(rank=rank):
+                self._gone[rank] = effect.incarnation
+                self.live = {each: life for each, life in self.live.items() if each != rank}
+                self.ended.append(rank)
+            case Launch(rank=rank) if rank in self._gone:
+                # What was sent to the rank after its end was for the life that ended, too.
+                self.ended.append(rank)
+
+
+class ServerRanks:
+    """The supervisor of this server's ranks, and which of them are live.
+
+    The server starts with the first of them; an operator may ask for the others.
     """
 
     def __init__(self, directory: Path, wanted: Options) -> None:
         self.directory, self._wanted = directory, wanted
-        self.live: dict[int, int] = {}
-        self.ended: deque[int] = deque()
-        """Ranks whose death the event loop has not seen yet."""
+        self.lives = LiveRanks()
         self._background = BackgroundSupervisor(self._make)
         self._background.start()
         self._backup = expert_backup.start(directory, options.required().backup)
@@ -79,33 +107,25 @@ class Ranks:
         supervisor = Supervisor(
             _launcher(),
             range(wanted.ranks),
-            max_ranks=wanted.max_ranks,
+            policy(wanted),
             standby=range(wanted.ranks, wanted.max_ranks),
-            policy=policy(wanted),
-            store=server_store.open_store(wanted.store),
-            directory=self.directory,
-            remove_directory=True,
-            marks=[f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ],
+            launch=LaunchSettings(
+                marks=tuple(f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ)
+            ),
+            directory=DirectorySettings(self.directory, remove=True),
+            store=StoreSettings(server_store.open_store(wanted.store)),
         )
-        supervisor.watch_effects(self._happened)
+        supervisor.watch_effects(self.lives.follow)
         supervisor.watch_effects(InstanceMetrics())
         return supervisor
-
-    def _happened(self, effect: Effect) -> None:
-        """In the supervisor's thread."""
-        if isinstance(effect, Notify):
-            self.live = {rank: effect.view.incarnations[rank] for rank in effect.view.active}
-        elif isinstance(effect, Transition) and effect.phase in ("DYING", "FENCING", "EXITED"):
-            self.live = {rank: inc for rank, inc in self.live.items() if rank != effect.rank}
-            self.ended.append(effect.rank)
 
     def pid(self, rank: int) -> int | None:
         return self._background.call(lambda supervisor: supervisor.pids.get(rank))
 
     def wait_until_loaded(self, rank: int) -> Any:
-        """The first word of a scheduler; one that nobody has asked for would say what the first rank says.
+        """The first message of a scheduler. A standby rank has none yet; it would say what rank 0 says.
 
-        Raises when it cannot be started: a server that never served should end.
+        Raises when the rank cannot be started: a server that never served should end.
         """
         rank = rank if rank < self._wanted.ranks else 0
         path, deadline = rank_process.info_path(self.directory, rank), time.monotonic() + _LOADED_WITHIN
@@ -113,7 +133,7 @@ class Ranks:
             local = self._background.call(lambda supervisor: supervisor.state.ranks[rank])
             if local.failures >= _FAILS_AT_START or time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"rank {rank} could not be started ({local.failures} times); its output above says why, and so does "
+                    f"rank {rank} failed to start {local.failures} times; its output above says why, and so does "
                     f"'eep events --dir {self.directory}'"
                 )
             time.sleep(_LOOKS_EVERY)
@@ -192,10 +212,10 @@ def _launch(original: Callable[..., Any], controller: Any, *arguments: Any, **na
 
     directory, wanted = Path(os.environ[DIRECTORY]), options.required()
 
-    def start(count: int) -> Ranks:
+    def start(count: int) -> ServerRanks:
         if count != wanted.max_ranks:
-            raise RuntimeError(f"SGLang would start {count} schedulers, and there are {wanted.max_ranks} ranks")
-        ranks = Ranks(directory, wanted)
+            raise RuntimeError(f"SGLang would start {count} schedulers, but there are {wanted.max_ranks} ranks")
+        ranks = ServerRanks(directory, wanted)
         setattr(controller, _ATTRIBUTE, ranks)
         return ranks
 
@@ -230,7 +250,7 @@ def _event_loop(controller: Any) -> None:
     import zmq
     from sglang.srt.managers import data_parallel_controller as module
 
-    ranks: Ranks = getattr(controller, _ATTRIBUTE)
+    ranks: ServerRanks = getattr(controller, _ATTRIBUTE)
     outlive_failed_ranks()
     garbage_collector.leave_out_what_is_here()
     outbox = Outbox(module.sock_send)
@@ -239,7 +259,7 @@ def _event_loop(controller: Any) -> None:
     poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
     while True:
         controller.soft_watchdog.feed()
-        mark_the_dead(controller, ranks, outbox)
+        mark_the_dead(controller, ranks.lives, outbox)
         outbox.flush()
         if not poller.poll(_POLLS_EVERY_MS):
             continue
@@ -250,9 +270,9 @@ def _event_loop(controller: Any) -> None:
                 break
             except Exception as error:
                 # The front end checks what it sends; should something get past it, one request is lost and not the server.
-                logger.error("a message of the front end cannot be read, and is dropped: %s", error)
+                logger.error("the controller dropped a message of the front end that it cannot read: %s", error)
                 continue
-            mark_the_dead(controller, ranks, outbox)
+            mark_the_dead(controller, ranks.lives, outbox)
             if type(request).__name__ == "ShutdownReq":
                 # Passed on, it would have every scheduler end on its own, and the supervisor would start it again.
                 ranks.stop()
@@ -261,11 +281,11 @@ def _event_loop(controller: Any) -> None:
                 controller._request_dispatcher(request)
             except (ValueError, RuntimeError) as error:
                 # Sent to a rank that is gone: the front end hears of that as well, and sends it again.
-                logger.warning("not dispatched: %s", error)
+                logger.warning("a request was not dispatched, the front end sends it again: %s", error)
 
 
-def mark_the_dead(controller: Any, ranks: Ranks, outbox: Outbox) -> None:
-    """All of them, before anything is sent to anybody."""
+def mark_the_dead(controller: Any, ranks: LiveRanks, outbox: Outbox) -> None:
+    """Follow every end and every view, before the next request is dispatched."""
     while ranks.ended:
         rank = ranks.ended.popleft()
         if rank < len(controller.workers) and controller.workers[rank] is not None:

@@ -1,18 +1,18 @@
 """What the process of the data-parallel controller runs, where processes are forked.
 
-It comes from a process that has imported all that a rank needs, and has one thread yet. So before it does anything else it
-forks the fork server of the ranks, and nobody has to import SGLang once more.
+It comes from a process that has imported all that a rank needs, and still has one thread. So it first forks the fork
+server of the ranks, which then need not import SGLang again.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from eep.control.launch.fork_server import Forked, fork_here
+from eep.control.launch.fork_server import ForkServerProcess, fork_here
 from sglang_patches import cpu
 from sglang_patches.rank import rank_process  # noqa: F401  (the ranks need it)
 
-fork_server: Forked | None = None
+fork_server: ForkServerProcess | None = None
 """The one that was forked here; None where processes are not forked."""
 
 

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from eep.control.store.embedded_store import Store, StoreError
+from eep.control.store.embedded_store import RecordStore, StoreError
 from eep.control.store.etcd_store import EtcdStore
 from eep.control.store.key_value import LeaseEndedError, Swap
 
@@ -76,7 +76,7 @@ def check(url: str) -> None:
         raise SystemExit(f"--eep-store {url}: {error}") from None
 
 
-def open_store(url: str) -> Store | None:
+def open_store(url: str) -> RecordStore | None:
     """For a supervisor; None for the one inside it. A name of its own keeps this server's keys apart from all others."""
     if not url:
         return None

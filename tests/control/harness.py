@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from eep.control.launch.fork_launcher import ForkLauncher
-from eep.control.launch.processes import command_of, name_of
+from eep.control.launch.processes import command_of, entry_name
+from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Instance, Phase, Policy
+from eep.membership import InstanceRecord, Phase, Policy
 
 PATIENCE = 120.0
 """How long anything may take before a test gives up; nothing is ever asserted about time."""
@@ -46,13 +47,14 @@ async def supervised(
     """``forked``: from one process that has imported the program, which saves time if it imports torch."""
     numbers = tuple(range(ranks)) if isinstance(ranks, int) else ranks
     capacity = max_ranks or max(numbers) + 1
-    options.setdefault("policy", patient_policy(capacity))
-    options.setdefault("lease_ttl", 60.0)
+    policy = options.pop("policy", None) or patient_policy(capacity)
+    store = StoreSettings(options.pop("store", None), options.pop("lease_ttl", 60.0))
     supervisor = Supervisor(
-        ForkLauncher(name_of(program), preload=[program.__module__]) if forked else command_of(program),
+        ForkLauncher(entry_name(program), preload=[program.__module__]) if forked else command_of(program),
         numbers,
-        max_ranks=capacity,
-        environment={"PYTHONPATH": str(ROOT)},
+        policy,
+        launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),
+        store=store,
         **options,
     )
     await supervisor.start()
@@ -76,7 +78,7 @@ def runs_with(supervisor: Supervisor, active: tuple[int, ...]) -> Callable[[], b
     return condition
 
 
-def record(supervisor: Supervisor) -> Instance:
+def record(supervisor: Supervisor) -> InstanceRecord:
     assert supervisor.instance is not None
     return supervisor.instance
 
@@ -96,11 +98,12 @@ def is_running(pid: int) -> bool:
 
 def wait_until_all_threads_stand_still(pid: int) -> None:
     """After SIGSTOP: it reaches one thread, which then stops the others; until then any of them may still answer."""
-    tasks = Path(f"/proc/{pid}/task")
+    tasks, deadline = Path(f"/proc/{pid}/task"), time.monotonic() + PATIENCE
     while True:
         with suppress(FileNotFoundError, ProcessLookupError):  # one has ended since they were listed
             if all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()):
                 return
+        assert time.monotonic() < deadline, f"the threads of process {pid} do not stop"
         time.sleep(0.01)
 
 

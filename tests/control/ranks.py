@@ -142,7 +142,7 @@ def tells_what_it_was_given(path: str) -> None:
 
 
 def cannot_connect() -> None:
-    raise ConnectionRefusedError("nobody is there")
+    raise ConnectionRefusedError("no peer is there")
 
 
 def leaves_a_mark(directory: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eep import cli
-from eep.membership import Status
+from eep.membership import RankStatus
 from eep.observe.event_log import EventLog, parse_line, read_events
 from tests.control import ranks
 from tests.control.harness import kill, runs_with, supervised, until
@@ -42,7 +42,7 @@ def test_events_status_and_requests(capsys: pytest.CaptureFixture[str]) -> None:
             assert (await eep("rank", "remove", "1", "--operation", "x", *where))[0] == 0
             assert (await eep("rank", "remove", "1", "--operation", "x", *where))[0] == 0
             await until(supervisor, runs_with(supervisor, (0,)))
-            await until(supervisor, lambda: supervisor.state.ranks[1].status is Status.DOWN)
+            await until(supervisor, lambda: supervisor.state.ranks[1].status is RankStatus.DOWN)
             code, _, err = await eep("rank", "kill", "7", *where)
             assert code == 1
             assert "rank 7 is not of this host" in err

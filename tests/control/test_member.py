@@ -9,7 +9,7 @@ import pytest
 
 from eep.control.member import FOREVER, Member
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Action, OperatorAsked, Status
+from eep.membership import Action, OperatorAsked, RankStatus
 from tests.control import ranks
 from tests.control.harness import kill, patient_policy, record, runs_with, supervised, until
 
@@ -41,7 +41,7 @@ def test_a_rank_that_is_taken_out_revokes_for_good_and_ends_by_itself() -> None:
             await until(supervisor, runs_with(supervisor, (0, 1, 2)))
             supervisor.feed(OperatorAsked("out", Action.REMOVE, 1))
             await until(supervisor, runs_with(supervisor, (0, 2)))
-            await until(supervisor, lambda: supervisor.state.ranks[1].status is Status.DOWN)
+            await until(supervisor, lambda: supervisor.state.ranks[1].status is RankStatus.DOWN)
             lines = told(supervisor, 1)
             assert lines[-2] == f"revoke {FOREVER}"
             assert lines[-1] == "ended: rank 1 (incarnation 0) is not in epoch 2"

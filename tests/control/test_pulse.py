@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import pytest
 
-from eep.control.pulse import PULSE_BYTES, PulseWatch, is_supported
+from eep.control.pulse import _OWNER_DIED, PULSE_BYTES, PulseWatch, is_supported
 from eep.control.supervisor import front_desk
 from eep.data_plane.memory.shm import SharedMemory
-from eep.membership import Status
+from eep.membership import RankStatus
 from tests.control import ranks
-from tests.control.harness import PATIENCE, ROOT, supervised, until
+from tests.control.harness import PATIENCE, ROOT, supervised, until, wait_until_all_threads_stand_still
 
 pytestmark = pytest.mark.skipif(
     not is_supported(), reason="robust futexes are used on Linux with glibc, x86-64 and arm64"
@@ -77,15 +77,20 @@ def test_a_watch_that_begins_after_the_death_sees_it() -> None:
 
 
 def test_a_stopped_process_is_not_dead() -> None:
+    """The kernel marks the word of a dead process only, and the watch acts on that mark alone."""
+
     async def body() -> None:
         process, descriptor = start()
         stopped = asyncio.Event()
         watch = PulseWatch(descriptor, stopped.set)
         os.kill(process.pid, signal.SIGSTOP)
-        await asyncio.sleep(0.2)
+        wait_until_all_threads_stand_still(process.pid)
+        assert not watch._word.value & _OWNER_DIED
+        assert watch._thread.is_alive(), "the watch gave up"
         assert not stopped.is_set()
-        watch.close()
         process.kill()
+        await asyncio.wait_for(stopped.wait(), PATIENCE)
+        assert watch._word.value & _OWNER_DIED, "the test looks at the wrong word"
         process.wait(PATIENCE)
 
     asyncio.run(body())
@@ -102,9 +107,11 @@ def test_what_is_no_pulse_is_refused_or_ignored() -> None:
             PulseWatch(unsealed, lambda: None)
         blank = SharedMemory.create("blank", PULSE_BYTES).fd
         stopped = asyncio.Event()
-        PulseWatch(blank, stopped.set)
-        await asyncio.sleep(0.2)
-        assert not stopped.is_set(), "a page that nobody ever locked was taken for a death"
+        watch = PulseWatch(blank, stopped.set)
+        await asyncio.to_thread(watch._thread.join, PATIENCE)
+        assert not watch._thread.is_alive(), "the watch waits for a lock that no process holds"
+        await asyncio.sleep(0)  # what the thread handed to the loop, if anything, has run by now
+        assert not stopped.is_set(), "a page that was never locked was taken for a death"
 
     asyncio.run(body())
 
@@ -128,7 +135,7 @@ def test_a_pulse_that_is_felt_after_the_exit_is_no_news(monkeypatch: pytest.Monk
 
     async def body() -> None:
         async with supervised(ranks.finishes, 1) as supervisor:
-            await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
             the_exit_is_known.set()
             assert await asyncio.to_thread(felt.wait, PATIENCE)
             assert supervisor.rejected == {}

@@ -15,11 +15,12 @@ import pytest
 
 from eep.control.launch.processes import command_of
 from eep.control.supervisor.background import BackgroundSupervisor
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.control.watcher import Watcher
-from eep.control.wire.client import ask
+from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskOperation
-from eep.membership import Phase, Status
+from eep.membership import Phase, RankStatus
 from eep.view import View
 from tests.control import ranks
 from tests.control.harness import PATIENCE, ROOT, children_of, patient_policy
@@ -32,11 +33,10 @@ def in_a_thread(count: int = 2, standby: tuple[int, ...] = (), **options: Any) -
         lambda: Supervisor(
             command_of(ranks.steady),
             range(count),
-            max_ranks=capacity,
+            patient_policy(capacity),
             standby=standby,
-            policy=patient_policy(capacity),
-            lease_ttl=60.0,
-            environment={"PYTHONPATH": str(ROOT)},
+            launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),
+            store=StoreSettings(lease_ttl=60.0),
             **options,
         )
     )
@@ -119,7 +119,7 @@ def test_a_watcher_finds_a_supervisor_that_comes_after_it_and_the_one_after_that
     heard = Heard(directory)
     heard.until(lambda kind, what: kind == "lost")
     for _ in range(2):
-        with in_a_thread(1, directory=directory):
+        with in_a_thread(1, directory=DirectorySettings(directory)):
             heard.until_runs(0)
         heard.until(lambda kind, what: kind == "lost")
     heard.watcher.close()
@@ -130,25 +130,25 @@ def test_ranks_are_added_beyond_those_at_launch_and_taken_out_again() -> None:
     with in_a_thread(2, standby=(2, 3)) as background:
         directory = background.supervisor.directory.path
         background.wait_until(runs((0, 1)), PATIENCE)
-        assert ask(directory, AskOperation("a", "launch", 3)).ok
+        assert ask_supervisor(directory, AskOperation("a", "launch", 3)).ok
         background.wait_until(runs((0, 1, 3)), PATIENCE)
-        assert ask(directory, AskOperation("b", "launch", 2)).ok
+        assert ask_supervisor(directory, AskOperation("b", "launch", 2)).ok
         background.wait_until(runs((0, 1, 2, 3)), PATIENCE)
         os.kill(pid_of(background, 3), signal.SIGKILL)
         background.wait_until(lambda supervisor: supervisor.state.ranks[3].incarnation == 1, PATIENCE)
         background.wait_until(runs((0, 1, 2, 3)), PATIENCE)
-        assert ask(directory, AskOperation("c", "remove", 3)).ok
+        assert ask_supervisor(directory, AskOperation("c", "remove", 3)).ok
         background.wait_until(runs((0, 1, 2)), PATIENCE)
-        background.wait_until(lambda supervisor: supervisor.state.ranks[3].status is Status.DOWN, PATIENCE)
-        assert not ask(directory, AskOperation("d", "launch", 4)).ok
+        background.wait_until(lambda supervisor: supervisor.state.ranks[3].status is RankStatus.DOWN, PATIENCE)
+        assert not ask_supervisor(directory, AskOperation("d", "launch", 4)).ok
 
 
 def test_a_background_supervisor_that_cannot_start_says_why(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     background = BackgroundSupervisor(
-        lambda: Supervisor(command_of(ranks.steady), [0], max_ranks=1, directory=tmp_path)
+        lambda: Supervisor(command_of(ranks.steady), [0], patient_policy(1), directory=DirectorySettings(tmp_path))
     )
-    with pytest.raises(PermissionError, match="nobody else can enter"):
+    with pytest.raises(PermissionError, match="only you can enter"):
         background.start()
     background.stop()
     with pytest.raises(RuntimeError, match="start"):

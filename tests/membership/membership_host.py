@@ -6,7 +6,8 @@ from eep.membership import (
     EVERY_HOST,
     Effect,
     Event,
-    Instance,
+    HostState,
+    InstanceRecord,
     LeaseHeld,
     Phase,
     Policy,
@@ -15,7 +16,6 @@ from eep.membership import (
     Ready,
     ReportsListed,
     Settled,
-    State,
     initial_state,
     step,
 )
@@ -25,7 +25,7 @@ class Host:
     """One host with a store of its own that answers at once."""
 
     def __init__(self, ranks: tuple[int, ...] = (0, 1, 2, 3), **policy: float) -> None:
-        self.state: State = initial_state("a#1", ranks, Policy(max_ranks=4, **policy))  # type: ignore[arg-type]
+        self.state: HostState = initial_state("a#1", ranks, Policy(max_ranks=4, **policy))  # type: ignore[arg-type]
         self.seen: list[Effect] = []
         self.version = 0
         self.feed(LeaseHeld(), ReportsListed({}, EVERY_HOST, 1))
@@ -44,7 +44,7 @@ class Host:
         return self.seen[first:]
 
     @property
-    def instance(self) -> Instance:
+    def instance(self) -> InstanceRecord:
         assert self.state.instance is not None
         return self.state.instance
 

@@ -20,11 +20,11 @@ from eep.membership import (
     Phase,
     Propose,
     PulseStopped,
+    RankStatus,
     Ready,
     ReportsListed,
     Revoke,
     Settled,
-    Status,
     StopAsked,
     Suspected,
     Timer,
@@ -56,7 +56,7 @@ def accuse(*pairs: tuple[int, int]) -> list[Accusation]:
         ([(0, 0), (9, 1), (1, 9)], ()),
         ([(0, 3), (0, 3), (0, 3)], (3,)),
     ],
-    ids=["nobody", "one hung", "two hung", "mutual", "halves", "waited for it", "nonsense", "repeated"],
+    ids=["none", "one hung", "two hung", "mutual", "halves", "waited for it", "nonsense", "repeated"],
 )
 def test_judge(pairs: list[tuple[int, int]], condemned: tuple[int, ...]) -> None:
     assert judge(range(4), accuse(*pairs)) == condemned
@@ -103,8 +103,8 @@ def test_joins_wait_for_a_repair_but_faults_do_not() -> None:
     assert host.instance.view == View(5, (0, 3), (1, 0, 0, 0))
 
 
-def test_after_the_loss_of_all_whoever_is_to_come_back_forms_the_instance() -> None:
-    """Also when fewer are left than it first waited for: one was taken out, and nobody else would come."""
+def test_after_the_loss_of_all_the_ranks_that_come_back_form_the_instance() -> None:
+    """Also when fewer are left than it first waited for: one was taken out, and no other would come."""
     host = Host(first_view=4).run()
     host.feed(OperatorAsked("x", Action.REMOVE, 3), Exited(3, 0, "it left"))
     host.settle()
@@ -121,7 +121,7 @@ def test_a_rank_without_which_too_few_would_stay_is_not_for_an_operator_to_take_
     assert why_it_must_stay(host.state, 2) is None
     host.feed(OperatorAsked("x", Action.REMOVE, 2))
     assert host.instance.view.active == (0, 1, 3)
-    assert "2 would stay, and it takes 3" in (why_it_must_stay(host.state, 0) or "")
+    assert "2 would stay, and 3 are needed" in (why_it_must_stay(host.state, 0) or "")
     assert why_it_must_stay(host.state, 2) is None, "it is out already; asking again is no harm"
 
 
@@ -135,7 +135,7 @@ def test_those_that_are_leaving_do_not_stay() -> None:
 def test_suspicion_is_not_removal() -> None:
     host = Host().run()
     effects = host.feed(*[Suspected(rank, 0, 1, (3,), "1 s") for rank in (0, 1, 2)])
-    assert of_type(effects, Revoke), "everybody leaves the step at once"
+    assert of_type(effects, Revoke), "every rank leaves the step at once"
     assert not of_type(effects, Fence)
     assert host.instance.view.epoch == 1
     effects = host.feed(Deadline(Timer.JUDGE, 1))
@@ -150,7 +150,7 @@ def test_suspicion_is_not_removal() -> None:
 def test_a_rank_that_does_not_die_is_out_and_is_not_replaced() -> None:
     host = Host().run()
     host.feed(OperatorAsked("x", Action.KILL, 2), Deadline(Timer.FENCE, 0, 2))
-    assert host.state.ranks[2].status is Status.STUCK
+    assert host.state.ranks[2].status is RankStatus.STUCK
     assert host.instance.view.active == (0, 1, 3)
     host.settle()
     assert host.instance.granted[2] == 0
@@ -185,9 +185,9 @@ def test_a_crash_loop_backs_off_and_ends() -> None:
                 delays.append(effect.delay)  # type: ignore[union-attr]
                 host.feed(deadline)
     assert delays == [0.5, 1.0]
-    assert host.state.ranks[1].status is Status.DOWN
+    assert host.state.ranks[1].status is RankStatus.DOWN
     host.feed(OperatorAsked("again", Action.LAUNCH, 1))
-    assert host.state.ranks[1].status is Status.STARTING
+    assert host.state.ranks[1].status is RankStatus.STARTING
 
 
 def test_leaving_is_planned_and_not_followed_by_a_relaunch() -> None:
@@ -197,13 +197,13 @@ def test_leaving_is_planned_and_not_followed_by_a_relaunch() -> None:
     assert not of_type(host.seen, Fence)
     assert of_type(host.feed(Deadline(Timer.LEAVE, 0, 2)), Fence), "it had its grace"
     host.feed(Exited(2, 0, "SIGKILL"))
-    assert host.state.ranks[2].status is Status.DOWN
+    assert host.state.ranks[2].status is RankStatus.DOWN
 
 
 def test_a_rank_that_never_settles_or_never_gets_ready_is_fenced() -> None:
     host = Host(ranks=(0, 1))
     host.feed(Deadline(Timer.START, 0, 1))
-    assert host.state.ranks[1].status is Status.FENCING
+    assert host.state.ranks[1].status is RankStatus.FENCING
     host.feed(Exited(1, 0, "SIGKILL"))
     host.feed(Ready(0, 0), Ready(1, 1), Settled(0, 0, 1))
     assert of_type(host.feed(Deadline(Timer.SETTLE, 1)), Fence) == [
@@ -215,7 +215,7 @@ def test_stopping_ends_every_rank_and_launches_none() -> None:
     host = Host().run()
     assert len(of_type(host.feed(StopAsked()), Fence)) == 4
     assert not of_type(host.feed(*[Exited(rank, 0, "SIGKILL") for rank in range(4)]), Launch)
-    assert all(local.status is Status.DOWN for local in host.state.ranks.values())
+    assert all(local.status is RankStatus.DOWN for local in host.state.ranks.values())
 
 
 def test_without_a_lease_ranks_are_held_and_nothing_is_proposed() -> None:

@@ -13,7 +13,7 @@ from eep.membership import (
     Event,
     Exited,
     Fence,
-    Instance,
+    InstanceRecord,
     InstanceSeen,
     Launch,
     Leave,
@@ -32,6 +32,7 @@ from eep.membership import (
     Settled,
     Suspected,
     Timer,
+    Unchanged,
     decide,
     initial_state,
     step,
@@ -53,7 +54,7 @@ from tests.membership.membership_host import Host, of_type
         (Suspected(0, 0, 1, (0,), "itself"), "unknown-rank"),
         (Leave(0, 5), "stale-incarnation"),
         (OperatorAsked("x", Action.KILL, 77), "unknown-rank"),
-        (InstanceSeen(Instance.founded("b#1", 9), 99), "wrong-capacity"),
+        (InstanceSeen(InstanceRecord.founded("b#1", 9), 99), "wrong-capacity"),
     ],
     ids=lambda value: repr(value)[:40],
 )
@@ -105,8 +106,8 @@ def test_events_seen_again_change_nothing() -> None:
         assert not effects, event
 
 
-@pytest.mark.parametrize("held", [None, Instance.founded("z#9", 4)])
-def test_a_store_that_forgets_is_told_apart_and_not_written_to(held: Instance | None) -> None:
+@pytest.mark.parametrize("held", [None, InstanceRecord.founded("z#9", 4)])
+def test_a_store_that_forgets_is_told_apart_and_not_written_to(held: InstanceRecord | None) -> None:
     host = Host().run()
     state, effects = step(host.state, Exited(0, 0, "SIGKILL"))
     (proposal,) = [effect for effect in effects if isinstance(effect, Propose)]
@@ -146,9 +147,9 @@ def test_a_removed_incarnation_never_returns() -> None:
     ghost = Report("b#1", {3: RankReport(Life.READY, 0)})
     reports = {"a": Report("a#1", {r: RankReport(Life.READY, 0) for r in (0, 1, 2)}, settled=2), "b": ghost}
     after = decide(host.instance, reports)
-    assert after is not None
+    assert isinstance(after, InstanceRecord)
     assert after.phase is Phase.RUN
-    assert decide(after, reports) is None, "the ghost was let in"
+    assert isinstance(decide(after, reports), Unchanged), "the ghost was let in"
 
 
 @pytest.mark.parametrize(

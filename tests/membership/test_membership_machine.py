@@ -14,7 +14,8 @@ from eep.membership import (
     Event,
     Exited,
     Fence,
-    Instance,
+    HostState,
+    InstanceRecord,
     InstanceSeen,
     Launch,
     LeaseHeld,
@@ -29,7 +30,6 @@ from eep.membership import (
     ReportsListed,
     SetTimer,
     Settled,
-    State,
     Suspected,
     Timer,
     initial_state,
@@ -51,11 +51,11 @@ class Membership(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.record: Instance | None = None
+        self.record: InstanceRecord | None = None
         self.revision = 0
         self.reports: dict[str, Report] = {}
         self.lives = 0
-        self.states: dict[str, State] = {}
+        self.states: dict[str, HostState] = {}
         self.alive: set[tuple[str, int, int]] = set()
         self.launched: set[tuple[int, int]] = set()
         self.views: dict[int, View] = {}
@@ -102,7 +102,7 @@ class Membership(RuleBasedStateMachine):
         self.reports[host] = report
 
     def swap(self, proposal: Propose) -> Proposed:
-        """Compare, and commit if nobody came first; the serial stands in for the store's version."""
+        """Compare, and commit if no other host came first; the serial stands in for the store's version."""
         held = self.record.serial if self.record else 0
         done = held == proposal.expected
         if done:
@@ -110,7 +110,7 @@ class Membership(RuleBasedStateMachine):
         assert self.record is not None
         return Proposed(proposal.instance.serial, done, self.record, self.record.serial)
 
-    def commit(self, record: Instance) -> None:
+    def commit(self, record: InstanceRecord) -> None:
         self.revision += 1
         view, last = record.view, self.record
         assert self.views.setdefault(view.epoch, view) == view

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.membership import Effect, Launch, Notify, Phase, Transition
+from eep.membership import Effect, Launch, Notify, Phase, PhaseChanged, RankGone
 from eep.observe.metrics import DIRECTORY, FIGURES, METRICS, InstanceMetrics, RankMetrics, Sheet, Tally, after
 from eep.view import NEVER, View
 
@@ -22,12 +22,8 @@ def view(epoch: int, *lives: int | None) -> View:
     return View(epoch, active, tuple(NEVER if life is None else life for life in lives))
 
 
-def whole(phase: str, epoch: int = 0) -> Transition:
-    return Transition(phase, epoch, "")
-
-
-def of_rank(phase: str, rank: int, incarnation: int = 0) -> Transition:
-    return Transition(phase, 0, "", rank, incarnation)
+def whole(phase: str, epoch: int = 0) -> PhaseChanged:
+    return PhaseChanged(phase, epoch)
 
 
 def tally(effects: Iterable[Timed]) -> Tally:
@@ -46,9 +42,8 @@ STARTED: list[Timed] = [
     (9.5, whole("RUN")),
 ]
 LOST: list[Timed] = [
-    (20.0, of_rank("DYING", 1)),
+    (20.0, RankGone(1, 0, "it is dying")),
     (20.0, whole("REVOKED")),
-    (20.5, of_rank("EXITED", 1)),
     (21.0, Notify(view(2, 0, None), Phase.AGREED)),
     (21.0, whole("AGREED")),
     (21.5, whole("REPAIRED")),
@@ -113,9 +108,9 @@ def test_when_nobody_is_left_the_pause_lasts_until_somebody_runs() -> None:
 
 
 def test_who_was_asked_to_leave_has_not_died() -> None:
-    left: list[Timed] = [(20.0, of_rank("LEAVING", 1)), (21.0, of_rank("EXITED", 1))]
+    left: list[Timed] = [(21.0, RankGone(1, 0, "it exited", asked_to_leave=True))]
     assert tally([*STARTED, *left]).deaths == 0
-    assert tally([*STARTED, *left, (30.0, of_rank("EXITED", 1, 1))]).deaths == 1, "the next life was not asked"
+    assert tally([*STARTED, *left, (30.0, RankGone(1, 1, "it exited"))]).deaths == 1, "the next life was not asked"
 
 
 def test_every_figure_has_a_name() -> None:

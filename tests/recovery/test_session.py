@@ -16,8 +16,9 @@ import pytest
 
 from eep import cli
 from eep.control.launch.fork_launcher import ForkLauncher
-from eep.control.launch.processes import name_of
+from eep.control.launch.processes import entry_name
 from eep.control.supervisor.background import BackgroundSupervisor
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.drill.faults import Target
 from eep.faults import orders
@@ -127,14 +128,12 @@ class Drilled:
 
         def make() -> Supervisor:
             return Supervisor(
-                ForkLauncher(name_of(covered_rank.main), preload=["tests.recovery.covered_rank"]),
+                ForkLauncher(entry_name(covered_rank.main), preload=["tests.recovery.covered_rank"]),
                 ALL,
-                max_ranks=len(ALL),
-                policy=patient_policy(len(ALL), **patience),
-                directory=place / "d",
-                remove_directory=True,
-                environment=environment,
-                lease_ttl=60.0,
+                patient_policy(len(ALL), **patience),
+                launch=LaunchSettings(environment),
+                directory=DirectorySettings(place / "d", remove=True),
+                store=StoreSettings(lease_ttl=60.0),
             )
 
         (place / "d").mkdir(mode=0o700)

@@ -123,7 +123,7 @@ def test_ranks_leave_under_load(grown: Grown) -> None:
 
 def test_those_that_are_needed_stay(grown: Grown, capsys: pytest.CaptureFixture[str]) -> None:
     assert grown.ask("remove", 3) == 1
-    assert "1 would stay, and it takes 2" in capsys.readouterr().err
+    assert "1 would stay, and 2 are needed" in capsys.readouterr().err
 
 
 def test_it_is_as_it_was_again(grown: Grown) -> None:

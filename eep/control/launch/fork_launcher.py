@@ -1,8 +1,8 @@
 """Starts ranks by forking a process that has imported everything they need (:mod:`eep.control.launch.fork_server`).
 
 Importing a serving engine takes tens of seconds; forking takes milliseconds. The fork server is started with the
-first rank and again, at once, whenever it ends; ranks that it forked before live on. Whoever has imported everything
-in time can bring the first one along (:func:`eep.control.launch.fork_server.fork_here`).
+first rank and again, at once, whenever it ends; ranks that it forked before live on. A caller that has imported
+everything already can fork the first one itself (:func:`eep.control.launch.fork_server.fork_here`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Process(Protocol):
 
 
 @dataclass(frozen=True)
-class _Forked:
-    server: _Server
+class _ForkedRank:
+    server: _ForkServerLink
     pid: int
     pidfd: int
 
@@ -57,8 +57,8 @@ class _Forked:
 
 
 class ForkLauncher:
-    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which are what JSON can say. ``first`` is
-    the first fork server; those after it import ``preload``."""
+    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which must be JSON. ``first`` is the
+    first fork server; those after it import ``preload``."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class ForkLauncher:
         arguments: Mapping[str, Any] | None = None,
         *,
         preload: Sequence[str] = (),
-        first: fork_server.Forked | None = None,
+        first: fork_server.ForkServerProcess | None = None,
     ) -> None:
         json.dumps(dict(arguments or {}))  # refuse here what could not be sent later
         self._first = first
         self._entry, self._arguments, self._preload = entry, dict(arguments or {}), list(preload)
         self._environment: dict[str, str] = {}
-        self._server: _Server | None = None
+        self._server: _ForkServerLink | None = None
         self._starting = asyncio.Lock()
         self._restarts: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -95,7 +95,7 @@ class ForkLauncher:
                 continue
             if "error" in answer:
                 raise OSError(answer["error"])
-            return _Forked(server, int(answer["pid"]), descriptors[0])
+            return _ForkedRank(server, int(answer["pid"]), descriptors[0])
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
@@ -109,16 +109,16 @@ class ForkLauncher:
         if self._server is not None:
             self._server.end()
 
-    async def _running(self) -> _Server:
+    async def _running(self) -> _ForkServerLink:
         """The fork server, when it is ready."""
         async with self._starting:
             if self._closed:
                 raise ForkServerGone("this launcher is closed")
             if self._server is None or not self._server.open:
                 if self._first is not None:
-                    server, self._first = _Server(self._first, self._first.socket, self._ended), None
+                    server, self._first = _ForkServerLink(self._first, self._first.socket, self._ended), None
                 else:
-                    server = _Server(*_start(self._preload, self._environment), self._ended)
+                    server = _ForkServerLink(*_start(self._preload, self._environment), self._ended)
                 self._server = server
                 answer, _ = await server.answer(READY_WITHIN)
                 for failure in answer["ready"]:
@@ -126,7 +126,7 @@ class ForkLauncher:
             return self._server
 
     def _ended(self) -> None:
-        """Have another one ready before it is needed. If that does not work, the next start tries, and says why."""
+        """Start the next fork server before it is needed. If that fails, the next start tries again and says why."""
 
         async def restart() -> None:
             with suppress(ForkServerGone):
@@ -152,7 +152,7 @@ def _start(preload: Sequence[str], environment: Mapping[str, str]) -> tuple[_Pro
     return process, ours
 
 
-class _Server:
+class _ForkServerLink:
     """One fork server process. Answers come in the order of the questions."""
 
     def __init__(self, process: _Process, ours: socket.socket, ended: Any) -> None:
@@ -169,7 +169,7 @@ class _Server:
 
     def set_since(self) -> dict[str, str]:
         """The variables of this process that a server which was forked from it does not know of."""
-        if not isinstance(self._process, fork_server.Forked):
+        if not isinstance(self._process, fork_server.ForkServerProcess):
             return {}
         known = self._process.environment
         return {name: value for name, value in os.environ.items() if known.get(name) != value}
@@ -241,7 +241,7 @@ class _Server:
             self._unwanted(answer, descriptors[0])
 
     def _unwanted(self, answer: dict[str, Any], pidfd: int) -> None:
-        """Whoever wanted this child has gone."""
+        """The caller that wanted this child has gone: end the child."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)

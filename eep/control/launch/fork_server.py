@@ -1,17 +1,17 @@
 """A process that has imported everything a rank needs, and forks ranks from itself when it is asked to.
 
 ``python -m eep.control.launch.fork_server DESCRIPTOR MODULE...`` speaks over one end of a socket pair that it was born
-with: nobody else can reach it. Messages are JSON, one to a packet:
+with: no other process can reach it. Messages are JSON, one to a packet:
 
     (first)                                                  -> {"ready": [modules that could not be imported, why]}
     {"fork": "module:function", "arguments": {...}, "environment": {...}}
                                                              -> {"pid": n}, with the pidfd, or {"error": "..."}
     {"reap": pid}                                            -> {"code": n}, or {"code": null} if it was not ours
 
-A child is named what to run; nothing is unpickled. It gets a session of its own and leaves this file for good. A
-child that has ended is kept until its exit code is asked for, so that its number is not reused before its
-supervisor knows. This process has one thread, holds no device and no lock; it ends when its socket does, and its
-children live on. :func:`fork_here` makes one of a process that has imported everything already.
+A child is told the name of what to run; nothing is unpickled. It gets a session of its own and leaves this file for
+good. A child that has ended is reaped only when its exit code is asked for, so that its number is not reused before
+its supervisor knows. This process has one thread and holds no device and no lock. It ends when its socket closes, and
+its children live on. :func:`fork_here` forks one from a process that has imported everything already.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_MESSAGE = 1 << 17
 
 
 @dataclass
-class Forked:
+class ForkServerProcess:
     """A fork server that is a child of this process. ``environment`` is the one it was born with."""
 
     pid: int
@@ -51,10 +51,10 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-def fork_here(close: Iterable[Closable] = ()) -> Forked:
-    """Have a copy of this process, which must have one thread, serve as a fork server, without what is in ``close``.
+def fork_here(close: Iterable[Closable] = ()) -> ForkServerProcess:
+    """Fork this process, which must have one thread, into a fork server. The fork closes what is in ``close``.
 
-    It returns in this process only. In the fork server and in its children it ends with SystemExit, or with whatever a
+    This function returns in this process only. In the fork server and in its children it raises SystemExit, or what a
     child raises: the caller must let that pass.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -64,7 +64,7 @@ def fork_here(close: Iterable[Closable] = ()) -> Forked:
     pid = os.fork()
     if pid != 0:
         theirs.close()
-        return Forked(pid, ours, environment)
+        return ForkServerProcess(pid, ours, environment)
     ours.close()
     for each in close:
         each.close()
@@ -73,7 +73,7 @@ def fork_here(close: Iterable[Closable] = ()) -> Forked:
     raise SystemExit(0)
 
 
-def serve(sock: socket.socket, modules: list[str]) -> Callable[[], object] | None:
+def serve_forks(sock: socket.socket, modules: list[str]) -> Callable[[], object] | None:
     """Returns None when the socket ends, and in a child, at once, with what it is to run."""
     failed = []
     for module in modules:
@@ -137,7 +137,7 @@ def main(descriptor: int, modules: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     try:
-        run = serve(socket.socket(fileno=descriptor), modules)
+        run = serve_forks(socket.socket(fileno=descriptor), modules)
     except ConnectionError:
         return  # the supervisor has ended
     if run is not None:

@@ -27,7 +27,7 @@ RANK, INCARNATION = "EEP_RANK", "EEP_INCARNATION"
 
 
 class Child(Protocol):
-    """A process that was started, the leader of its own session. ``pidfd`` belongs to whoever has the child."""
+    """A process that was started, the leader of its own session. ``pidfd`` belongs to the holder of the child."""
 
     @property
     def pid(self) -> int: ...
@@ -36,7 +36,7 @@ class Child(Protocol):
     def pidfd(self) -> int: ...
 
     async def exit_code(self) -> int | None:
-        """Once it has ended: its exit code, minus the signal that ended it, or None if nobody can tell. Asked once."""
+        """Once it has ended: its exit code, minus the signal that ended it, or None if it is unknown. Asked once."""
 
 
 class Launcher(Protocol):
@@ -49,10 +49,10 @@ class Launcher(Protocol):
 
 def command_of(function: FunctionType) -> list[str]:
     """The command that runs a Python function in a fresh interpreter. It is named, not shipped: nothing is pickled."""
-    return [sys.executable, "-m", "eep.control.launch.entry_point", name_of(function)]
+    return [sys.executable, "-m", "eep.control.launch.entry_point", entry_name(function)]
 
 
-def name_of(function: FunctionType) -> str:
+def entry_name(function: FunctionType) -> str:
     """``module:function``, by which another process can find it."""
     name = f"{function.__module__}:{function.__qualname__}"
     if function.__module__ == "__main__" or "<" in function.__qualname__:
@@ -61,7 +61,7 @@ def name_of(function: FunctionType) -> str:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedProcess:
     """A child of this very process."""
 
     process: subprocess.Popen[bytes]
@@ -86,13 +86,13 @@ class SubprocessLauncher:
     async def start(self, rank: int, incarnation: int, environment: Mapping[str, str]) -> Child:
         variables = {**os.environ, **environment}
         process = subprocess.Popen(self._command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
-        return Started(process, os.pidfd_open(process.pid))
+        return StartedProcess(process, os.pidfd_open(process.pid))
 
     async def close(self) -> None:
         pass
 
 
-class _Life:
+class _RankProcess:
     """One process of a rank, from the wish to have it until it has ended."""
 
     def __init__(self, incarnation: int) -> None:
@@ -113,7 +113,7 @@ class Processes:
         self._launcher = launcher
         self._environment = dict(environment)
         self._exited = exited
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[int, _RankProcess] = {}
 
     @property
     def pids(self) -> dict[int, int]:
@@ -127,7 +127,7 @@ class Processes:
 
     def launch(self, rank: int, incarnation: int) -> None:
         """Start a rank; how that goes is told by its exit or by what it says."""
-        life = self._lives[rank] = _Life(incarnation)
+        life = self._lives[rank] = _RankProcess(incarnation)
         life.task = asyncio.get_running_loop().create_task(self._live(rank, life))
 
     def fence(self, rank: int, incarnation: int) -> None:
@@ -137,18 +137,18 @@ class Processes:
             return
         life.fenced = True
         if life.ended:
-            return  # its number may be somebody else's by now
+            return  # another process may have its number by now
         if life.child is not None:
             kill_all_of(life.child)
         elif life.task is not None and life.has_begun:
             life.task.cancel()
-        else:  # a task that is cancelled now would never run, and nobody would hear of its end
+        else:  # a task that is cancelled now would never run, and its end would not be told
             life.is_unwanted = True
 
     async def close(self) -> None:
         await self._launcher.close()
 
-    async def _live(self, rank: int, life: _Life) -> None:
+    async def _live(self, rank: int, life: _RankProcess) -> None:
         life.has_begun = True
         if life.is_unwanted:
             self._over(rank, life, "ended before it was started", False)
@@ -171,7 +171,7 @@ class Processes:
         code = await life.child.exit_code()
         self._over(rank, life, describe_exit(code), code == 0)
 
-    def _over(self, rank: int, life: _Life, evidence: str, clean: bool) -> None:
+    def _over(self, rank: int, life: _RankProcess, evidence: str, clean: bool) -> None:
         del self._lives[rank]
         self._exited(rank, life.incarnation, evidence, clean)
 
@@ -179,8 +179,8 @@ class Processes:
 def kill_all_of(child: Child) -> None:
     """SIGKILL to a process and to its session's process group.
 
-    Both, because a process that was forked a moment ago may not be in its own group yet. The number of a group is
-    nobody else's while it has a member, nor while its leader has not been waited for.
+    Both, because a process that was forked a moment ago may not be in its own group yet. No other
+    group gets the number while this one has a member, or while its leader has not been waited for.
     """
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)

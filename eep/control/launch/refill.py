@@ -1,9 +1,9 @@
 """When another spare process is prepared. Pure: the time is what it is told.
 
-Preparing one takes a core for as long as importing an engine does, and a rank that is being started needs that core
-more. So nothing is prepared until every rank that was started runs again, or has had its time, and spares are prepared
-one after the other. With cores to spare neither is needed, since whoever is lost next should find one: only the first
-ranks are waited for. What keeps dying is tried less and less often.
+Preparing a spare takes a core for as long as importing an engine does, and a rank that starts needs that core more. So
+no spare is prepared until every started rank runs, or has had its time, and spares are prepared one after the other.
+With free cores only the first ranks are waited for: the next rank that is lost should find a spare. After a spare died
+the next one is tried later and later.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ ready it takes the one that is furthest, and if there is none at all a process t
 starting a command would be. When another is prepared is for :class:`eep.control.launch.refill.Refill` to say.
 
 A spare carries the supervisor's directory in its environment, as ranks do, so the keeper ends it too; it ends by itself
-when the supervisor's thread does. One that dies is replaced, and nobody else notices. One that was taken has its order,
+when the supervisor's thread does. One that dies is replaced, which disturbs no rank. One that was taken has its order,
 also if it became ready in that very moment; if it ends without following it, it is a rank that failed.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from eep.control.launch.processes import INCARNATION, RANK, Child, Started, describe_exit, kill_all_of, readable
+from eep.control.launch.processes import INCARNATION, RANK, Child, StartedProcess, describe_exit, kill_all_of, readable
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_process import MAX_ORDER, SPARE_FOR
 from eep.membership import Effect, Notify, Phase
@@ -32,22 +32,21 @@ READY_WITHIN = 600.0
 ENDS_WITHIN = 10.0
 
 
-class Tell(Protocol):
+class NoteWriter(Protocol):
     """Writes a line to the event log."""
 
     def __call__(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None: ...
 
 
 class SpareLauncher:
-    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which are what JSON can say.
+    """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which must be JSON.
 
-    ``preload`` are the modules that a spare imports, ``warm`` a ``module:function`` without arguments that it calls then,
-    such as one that opens a GPU. With several GPUs a context on the wrong one is of no use, so the variable
-    ``EEP_SPARE_FOR`` names a rank to ``warm``: the one that was started again last, since what died once may do so
-    again, or the first that was started if none was. A spare may still become any rank; what is lost then is the time
-    to open another device.
+    A spare imports the modules of ``preload``, then calls ``warm``, a ``module:function`` without arguments, such as one
+    that opens a GPU. A context on the wrong GPU is of no use, so the variable ``EEP_SPARE_FOR`` names a rank to ``warm``:
+    the one that was relaunched last, since it may die again, or else the first that was started. A spare may still
+    become any rank; that only costs the time to open another device.
 
-    ``refill`` says how many there are to be and when they are prepared. With none of them every start is a cold one.
+    ``refill`` says how many spares there should be and when to prepare them. Without spares every start is cold.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class SpareLauncher:
         self._pool: list[_Spare] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._tell: Tell | None = None
+        self._tell: NoteWriter | None = None
 
     # What a supervisor uses.
 
@@ -92,7 +91,7 @@ class SpareLauncher:
                 await spare.gone()
                 raise
             if self._refill.wanted:
-                self._say("COLD", "no spare was there to take", rank, incarnation)
+                self._say("COLD", "no spare was ready, so a new process becomes the rank", rank, incarnation)
         self._look()
         return child
 
@@ -106,7 +105,7 @@ class SpareLauncher:
         for spare in pool:
             await spare.gone()
 
-    def follow(self, watch: Callable[[Callable[[Effect], None]], None], tell: Tell) -> None:
+    def follow(self, watch: Callable[[Callable[[Effect], None]], None], tell: NoteWriter) -> None:
         """Hear from a supervisor when ranks run, and tell it what is going on here."""
         self._tell = tell
         watch(self._happened)
@@ -126,7 +125,9 @@ class SpareLauncher:
         order = {"run": self._entry, "arguments": self._arguments, "environment": dict(environment)}
         data = json.dumps(order).encode()
         if len(data) > MAX_ORDER:
-            raise OSError(f"what the rank is to be told takes {len(data)} bytes, and {MAX_ORDER} is the most")
+            raise OSError(
+                f"the order of the rank takes {len(data)} bytes, and {MAX_ORDER} is the most; shorten its arguments"
+            )
         return data
 
     def _take(self, order: bytes, rank: int, incarnation: int) -> Child | None:
@@ -189,7 +190,7 @@ class SpareLauncher:
 
     def _failed(self, evidence: str, lived: float) -> None:
         self._refill.died(self._now(), lived)
-        self._say("SPARE", "a process that nobody had taken yet has ended", evidence=evidence)
+        self._say("SPARE", "a spare ended before a rank took it", evidence=evidence)
         self._look()
 
     def _say(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None:
@@ -201,7 +202,7 @@ class SpareLauncher:
 
 
 class _Spare:
-    """One process, from its start until it is taken or has ended; then it is nobody's here."""
+    """One process, from its start until a rank takes it or it ends."""
 
     def __init__(
         self,
@@ -224,7 +225,7 @@ class _Spare:
         except OSError:
             ours.close()
             raise
-        self.child = Started(process, os.pidfd_open(process.pid))
+        self.child = StartedProcess(process, os.pidfd_open(process.pid))
         self.is_ready = False
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()
@@ -234,11 +235,10 @@ class _Spare:
         self._loop.add_reader(self.child.pidfd, self._has_ended)
 
     def take(self, order: bytes) -> Child:
-        """Send it its order. From now on it is watched by whoever took it. OSError if it does not listen."""
+        """Send it its order. From now on the caller watches it. OSError if it does not listen."""
         self._socket.send(order)
-        # A socket that is closed with something unread, here that the spare is ready, resets the other end, which then
-        # reads an error instead of its order. So let nothing more come in, and read what has: that ends, at the latest
-        # with what fits into the socket.
+        # A socket that closes with something unread (here: that the spare is ready) resets the other end, which then
+        # reads an error instead of its order. So stop receiving, and read what has arrived; the socket's buffer bounds it.
         with suppress(OSError):  # it has ended since: that is told by its exit
             self._socket.shutdown(socket.SHUT_RD)
             while self._socket.recv(MAX_ORDER):

@@ -1,17 +1,17 @@
 """A process that has imported what a rank needs, and waits to be told which rank it is.
 
 ``python -m eep.control.launch.spare_process DESCRIPTOR WARM MODULE...`` speaks over one end of a socket pair that it was born
-with: nobody else can reach it. It imports the modules, calls the function ``WARM`` ("module:function"; empty for none),
+with: no other process can reach it. It imports the modules, calls the function ``WARM`` ("module:function"; empty for none),
 and says that it is ready. Then it waits for one message, a JSON object in one packet:
 
     {"run": "module:function", "arguments": {...}, "environment": {...}}
 
-and becomes that rank: the same process, in the session that it has led from the beginning. An order that comes before
-it is ready is followed at once, at the next module; a process that finds its order when it starts prepares nothing, and
-is the same as one that was started for the rank. Until it has its order it ends when whoever started it does.
+and becomes that rank: the same process, in the session that it has led from the beginning. It follows an early order
+before it imports the next module. A process that finds its order when it starts prepares nothing, like one that was
+started for the rank. Until it has its order it ends with the process that started it.
 
-Exit status 0 is that of a rank that is done. A process that ends before it has its order never ends with that, since it
-may have been taken for a rank by then.
+Exit status 0 means a rank that is done. A process that ends before it has its order never ends with 0, since it may have
+been taken for a rank by then.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 def wait_for_order(sock: socket.socket, warm: str, modules: list[str]) -> dict[str, Any] | None:
-    """Prepare, and wait. None if there is nobody to wait for any more."""
+    """Prepare, and wait for the order. None if the launcher has gone."""
     for module in modules:
         if not _has_news(sock):
             importlib.import_module(module)
     if warm and not _has_news(sock):
         find(warm)()
-    with suppress(ConnectionError):  # nobody listens who has sent the order already
+    with suppress(ConnectionError):  # a launcher that has sent the order no longer listens
         sock.send(READY)
     try:
         data = sock.recv(MAX_ORDER)
-    except ConnectionError:  # closed by somebody who had not read that we are ready, and sent no order
+    except ConnectionError:  # the launcher closed before it read that we are ready, and sent no order
         return None
     return json.loads(data) if data else None
 

@@ -14,35 +14,35 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from eep.control.store.key_value import ABSENT, Change, Entry, KeyValue, LeaseEndedError, Swap
+from eep.control.store.key_value import ABSENT, Change, KeyValue, LeaseEndedError, StoredValue, Swap
 
 __all__ = [
     "ABSENT",
     "Change",
     "EmbeddedStore",
-    "Entry",
     "LeaseEndedError",
     "Listing",
-    "Store",
+    "RecordStore",
     "StoreError",
+    "StoredValue",
     "Swap",
 ]
 
 
 class StoreError(Exception):
-    """The store did not answer, or not sensibly. Whether a write was done is not known."""
+    """The store did not answer, or answered nonsense. A write may or may not have been done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
     """Everything under a prefix, as of ``version``: what a watch starts with."""
 
-    entries: Mapping[str, Entry[bytes]]
+    entries: Mapping[str, StoredValue[bytes]]
     version: int
 
 
-class Store(Protocol):
-    async def get(self, key: str) -> Entry[bytes] | None:
+class RecordStore(Protocol):
+    async def get(self, key: str) -> StoredValue[bytes] | None:
         """What the key holds now, as agreed by the store's majority."""
 
     async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> Swap[bytes]:
@@ -75,7 +75,7 @@ class EmbeddedStore:
         self._watchers: dict[asyncio.Queue[Change[bytes]], str] = {}
         self._expiry: asyncio.TimerHandle | None = None
 
-    async def get(self, key: str) -> Entry[bytes] | None:
+    async def get(self, key: str) -> StoredValue[bytes] | None:
         return self._contents.get(key)
 
     async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> Swap[bytes]:

@@ -1,8 +1,7 @@
 """A store on etcd 3, through its HTTP/JSON gateway: it outlives the loss of any minority of its nodes.
 
-Each call goes to one endpoint and is not repeated behind the caller's back; after a failure the next call
-goes to the next endpoint. Reads are linearizable, which is etcd's default, so a node cut off from the
-majority does not answer.
+Each call goes to one endpoint, once; after a failure the next call goes to the next endpoint. Reads are
+linearizable, which is etcd's default, so a node cut off from the majority does not answer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 
 from eep.control.store.embedded_store import Listing, StoreError
 from eep.control.store.http_client import HttpError, post
-from eep.control.store.key_value import Change, Entry, LeaseEndedError, Swap
+from eep.control.store.key_value import Change, LeaseEndedError, StoredValue, Swap
 
 
 class EtcdStore:
@@ -48,7 +47,7 @@ class EtcdStore:
         self._answer_within = answer_within
         self._listen_for = listen_for
 
-    async def get(self, key: str) -> Entry[bytes] | None:
+    async def get(self, key: str) -> StoredValue[bytes] | None:
         answer = await self._call("kv/range", {"key": self._key(key)})
         kvs = answer.get("kvs", [])
         return _entry(kvs[0]) if kvs else None
@@ -65,12 +64,12 @@ class EtcdStore:
             },
         )
         if answer.get("succeeded"):
-            return Swap(True, Entry(value, int(answer["header"]["revision"])))
+            return Swap(True, StoredValue(value, int(answer["header"]["revision"])))
         kvs = answer["responses"][0]["response_range"].get("kvs", [])
         return Swap(False, _entry(kvs[0]) if kvs else None)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
-        """Lists again whenever nothing was heard for a while: a node that hangs looks just like a quiet one."""
+        """Lists again after a while of silence: a node that hangs looks just like a quiet one."""
         span = {"key": self._key(prefix), "range_end": _after(self._prefix + prefix)}
         while True:
             answer = await self._call("kv/range", span)
@@ -86,7 +85,7 @@ class EtcdStore:
                         yield Change(self._name(kv), value, int(kv["mod_revision"]))
 
     async def _hear(self, endpoint: str, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
-        """The next word of a watch; None when there was none for so long that we should look for ourselves."""
+        """The next answer of a watch; None after so long a silence that the caller should list again."""
         try:
             async with asyncio.timeout(self._listen_for):
                 result: dict[str, Any] = (await anext(answers)).get("result", {})
@@ -158,7 +157,7 @@ class EtcdStore:
         raise StoreError(f"etcd at {endpoint} refused {path}: {text[:300]}")
 
     def _leave(self, endpoint: str) -> None:
-        """The next call goes elsewhere. Calls that fail together leave the endpoint they asked once, not once each."""
+        """Send the next call to another endpoint. Calls that fail together on one endpoint leave it once, not once each."""
         if self._endpoints[0] == endpoint:
             self._endpoints.append(self._endpoints.pop(0))
 
@@ -180,5 +179,5 @@ def _after(prefix: str) -> str:
     return _b64(bytes(raw))
 
 
-def _entry(kv: dict[str, Any]) -> Entry[bytes]:
-    return Entry(b64decode(kv.get("value", "")), int(kv["mod_revision"]))
+def _entry(kv: dict[str, Any]) -> StoredValue[bytes]:
+    return StoredValue(b64decode(kv.get("value", "")), int(kv["mod_revision"]))

@@ -18,7 +18,7 @@ MAX_LINE = 64 << 10
 
 
 class HttpError(Exception):
-    """The other side could not be reached or does not speak HTTP as it should."""
+    """The server could not be reached, or does not speak HTTP as it should."""
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ def _request(path: str, host: str, headers: Mapping[str, str], body: bytes) -> b
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     words = (await reader.readline()).decode("latin-1").split(maxsplit=2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-        raise ValueError("it does not answer with HTTP")
+        raise ValueError("the server does not answer with HTTP")
     headers: dict[str, str] = {}
     while (line := (await reader.readline()).decode("latin-1").strip()) != "":
         name, _, value = line.partition(":")

@@ -22,7 +22,7 @@ class LeaseEndedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[V]):
+class StoredValue(Generic[V]):
     value: V
     version: int
 
@@ -41,7 +41,7 @@ class Swap(Generic[V]):
     """How a compare-and-swap ended, and what the key holds now (None: nothing)."""
 
     done: bool
-    entry: Entry[V] | None
+    entry: StoredValue[V] | None
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class KeyValue(Generic[V]):
     def __init__(self) -> None:
         self.revision = 0
         self._changes: list[Change[V]] = []
-        self._entries: dict[str, Entry[V]] = {}
+        self._entries: dict[str, StoredValue[V]] = {}
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
 
-    def get(self, key: str) -> Entry[V] | None:
+    def get(self, key: str) -> StoredValue[V] | None:
         return self._entries.get(key)
 
-    def scan(self, prefix: str) -> dict[str, Entry[V]]:
+    def scan(self, prefix: str) -> dict[str, StoredValue[V]]:
         return {key: entry for key, entry in self._entries.items() if key.startswith(prefix)}
 
     def compare_and_swap(self, key: str, expected: int, value: V, lease: int | None = None) -> Swap[V]:
@@ -79,7 +79,7 @@ class KeyValue(Generic[V]):
             held.keys.discard(key)
         if lease is not None:
             self._leases[lease].keys.add(key)
-        entry = Entry(value, self.revision)
+        entry = StoredValue(value, self.revision)
         self._entries[key] = entry
         self._changes.append(Change(key, value, self.revision))
         return Swap(True, entry)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from eep.membership import Instance, Report, host_of
+from eep.membership import InstanceRecord, Report, host_of
 
 INSTANCE_KEY = "instance"
 REPORT_PREFIX = "host/"
 """What all reports are stored under, each with a slash at its end, so that the key of one is no prefix of another."""
 
-_instances = msgspec.json.Decoder(Instance)
+_instances = msgspec.json.Decoder(InstanceRecord)
 _reports = msgspec.json.Decoder(Report)
 
 
@@ -27,11 +27,11 @@ def host_in(key: str) -> str:
     return key.removeprefix(REPORT_PREFIX).removesuffix("/")
 
 
-def encode(record: Instance | Report) -> bytes:
+def encode_record(record: InstanceRecord | Report) -> bytes:
     return msgspec.json.encode(record)
 
 
-def decode_instance(value: bytes) -> Instance:
+def decode_instance(value: bytes) -> InstanceRecord:
     try:
         instance = _instances.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
 """Carries between the pure core and a store: proposals and reports out, records and reports in, a lease kept alive.
 
-Nothing is decided here. Each duty is a task of its own that tries again until it is cancelled; whatever
-goes wrong is told to the core as an event or counted as a rejection.
+This module decides nothing. Each duty is a task of its own that tries again until it is cancelled. A failure
+becomes an event for the core, or a counted rejection.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
-from eep.control.store.embedded_store import Listing, Store, StoreError
-from eep.control.store.key_value import ABSENT, Change, Entry, LeaseEndedError
+from eep.control.store.embedded_store import Listing, RecordStore, StoreError
+from eep.control.store.key_value import ABSENT, Change, LeaseEndedError, StoredValue
 from eep.control.store.record_codec import (
     INSTANCE_KEY,
     REPORT_PREFIX,
     RecordError,
     decode_instance,
     decode_report,
-    encode,
+    encode_record,
     host_in,
     report_key,
 )
@@ -46,7 +46,7 @@ TRY_AGAIN_AFTER = 0.2
 class StoreDriver:
     def __init__(
         self,
-        store: Store,
+        store: RecordStore,
         ident: str,
         lease_ttl: float,
         *,
@@ -102,7 +102,7 @@ class StoreDriver:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A duty that ends by an error of ours is over for good: hold the ranks rather than run on without it."""
+        """A task that ends by a bug is over for good: hold the ranks rather than run on without it."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -114,7 +114,7 @@ class StoreDriver:
     async def _swap(self, proposal: Propose) -> None:
         serial = proposal.instance.serial
         try:
-            swap = await self._store.compare_and_swap(INSTANCE_KEY, proposal.expected, encode(proposal.instance))
+            swap = await self._store.compare_and_swap(INSTANCE_KEY, proposal.expected, encode_record(proposal.instance))
         except StoreError as error:
             self._reject("store-silent", str(error))
             await asyncio.sleep(TRY_AGAIN_AFTER)
@@ -131,7 +131,7 @@ class StoreDriver:
             await asyncio.sleep(TRY_AGAIN_AFTER)
             self._feed(Proposed(serial, None))
 
-    def _decoded(self, entry: Entry[bytes] | None) -> InstanceSeen | None:
+    def _decoded(self, entry: StoredValue[bytes] | None) -> InstanceSeen | None:
         """The record in an entry; None if it is none, which is counted."""
         if entry is None:
             return InstanceSeen(None, ABSENT)
@@ -149,7 +149,7 @@ class StoreDriver:
                         if isinstance(change, Listing):
                             entry = change.entries.get(INSTANCE_KEY)
                         else:
-                            entry = Entry(change.value, change.version) if change.value is not None else None
+                            entry = StoredValue(change.value, change.version) if change.value is not None else None
                         if (seen := self._decoded(entry)) is not None:
                             self._feed(seen)
             except StoreError as error:
@@ -214,12 +214,12 @@ class StoreDriver:
             if held is not None and not self._is_ours(held):
                 self._reject(
                     "host-claimed",
-                    f"another supervisor is {host_in(self._key)}; stop it, or give this one another name",
+                    f"another supervisor runs as host {host_in(self._key)}; stop it, or give this host another name",
                 )
                 await self._store.end_lease(lease)
                 return False
             version = held.version if held else ABSENT
-            swap = await self._store.compare_and_swap(self._key, version, encode(self._current_report()), lease)
+            swap = await self._store.compare_and_swap(self._key, version, encode_record(self._current_report()), lease)
         except (StoreError, LeaseEndedError) as error:
             self._reject("store-silent", str(error))
             return False
@@ -227,7 +227,7 @@ class StoreDriver:
             self._lease, self._version = lease, swap.entry.version
         return swap.done
 
-    def _is_ours(self, entry: Entry[bytes]) -> bool:
+    def _is_ours(self, entry: StoredValue[bytes]) -> bool:
         report = self._report(self._key, entry.value)
         return report is not None and report.ident == self._ident
 
@@ -259,7 +259,7 @@ class StoreDriver:
             if report is None or lease is None:
                 continue
             try:
-                swap = await self._store.compare_and_swap(self._key, self._version, encode(report), lease)
+                swap = await self._store.compare_and_swap(self._key, self._version, encode_record(report), lease)
             except LeaseEndedError:
                 self._lease_doubtful.set()
                 continue

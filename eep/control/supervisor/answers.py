@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eep.control.wire.messages import AskOperation
-from eep.membership import Action, State, phase_name, why_it_must_stay
+from eep.membership import Action, HostState, phase_name, waiting_for, why_it_must_stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,11 @@ class Refusal:
     reason: str
 
 
-def why_not_registered(state: State, rank: int, incarnation: int) -> str | None:
-    """Why a process that says it is this life of a rank is not taken for it; None if it is."""
+def why_not_registered(state: HostState, rank: int, incarnation: int) -> str | None:
+    """Why a process may not register as this incarnation of a rank; None if it may."""
     local = state.ranks.get(rank)
     if local is None:
-        return f"rank {rank} is not of this host, which has {sorted(state.ranks)}"
+        return f"rank {rank} is not of this host, which has ranks {sorted(state.ranks)}"
     if local.incarnation != incarnation or not local.has_process:
         return (
             f"incarnation {incarnation} of rank {rank} is not the one that runs "
@@ -30,11 +30,11 @@ def why_not_registered(state: State, rank: int, incarnation: int) -> str | None:
     return None
 
 
-def why_not(state: State, request: AskOperation) -> Refusal | None:
-    """Why what an operator asks for is not done; None if it is."""
+def why_not_done(state: HostState, request: AskOperation) -> Refusal | None:
+    """Why a request of an operator is not carried out; None if it is."""
     if request.rank not in state.ranks:
         most = state.policy.max_ranks
-        reason = f"rank {request.rank} is not of this host, which has {sorted(state.ranks)}"
+        reason = f"rank {request.rank} is not of this host, which has ranks {sorted(state.ranks)}"
         reason += f"; there is room for {most} ranks, 0 to {most - 1}" if request.rank >= most else ""
         return Refusal("unknown-rank", reason)
     if request.action == Action.REMOVE.value and (needed := why_it_must_stay(state, request.rank)) is not None:
@@ -42,7 +42,7 @@ def why_not(state: State, request: AskOperation) -> Refusal | None:
     return None
 
 
-def describe(state: State, pids: Mapping[int, int]) -> dict[str, Any]:
+def describe_host(state: HostState, pids: Mapping[int, int]) -> dict[str, Any]:
     """Membership as this host sees it, and its own ranks."""
     instance = state.instance
     return {
@@ -51,6 +51,7 @@ def describe(state: State, pids: Mapping[int, int]) -> dict[str, Any]:
         "active": instance.view.active if instance else (),
         "coordinator": instance.coordinator if instance else None,
         "reason": instance.reason if instance else None,
+        "waiting_for": waiting_for(state),
         "leased": state.leased,
         "ranks": {
             rank: {

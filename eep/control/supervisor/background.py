@@ -1,7 +1,7 @@
 """A supervisor in a thread of a process that has other things to do, such as a server's controller.
 
-It takes no signals: whoever starts it stops it. If the process is killed, the supervisor's keeper ends the ranks
-as always.
+It takes no signals: the caller starts and stops it. If the process is killed, the supervisor's keeper ends the
+ranks as always.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STARTS_WITHIN = 30.0
 
 
 class BackgroundSupervisor:
-    """``make`` is called in the thread, so that the supervisor and whatever watches it belong there."""
+    """Calls ``make`` in the thread, so that the supervisor and its watchers belong there."""
 
     def __init__(self, make: Callable[[], Supervisor]) -> None:
         self._make = make

@@ -1,13 +1,15 @@
 """Outlives its supervisor by a moment, to end what it started and remove its directory.
 
-A supervisor that is killed cannot clean up. This process waits on a pipe whose other end only the
-supervisor holds; when it closes, every process that carries the supervisor's directory in its environment
-is killed (ranks, and whatever they started), and the directory goes, if the supervisor had made it. Run as
-``python -S keeper.py DIRECTORY SESSION [remove] [NAME=VALUE...]``: it imports nothing of EEP, so that it is small and
-starts fast. Ranks that were forked have the environment that the first of their ancestors was started with, so they may
-have to be known by another variable, which the supervisor has too: what is in its session is spared. The keeper
-leaves its parent at once, so that who kills the supervisor with all its descendants does not kill the keeper too;
-its standard output closes when it is done.
+A supervisor that is killed cannot clean up. This process waits on a pipe whose other end only the supervisor
+holds. When the pipe closes, the keeper kills every process that carries the supervisor's directory in its
+environment: the ranks, and what they started. It then removes the directory, if the supervisor had made it.
+
+Run as ``python -S keeper.py DIRECTORY SESSION [remove] [NAME=VALUE...]``. The keeper imports nothing of EEP, so
+that it is small and starts fast. Forked ranks have the environment with which their first ancestor was started,
+so another variable may have to identify them. The supervisor has that variable too: its session is spared.
+
+The keeper leaves its parent at once, so that it survives when the supervisor and all its descendants are killed.
+Its standard output closes when it is done.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def belongs(pid: int, mark: bytes, session: int, others: set[bytes]) -> bool:
             found = set(file.read().split(b"\0"))
         return mark in found or (not others.isdisjoint(found) and os.getsid(pid) != session)
     except OSError:
-        return False  # gone, or somebody else's
+        return False  # it is gone, or belongs to another user
 
 
 def end_all(mark: bytes, session: int, others: set[bytes]) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from eep.control.supervisor import keeper
 
 
-class Keeper:
+class KeeperProcess:
     """Runs from here on, until :meth:`end` or until this process is gone."""
 
     def __init__(self, directory: Path, marks: Sequence[str], *, removes: bool) -> None:
-        """``marks``: see :class:`eep.control.supervisor.supervisor.Supervisor`. ``removes``: the directory too."""
+        """``marks``: see :class:`eep.control.supervisor.settings.LaunchSettings`. ``removes``: the directory too."""
         arguments = [sys.executable, "-S", "-E", keeper.__file__, str(directory), str(os.getsid(0))]
         arguments += (["remove"] if removes else []) + [*marks]
         # A session of its own, so that what kills the supervisor's group leaves the keeper to do its work.

@@ -1,10 +1,10 @@
 """The supervisor: one per host. It starts its ranks, sees them end, and does what
 :func:`eep.membership.step` says.
 
-It decides nothing. Evidence comes in (a pidfd, a rank's word, the store, a timer, an operator), becomes an
-event, and the core answers with effects, which are carried out here in order; the first of them, when a
-rank dies, is the store to each survivor's control page that ends its waits. Nothing here ever waits for a
-rank.
+It decides nothing. Evidence (a pidfd, a message of a rank, the store, a timer, an operator) becomes an event,
+and the core answers with effects, which the supervisor carries out in order. When a rank dies, the first
+effect is a write to each survivor's control page, which ends the survivor's waits. The supervisor never waits
+for a rank.
 
 Run it in the main thread of a process of its own (or of the server's launcher). If that process is killed,
 its keeper ends the ranks.
@@ -17,9 +17,8 @@ import os
 import secrets
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -27,12 +26,13 @@ from eep import faults
 from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
-from eep.control.store.embedded_store import EmbeddedStore, Store
+from eep.control.store.embedded_store import EmbeddedStore
 from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
-from eep.control.supervisor.front_desk import ControlPage, Front
-from eep.control.supervisor.keeper_process import Keeper
-from eep.control.wire.messages import AskOperation, Message, TellView
+from eep.control.supervisor.front_desk import FrontDesk, RevocablePage
+from eep.control.supervisor.keeper_process import KeeperProcess
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
+from eep.control.wire.messages import AskOperation, ControlMessage, TellView
 from eep.faults import orders
 from eep.membership import (
     Action,
@@ -40,20 +40,21 @@ from eep.membership import (
     Event,
     Exited,
     Fence,
-    Instance,
+    HostState,
+    InstanceRecord,
     Launch,
     ListReports,
-    Local,
+    LocalRank,
     Notify,
     OperatorAsked,
     Policy,
     Propose,
     Publish,
+    RankGone,
+    RankStatus,
     Reject,
     Revoke,
     SetTimer,
-    State,
-    Status,
     StopAsked,
     Transition,
     initial_state,
@@ -64,75 +65,68 @@ from eep.membership import (
 from eep.observe.event_log import EventLog
 from eep.view import View
 
-LEASE_TTL = 10.0
 STOPS_WITHIN = 30.0
-_GONE = ("DYING", "FENCING", "EXITED")
-"""Transitions after which nothing more is to be expected of a life."""
 
 
-def open_shared_page(descriptor: int) -> ControlPage:
+def open_shared_page(descriptor: int) -> RevocablePage:
     """The data plane's control page behind a descriptor. Loaded when the first rank brings one."""
     from eep.data_plane.control_page import SharedControlPage
 
     return SharedControlPage(descriptor)
 
 
-def _with_standby(state: State, standby: Sequence[int]) -> State:
-    resting = {rank: Local(Status.DOWN, keep=False) for rank in standby}
+def _with_standby(state: HostState, standby: Sequence[int]) -> HostState:
+    resting = {rank: LocalRank(RankStatus.DOWN, keep=False) for rank in standby}
     return replace(state, ranks={**state.ranks, **resting})
 
 
 class Supervisor:
-    """``command`` is what every rank runs, or a launcher of ranks; a rank finds itself in its environment.
+    """``command`` is what every rank runs, or a launcher of ranks. A rank finds its number in its environment.
 
-    ``standby`` are ranks of this host that run only when an operator asks for them. A directory that was not given is
-    made, and removed in the end; ``remove_directory`` says otherwise. ``marks``: variables (``NAME=VALUE``) by which ranks
-    are known that are forked from a process which was started before the directory had a name.
+    ``standby`` are ranks of this host that run only when an operator asks for them. ``open_page`` opens the
+    control page behind a descriptor that a rank sent.
     """
 
     def __init__(
         self,
         command: Sequence[str] | Launcher,
         ranks: Sequence[int],
+        policy: Policy,
         *,
-        max_ranks: int,
         standby: Sequence[int] = (),
         host: str = "localhost",
-        policy: Policy | None = None,
-        store: Store | None = None,
-        directory: Path | None = None,
-        remove_directory: bool | None = None,
-        key: bytes | None = None,
-        environment: Mapping[str, str] | None = None,
-        marks: Sequence[str] = (),
-        lease_ttl: float = LEASE_TTL,
-        open_page: Callable[[int], ControlPage] = open_shared_page,
+        launch: LaunchSettings | None = None,
+        directory: DirectorySettings | None = None,
+        store: StoreSettings | None = None,
+        open_page: Callable[[int], RevocablePage] = open_shared_page,
     ) -> None:
-        policy = policy or Policy(max_ranks=max_ranks)
+        launch = launch or LaunchSettings()
+        directory = directory or DirectorySettings()
+        store = store or StoreSettings()
         self.ident = f"{host}#{secrets.token_hex(4)}"
         self.state = _with_standby(initial_state(self.ident, (*ranks, *standby), policy), standby)
         self.rejected: Counter[str] = Counter()
         self.last_rejection = ""
-        self._store = store or EmbeddedStore()
-        self._removes_directory = directory is None if remove_directory is None else remove_directory
-        self.directory = PrivateDirectory.create(directory, key)
+        self._store = store.store or EmbeddedStore()
+        self._removes_directory = directory.is_removed
+        self.directory = PrivateDirectory.create(directory.path, directory.key)
         self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
         self._events = EventLog(self.directory.events, host)
-        self._front = Front(self.directory.socket, self.directory.key(), self, open_page)
-        variables = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}
+        self._front_desk = FrontDesk(self.directory.socket, self.directory.key(), self, open_page)
+        variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
         self._processes = Processes(launcher, variables, self._exited)
         self._driver = StoreDriver(
             self._store,
             self.ident,
-            lease_ttl,
+            store.lease_ttl,
             feed=self.feed,
             reject=self.reject,
             report=lambda: report_of(self.state),
         )
         self._timers: set[asyncio.TimerHandle] = set()
-        self._keeper: Keeper | None = None
-        self._marks = tuple(marks)
+        self._keeper: KeeperProcess | None = None
+        self._marks = launch.marks
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
@@ -155,8 +149,8 @@ class Supervisor:
 
     async def start(self) -> None:
         orders.obey_in(self.directory.path, None)
-        self._keeper = Keeper(self.directory.path, self._marks, removes=self._removes_directory)
-        self._front.listen()
+        self._keeper = KeeperProcess(self.directory.path, self._marks, removes=self._removes_directory)
+        self._front_desk.listen()
         self._driver.start()
 
     async def stop(self) -> None:
@@ -168,13 +162,15 @@ class Supervisor:
         try:
             await asyncio.wait_for(self.wait_until(lambda: self._processes.all_ended), STOPS_WITHIN)
         except TimeoutError:
-            self.reject("stuck", f"processes {self._processes.pids} do not end even when killed")
+            self.reject(
+                "stuck", f"processes {self._processes.pids} were killed but do not end; the keeper is left with them"
+            )
         await self._processes.close()
         await self._driver.stop()
         await self._store.close()
         for timer in self._timers:
             timer.cancel()
-        self._front.close()
+        self._front_desk.close()
         self._events.close()
         faults.obey(None)
         if self._removes_directory:
@@ -195,7 +191,7 @@ class Supervisor:
     # The core, and what it asks for.
 
     @property
-    def instance(self) -> Instance | None:
+    def instance(self) -> InstanceRecord | None:
         """The committed record, as far as this host has seen it."""
         return self.state.instance
 
@@ -216,7 +212,7 @@ class Supervisor:
         match effect:
             case Revoke():
                 faults.at("supervisor.evidence")
-                self._front.revoke(effect.epoch, effect.reason)
+                self._front_desk.revoke(effect.epoch, effect.reason)
             case Propose():
                 self._pass_points_of(effect.instance.view)
                 self._driver.propose(effect)
@@ -233,11 +229,13 @@ class Supervisor:
                 faults.at("supervisor.before_notify")
                 epoch, message = self.standing()
                 if message is not None:
-                    self._front.tell(message, epoch)
+                    self._front_desk.tell(message, epoch)
             case SetTimer():
                 self._set_timer(effect)
             case Reject():
                 self.reject(effect.kind, effect.reason)
+            case RankGone():
+                self._front_desk.tell_gone(effect.rank, effect.incarnation, effect.cause, max(self.state.epoch, 0))
             case Transition():
                 self._events.write(
                     effect.phase,
@@ -248,8 +246,6 @@ class Supervisor:
                     evidence=effect.evidence,
                     operation=effect.operation,
                 )
-                if effect.phase in _GONE:
-                    self._front.tell_gone(effect.rank, effect.incarnation, effect.cause, max(effect.epoch, 0))
 
     def _pass_points_of(self, proposed: View) -> None:
         committed = self.state.instance.view if self.state.instance else None
@@ -268,13 +264,13 @@ class Supervisor:
 
     def _exited(self, rank: int, incarnation: int, evidence: str, clean: bool) -> None:
         self.feed(Exited(rank, incarnation, evidence, clean))
-        self._front.forget(rank)
+        self._front_desk.forget(rank)
 
     # What the front asks.
 
     def reject(self, kind: str, reason: str) -> None:
         self.rejected[kind] += 1
-        if reason != self.last_rejection:  # a store that stays away would fill the log with one sentence
+        if reason != self.last_rejection:  # a store that stays away would fill the log with one line
             self._events.write("REJECTED", self.state.epoch, reason, operation=kind)
         self.last_rejection = reason
 
@@ -286,14 +282,14 @@ class Supervisor:
     def why_not_registered(self, rank: int, incarnation: int) -> str | None:
         return answers.why_not_registered(self.state, rank, incarnation)
 
-    def standing(self) -> tuple[int, Message | None]:
+    def standing(self) -> tuple[int, ControlMessage | None]:
         if self.state.instance is None:
             return 0, None
         view = self.state.instance.view
         return view.epoch, TellView(view.active, view.incarnations, self.state.instance.phase.value)
 
     def operate(self, request: AskOperation) -> str | None:
-        if (refusal := answers.why_not(self.state, request)) is not None:
+        if (refusal := answers.why_not_done(self.state, request)) is not None:
             self.reject(refusal.kind, refusal.reason)
             return refusal.reason
         self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
@@ -304,7 +300,7 @@ class Supervisor:
         told = {
             "supervisor": self.ident,
             "pid": os.getpid(),
-            **answers.describe(self.state, self.pids),
+            **answers.describe_host(self.state, self.pids),
             "spares": self._spares.status() if self._spares else None,
             "rejected": dict(self.rejected),
             "last_rejection": self.last_rejection,

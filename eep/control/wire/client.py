@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eep.control.private_directory import PrivateDirectory
-from eep.control.wire.messages import Answer, AskOperation, AskStatus, FromSupervisor, Message
-from eep.control.wire.sealed_frames import Channel, End, Received
+from eep.control.wire.messages import AskOperation, AskStatus, ControlMessage, FromSupervisor, TellAnswer
+from eep.control.wire.sealed_frames import ReceivedMessage, SealedChannel, SessionEnd
 
 ANSWERS_WITHIN = 10.0
 _READ_BYTES = 1 << 16
@@ -25,11 +25,11 @@ class Client:
 
     def __init__(self, directory: Path) -> None:
         private = PrivateDirectory(directory)
-        self._channel: Channel[Any] = Channel(private.key(), End.CLIENT, FromSupervisor)
+        self._channel: SealedChannel[Any] = SealedChannel(private.key(), SessionEnd.CLIENT, FromSupervisor)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(ANSWERS_WITHIN)
         self._sending = threading.Lock()
-        self._unread: list[Received[Any]] = []
+        self._unread: list[ReceivedMessage[Any]] = []
         try:
             self._socket.connect(str(private.socket))
             self._socket.sendall(self._channel.greeting())
@@ -42,7 +42,7 @@ class Client:
         seconds = struct.pack("ll", int(ANSWERS_WITHIN), 0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)  # sending ends in any case
 
-    def send(self, message: Message, epoch: int = 0, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, message: ControlMessage, epoch: int = 0, descriptors: tuple[int, ...] = ()) -> None:
         with self._sending:
             frame = self._channel.seal(message, epoch)
             try:
@@ -53,7 +53,7 @@ class Client:
             except OSError as error:
                 raise SupervisorGone(f"the supervisor is gone: {error}") from error
 
-    def receive(self) -> Received[Any]:
+    def receive(self) -> ReceivedMessage[Any]:
         """The next message. Raises :class:`SupervisorGone` when there will be none."""
         while not self._unread:
             self._unread += self._channel.feed(self._read())
@@ -77,7 +77,7 @@ class Client:
         return data
 
 
-def ask(directory: Path, question: AskStatus | AskOperation) -> Answer:
+def ask_supervisor(directory: Path, question: AskStatus | AskOperation) -> TellAnswer:
     """Ask a supervisor one thing."""
     client = Client(directory)
     try:
@@ -85,7 +85,7 @@ def ask(directory: Path, question: AskStatus | AskOperation) -> Answer:
         client.send(question)
         while True:
             message = client.receive().message
-            if isinstance(message, Answer):
+            if isinstance(message, TellAnswer):
                 return message
     finally:
         client.close()

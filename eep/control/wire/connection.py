@@ -1,7 +1,6 @@
 """A sealed connection on a socket that never blocks, as a supervisor needs it.
 
-What cannot be sent at once is kept, up to a limit; a peer that does not read is let go rather than waited
-for.
+What cannot be sent at once is kept, up to a limit. The connection to a peer that does not read is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from eep.control.wire.sealed_frames import Channel, End, Received, WireError
+from eep.control.wire.sealed_frames import ReceivedMessage, SealedChannel, SessionEnd, WireError
 
 MAX_UNSENT = 4 << 20
 MAX_DESCRIPTORS = 4
@@ -33,13 +32,13 @@ class Connection:
         key: bytes,
         accepts: Any,
         *,
-        received: Callable[[Connection, Received[Any]], None],
+        received: Callable[[Connection, ReceivedMessage[Any]], None],
         closed: Callable[[Connection, str, str], None],
-        end: End = End.SERVER,
+        end: SessionEnd = SessionEnd.SERVER,
     ) -> None:
         self._socket = sock
         self._socket.setblocking(False)
-        self._channel: Channel[Any] = Channel(key, end, accepts)
+        self._channel: SealedChannel[Any] = SealedChannel(key, end, accepts)
         self._received, self._closed = received, closed
         self._unsealed: list[tuple[msgspec.Struct, int]] = []
         """What was to be sent before the other side had greeted."""
@@ -87,7 +86,7 @@ class Connection:
             self.close()
             return
         if len(self._descriptors) > MAX_DESCRIPTORS:
-            self.close("too-many-descriptors", "a peer sent descriptors that nobody asked for")
+            self.close("too-many-descriptors", "a peer sent more descriptors than a registration has")
             return
         try:
             messages = self._channel.feed(data)
@@ -105,7 +104,7 @@ class Connection:
     def _write(self, data: bytes) -> None:
         self._unsent += data
         if len(self._unsent) > MAX_UNSENT:
-            self.close("slow-peer", "a peer does not read what it is sent")
+            self.close("slow-peer", "a peer does not read its messages")
             return
         self._flush()
 

@@ -1,7 +1,7 @@
 """Takes connections from a listening socket, in an event loop, also on a host that runs out of descriptors.
 
-A connection that cannot be taken stays in the queue, and its socket stays readable: asked again at once, the loop would do
-nothing else. So it is asked again after a moment.
+A connection that cannot be taken stays in the queue, and its socket stays readable. A loop that tried again at once would
+do nothing else, so the listener waits a moment first.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 AGAIN_AFTER = 1.0
 
 
-class Accepting:
-    """Owns ``listener``, which does not block. ``took`` gets each connection; ``failed`` is told why one cannot be taken."""
+class ConnectionListener:
+    """Owns ``sock``, which listens and does not block. ``took`` gets each connection; ``failed`` hears of those not taken."""
 
     def __init__(
-        self, listener: socket.socket, took: Callable[[socket.socket], None], failed: Callable[[OSError], None]
+        self, sock: socket.socket, took: Callable[[socket.socket], None], failed: Callable[[OSError], None]
     ) -> None:
-        self.listener, self._took, self._failed = listener, took, failed
+        self.socket, self._took, self._failed = sock, took, failed
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
         self._begin()
@@ -27,20 +27,20 @@ class Accepting:
     def close(self) -> None:
         if self._again is not None:
             self._again.cancel()
-        self._loop.remove_reader(self.listener)
-        self.listener.close()
+        self._loop.remove_reader(self.socket)
+        self.socket.close()
 
     def _begin(self) -> None:
         self._again = None
-        self._loop.add_reader(self.listener, self._accept)
+        self._loop.add_reader(self.socket, self._accept)
 
     def _accept(self) -> None:
         try:
-            connection, _ = self.listener.accept()
+            connection, _ = self.socket.accept()
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            self._loop.remove_reader(self.listener)
+            self._loop.remove_reader(self.socket)
             self._again = self._loop.call_later(AGAIN_AFTER, self._begin)
             self._failed(error)
             return

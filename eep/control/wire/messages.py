@@ -19,15 +19,15 @@ Text = Annotated[str, Meta(max_length=1024)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """What every message is: immutable, tagged with its name, and without fields that nobody knows."""
+class ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """What every message is: immutable, tagged with its name, without unknown fields."""
 
 
 # From a rank to its supervisor.
 
 
-class Register(Message, frozen=True):
-    """First word of a rank. The descriptors that it announces come with it, in this order."""
+class Register(ControlMessage, frozen=True):
+    """The first message of a rank. The descriptors that it announces come with it, in this order."""
 
     rank: Rank
     incarnation: Number
@@ -35,33 +35,33 @@ class Register(Message, frozen=True):
     pulse: bool = False
 
 
-class SayReady(Message, frozen=True):
+class SayReady(ControlMessage, frozen=True):
     """The rank has loaded what it needs and can take part."""
 
 
-class SaySettled(Message, frozen=True):
+class SaySettled(ControlMessage, frozen=True):
     """The rank has applied the view of this message's epoch, and repaired what it had to."""
 
 
-class SaySuspect(Message, frozen=True):
+class SaySuspect(ControlMessage, frozen=True):
     """The rank waited for these past its deadline, in this message's epoch."""
 
     suspects: Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MAX_RANKS)]
     evidence: Text = ""
 
 
-class SayRevoked(Message, frozen=True):
+class SayRevoked(ControlMessage, frozen=True):
     """The rank found this message's epoch revoked."""
 
 
-class SayLeave(Message, frozen=True):
+class SayLeave(ControlMessage, frozen=True):
     """The rank asks to be taken out."""
 
 
 # From a supervisor to its rank.
 
 
-class TellView(Message, frozen=True):
+class TellView(ControlMessage, frozen=True):
     """How the instance stands; ``phase`` is "agreed" (settle, then wait) or "run"."""
 
     active: Annotated[tuple[Rank, ...], Meta(max_length=MAX_RANKS)]
@@ -69,26 +69,26 @@ class TellView(Message, frozen=True):
     phase: Annotated[str, Meta(pattern="^(agreed|run)$")]
 
 
-class TellRevoke(Message, frozen=True):
+class TellRevoke(ControlMessage, frozen=True):
     """Epochs up to this message's are revoked."""
 
     reason: Text
 
 
-class TellRefused(Message, frozen=True):
+class TellRefused(ControlMessage, frozen=True):
     """What the rank said was not accepted, and why. Nothing was changed."""
 
     reason: Text
 
 
-# From one who is no rank but wants to know who is in, and back. It is told views as ranks are.
+# From a watcher, which is no rank, and back. A watcher is told views as ranks are.
 
 
-class Watch(Message, frozen=True):
-    """Tell me every view as it is committed, and every rank that is gone."""
+class Watch(ControlMessage, frozen=True):
+    """Asks for every view as it is committed, and for every rank that is gone."""
 
 
-class TellGone(Message, frozen=True):
+class TellGone(ControlMessage, frozen=True):
     """This life of a rank is over or about to be ended. The view without it follows."""
 
     rank: Rank
@@ -99,11 +99,11 @@ class TellGone(Message, frozen=True):
 # From an operator to a supervisor, and back.
 
 
-class AskStatus(Message, frozen=True):
+class AskStatus(ControlMessage, frozen=True):
     pass
 
 
-class AskOperation(Message, frozen=True):
+class AskOperation(ControlMessage, frozen=True):
     """``operation`` names the request: asking again after a lost answer does nothing twice."""
 
     operation: Name
@@ -111,7 +111,7 @@ class AskOperation(Message, frozen=True):
     rank: Rank
 
 
-class Answer(Message, frozen=True):
+class TellAnswer(ControlMessage, frozen=True):
     """``body`` is JSON, for people to read."""
 
     ok: bool
@@ -119,4 +119,4 @@ class Answer(Message, frozen=True):
 
 
 FromPeer = Register | SayReady | SaySettled | SaySuspect | SayRevoked | SayLeave | Watch | AskStatus | AskOperation
-FromSupervisor = TellView | TellRevoke | TellRefused | TellGone | Answer
+FromSupervisor = TellView | TellRevoke | TellRefused | TellGone | TellAnswer

@@ -43,7 +43,7 @@ class WireError(Exception):
         self.kind = kind
 
 
-class End(Enum):
+class SessionEnd(Enum):
     """Which end of a session this is; each seals with its own label."""
 
     CLIENT = b"C"
@@ -51,15 +51,15 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Received(Generic[M]):
+class ReceivedMessage(Generic[M]):
     message: M
     epoch: int
 
 
-class Channel(Generic[M]):
+class SealedChannel(Generic[M]):
     """One end of a session: seals what goes out, verifies what comes in."""
 
-    def __init__(self, key: bytes, end: End, accepts: Any, *, nonce: bytes | None = None) -> None:
+    def __init__(self, key: bytes, end: SessionEnd, accepts: Any, *, nonce: bytes | None = None) -> None:
         """``accepts`` is the union of message types that may come in."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"the job key must be {KEY_BYTES} bytes, got {len(key)}; make one with new_key()")
@@ -86,7 +86,7 @@ class Channel(Generic[M]):
     def seal(self, message: msgspec.Struct, epoch: int = 0) -> bytes:
         """The frame that carries ``message``."""
         if self._session is None:
-            raise WireError("no-session", "the other side has not greeted yet; wait for that before sending")
+            raise WireError("no-session", "the peer has not greeted yet; wait for that before sending")
         payload = self._encoder.encode(message)
         if len(payload) > MAX_PAYLOAD:
             raise WireError("too-large", f"a message of {len(payload)} bytes, over the limit of {MAX_PAYLOAD}")
@@ -94,10 +94,10 @@ class Channel(Generic[M]):
         self._sent += 1
         return header + _seal(self._session, self._end, header, payload) + payload
 
-    def feed(self, data: bytes) -> list[Received[M]]:
+    def feed(self, data: bytes) -> list[ReceivedMessage[M]]:
         """The messages that are complete now. Raises :class:`WireError` at the first that does not verify."""
         self._buffer += data
-        received: list[Received[M]] = []
+        received: list[ReceivedMessage[M]] = []
         if self._session is None and not self._read_greeting():
             return received
         while (one := self._read_frame()) is not None:
@@ -107,18 +107,18 @@ class Channel(Generic[M]):
     def _read_greeting(self) -> bool:
         start = bytes(self._buffer[: len(MAGIC)])
         if not MAGIC.startswith(start):
-            raise WireError("bad-greeting", "the other side does not speak this version of the protocol")
+            raise WireError("bad-greeting", "the peer does not speak this version of the protocol")
         if len(self._buffer) < _GREETING_BYTES:
             return False
         theirs = bytes(self._buffer[len(MAGIC) : _GREETING_BYTES])
         del self._buffer[:_GREETING_BYTES]
         if theirs == self._nonce:
-            raise WireError("reflected", "the other side sent our own nonce back")
-        client, server = (self._nonce, theirs) if self._end is End.CLIENT else (theirs, self._nonce)
+            raise WireError("reflected", "the peer sent our own nonce back")
+        client, server = (self._nonce, theirs) if self._end is SessionEnd.CLIENT else (theirs, self._nonce)
         self._session = hmac.digest(self._key, b"eep session" + client + server, "sha256")
         return True
 
-    def _read_frame(self) -> Received[M] | None:
+    def _read_frame(self) -> ReceivedMessage[M] | None:
         assert self._session is not None
         if len(self._buffer) < _HEADER.size:
             return None
@@ -131,7 +131,7 @@ class Channel(Generic[M]):
             return None
         seal, payload = bytes(self._buffer[_HEADER.size : start]), bytes(self._buffer[start:end])
         del self._buffer[:end]
-        theirs = End.SERVER if self._end is End.CLIENT else End.CLIENT
+        theirs = SessionEnd.SERVER if self._end is SessionEnd.CLIENT else SessionEnd.CLIENT
         if not hmac.compare_digest(seal, _seal(self._session, theirs, header, payload)):
             raise WireError("bad-seal", "a frame is not sealed with this job's key for this session")
         if sequence != self._got:
@@ -140,9 +140,9 @@ class Channel(Generic[M]):
             raise WireError("stale-epoch", f"a frame of epoch {epoch} came after one of epoch {self._epoch}")
         self._got, self._epoch = sequence + 1, epoch
         try:
-            return Received(self._decoder.decode(payload), epoch)
+            return ReceivedMessage(self._decoder.decode(payload), epoch)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise WireError("bad-message", f"a sealed frame holds no message we know: {error}") from error
+            raise WireError("bad-message", f"a sealed frame holds no known message: {error}") from error
 
 
 def new_key() -> bytes:
@@ -150,5 +150,5 @@ def new_key() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
-def _seal(session: bytes, end: End, header: bytes, payload: bytes) -> bytes:
+def _seal(session: bytes, end: SessionEnd, header: bytes, payload: bytes) -> bytes:
     return hmac.digest(session, end.value + header + payload, "sha256")

@@ -12,25 +12,25 @@ import signal
 import sys
 
 from eep.control.launch.fork_launcher import ForkLauncher
-from eep.control.launch.fork_server import Forked, fork_here
-from eep.control.launch.processes import name_of
+from eep.control.launch.fork_server import ForkServerProcess, fork_here
+from eep.control.launch.processes import entry_name
+from eep.control.supervisor.settings import LaunchSettings
 from eep.control.supervisor.supervisor import Supervisor
 from tests.control import ranks
-from tests.control.harness import patient_policy, runs_with, until
+from tests.control.harness import PATIENCE, patient_policy, runs_with, until
 
 MARK = "EEP_TEST_FORKED"
 RANKS = (0, 1)
 
 
-async def main(first: Forked) -> None:
+async def main(first: ForkServerProcess) -> None:
     os.environ["EEP_TEST_SET_LATER"] = "known"
-    launcher = ForkLauncher(name_of(ranks.steady_if_it_knows), preload=["tests.control.ranks"], first=first)
+    launcher = ForkLauncher(entry_name(ranks.steady_if_it_knows), preload=["tests.control.ranks"], first=first)
     supervisor = Supervisor(
         launcher,
         RANKS,
-        max_ranks=len(RANKS),
-        policy=patient_policy(len(RANKS)),
-        marks=[f"{MARK}={os.environ[MARK]}"],
+        patient_policy(len(RANKS)),
+        launch=LaunchSettings(marks=(f"{MARK}={os.environ[MARK]}",)),
     )
     await supervisor.start()
     try:
@@ -44,8 +44,9 @@ async def main(first: Forked) -> None:
             victim = launcher.server_pid if asked[1] == "server" else supervisor.pids[int(asked[1])]
             assert victim is not None
             os.kill(victim, signal.SIGKILL)
-            while victim in (launcher.server_pid, *supervisor.pids.values()) or launcher.server_pid is None:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(PATIENCE):
+                while victim in (launcher.server_pid, *supervisor.pids.values()) or launcher.server_pid is None:
+                    await asyncio.sleep(0.01)
     finally:
         await supervisor.stop()
     print("stopped", flush=True)

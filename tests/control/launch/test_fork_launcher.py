@@ -15,9 +15,10 @@ from uuid import uuid4
 import pytest
 
 from eep.control.launch.fork_launcher import ForkLauncher
-from eep.control.launch.processes import name_of
+from eep.control.launch.processes import entry_name
+from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Status
+from eep.membership import RankStatus
 from tests.control import ranks
 from tests.control.harness import (
     PATIENCE,
@@ -40,14 +41,13 @@ ALL = (0, 1, 2)
 async def forked(
     program: object, count: int = 3, arguments: dict[str, object] | None = None, **policy: object
 ) -> AsyncIterator[tuple[Supervisor, ForkLauncher]]:
-    launcher = ForkLauncher(name_of(program), arguments, preload=["tests.control.ranks"])  # type: ignore[arg-type]
+    launcher = ForkLauncher(entry_name(program), arguments, preload=["tests.control.ranks"])  # type: ignore[arg-type]
     supervisor = Supervisor(
         launcher,
         range(count),
-        max_ranks=count,
-        policy=patient_policy(count, **policy),
-        lease_ttl=60.0,
-        environment={"PYTHONPATH": str(ROOT)},
+        patient_policy(count, **policy),
+        launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),
+        store=StoreSettings(lease_ttl=60.0),
     )
     await supervisor.start()
     try:
@@ -99,11 +99,11 @@ def test_ranks_outlive_their_fork_server_and_the_next_one_replaces_them() -> Non
     asyncio.run(body())
 
 
-def test_a_rank_that_signals_its_parent_hurts_nobody() -> None:
+def test_a_rank_that_signals_its_parent_hurts_no_other() -> None:
     async def body() -> None:
         async with forked(ranks.signals_its_parent, relaunch_limit=0) as (supervisor, launcher):
             await until(supervisor, runs_with(supervisor, (0, 2)))
-            await until(supervisor, lambda: supervisor.state.ranks[1].status is Status.DOWN)
+            await until(supervisor, lambda: supervisor.state.ranks[1].status is RankStatus.DOWN)
             server = launcher.server_pid
             assert server is not None
             assert is_running(server)
@@ -115,7 +115,7 @@ def test_arguments_environment_and_stdin_reach_the_rank(tmp_path: Path) -> None:
     async def body() -> None:
         told = str(tmp_path / "told")
         async with forked(ranks.tells_what_it_was_given, 1, {"path": told}) as (supervisor, _):
-            await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
             assert Path(told).read_text() == f"0 0 {supervisor.directory.path} /dev/null"
             assert supervisor.state.ranks[0].failures == 1
             assert "exit status 0" in supervisor.directory.events.read_text()
@@ -131,12 +131,11 @@ def test_a_program_that_cannot_be_found_fails_as_a_rank() -> None:
         supervisor = Supervisor(
             launcher,
             [0],
-            max_ranks=1,
-            policy=patient_policy(1, relaunch_limit=0),
-            environment={"PYTHONPATH": str(ROOT)},
+            patient_policy(1, relaunch_limit=0),
+            launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),
         )
         await supervisor.start()
-        await until(supervisor, lambda: supervisor.state.ranks[0].status is Status.DOWN)
+        await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
         assert "exit status 1" in supervisor.directory.events.read_text()
         await supervisor.stop()
 
@@ -145,8 +144,8 @@ def test_a_program_that_cannot_be_found_fails_as_a_rank() -> None:
 
 def test_stopping_while_the_fork_server_is_still_importing() -> None:
     async def body() -> None:
-        launcher = ForkLauncher(name_of(ranks.steady), preload=["tests.control.launch.slow_import"])
-        supervisor = Supervisor(launcher, range(2), max_ranks=2, environment={"PYTHONPATH": str(ROOT)})
+        launcher = ForkLauncher(entry_name(ranks.steady), preload=["tests.control.launch.slow_import"])
+        supervisor = Supervisor(launcher, range(2), patient_policy(2), launch=LaunchSettings({"PYTHONPATH": str(ROOT)}))
         await supervisor.start()
         await until(supervisor, lambda: launcher.server_pid is not None)
         server = launcher.server_pid

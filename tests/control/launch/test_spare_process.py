@@ -1,4 +1,4 @@
-"""How a spare process ends that nobody has told which rank it is: in no way that could be the end of a rank."""
+"""How a spare process ends that never heard which rank it is: in no way that could be the end of a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.control.harness import PATIENCE, ROOT
 
 
 def exit_status(warm: str, then: Callable[[socket.socket], object]) -> tuple[int, bytes]:
-    """What a spare ends with, and what it wrote. Once it has said something, ``then``; and nobody listens any more."""
+    """What a spare ends with, and what it wrote. ``then`` is called once it has said something; then its socket is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

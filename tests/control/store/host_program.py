@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eep.control.launch.processes import command_of
 from eep.control.store.etcd_store import EtcdStore
+from eep.control.supervisor.settings import DirectorySettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from tests.control import ranks
 from tests.control.harness import patient_policy
@@ -19,12 +20,10 @@ async def main(name: str, members: str, capacity: str, directory: str, *endpoint
     supervisor = Supervisor(
         command_of(ranks.steady),
         [int(rank) for rank in members.split(",")],
-        max_ranks=int(capacity),
+        patient_policy(int(capacity)),
         host=name,
-        policy=patient_policy(int(capacity)),
-        store=EtcdStore(endpoints, "partitions", answer_within=1.0, listen_for=2.0),
-        directory=Path(directory),
-        lease_ttl=LEASE_TTL,
+        directory=DirectorySettings(Path(directory)),
+        store=StoreSettings(EtcdStore(endpoints, "partitions", answer_within=1.0, listen_for=2.0), LEASE_TTL),
     )
     await supervisor.run()
 

@@ -49,7 +49,7 @@ async def two_hosts(etcd: EtcdCluster, job: str) -> AsyncIterator[tuple[Supervis
         yield hosts[0], hosts[1]
 
 
-async def everybody_back(*hosts: Supervisor) -> None:
+async def every_rank_back(*hosts: Supervisor) -> None:
     """Every rank is in and running, and all hosts hold the same record."""
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -68,7 +68,7 @@ def test_two_hosts_agree_on_every_loss(etcd: EtcdCluster) -> None:
                 before = record(host).view.incarnations[rank]
                 kill(host, rank)
                 await until(a, lambda rank=rank, n=before: record(a).view.incarnations[rank] > n)  # type: ignore[misc]
-                await everybody_back(a, b)
+                await every_rank_back(a, b)
 
     asyncio.run(body())
 
@@ -91,7 +91,7 @@ def test_a_node_is_killed_and_another_paused_during_view_changes(etcd: EtcdClust
             kill(a, 1)
             etcd.kill(leader)
             await until(b, lambda: record(b).view.incarnations[1] > 0)
-            await everybody_back(a, b)
+            await every_rank_back(a, b)
             etcd.start(leader)
             etcd.wait_until_healthy()
 
@@ -99,19 +99,19 @@ def test_a_node_is_killed_and_another_paused_during_view_changes(etcd: EtcdClust
             etcd.pause(paused)
             kill(b, 2)
             await until(a, lambda: record(a).view.incarnations[2] > 0)
-            await everybody_back(a, b)
+            await every_rank_back(a, b)
             etcd.resume(paused)
             etcd.wait_until_healthy()
             kill(a, 0)
             await until(b, lambda: record(b).view.incarnations[0] > 0)
-            await everybody_back(a, b)
+            await every_rank_back(a, b)
             assert record(a).phase is Phase.RUN
 
     asyncio.run(body())
 
 
 def patient(endpoints: Sequence[str], job: str, **options: Any) -> EtcdStore:
-    """For where nobody is missed: a disk that is busy may take seconds to write."""
+    """For where no host is lost: a disk that is busy may take seconds to write."""
     return EtcdStore(endpoints, job, answer_within=PATIENCE, **options)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from eep.control.wire.client import ask
+from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskStatus
 from tests.control.harness import ROOT
 from tests.control.store import etcd_cluster, network_namespaces
@@ -92,7 +92,7 @@ class Hosts:
     def status(self, host: int) -> dict[str, Any]:
         """How a host says it stands; its Unix socket is in the file system, which all namespaces share."""
         try:
-            status: dict[str, Any] = json.loads(ask(self.private(host), AskStatus()).body)
+            status: dict[str, Any] = json.loads(ask_supervisor(self.private(host), AskStatus()).body)
         except OSError:
             return {"phase": "GONE", "active": [], "ranks": {}, "leased": False}
         return status
@@ -137,10 +137,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.mark.parametrize("both_ways", [True, False], ids=["both ways", "one way"])
 def test_the_majority_goes_on_and_the_minority_stops(hosts: Hosts, both_ways: bool) -> None:
-    everybody = tuple(range(HOSTS))
-    hosts.until("forming", lambda: hosts.run_with(everybody))
+    every_host = tuple(range(HOSTS))
+    hosts.until("forming", lambda: hosts.run_with(every_host))
     lost = 2 if both_ways else 1
-    majority = tuple(host for host in everybody if host != lost)
+    majority = tuple(host for host in every_host if host != lost)
     before = hosts.incarnations(lost)
 
     hosts.network.isolate(lost, both_ways=both_ways)
@@ -150,6 +150,6 @@ def test_the_majority_goes_on_and_the_minority_stops(hosts: Hosts, both_ways: bo
     assert hosts.status(lost)["phase"] == "REVOKED"
 
     hosts.network.heal()
-    hosts.until("rejoining", lambda: hosts.run_with(everybody))
+    hosts.until("rejoining", lambda: hosts.run_with(every_host))
     after = hosts.incarnations(lost)
     assert all(new > old for new, old in zip(after, before, strict=True)), "a removed rank came back as itself"

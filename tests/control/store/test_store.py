@@ -14,10 +14,10 @@ from eep.control.store.embedded_store import (
     ABSENT,
     Change,
     EmbeddedStore,
-    Entry,
     LeaseEndedError,
     Listing,
-    Store,
+    RecordStore,
+    StoredValue,
     Swap,
 )
 from eep.control.store.etcd_store import EtcdStore
@@ -26,7 +26,7 @@ from tests.control.store.etcd_cluster import EtcdCluster
 PATIENCE = 60.0
 _names = itertools.count()
 
-OpenStore = Callable[[], "contextlib.AbstractAsyncContextManager[Store]"]
+OpenStore = Callable[[], "contextlib.AbstractAsyncContextManager[RecordStore]"]
 
 
 @pytest.fixture(params=["embedded", "etcd"])
@@ -35,7 +35,7 @@ def open_store(request: pytest.FixtureRequest) -> OpenStore:
     cluster: EtcdCluster | None = request.getfixturevalue("etcd") if request.param == "etcd" else None
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Store]:
+    async def opened() -> AsyncIterator[RecordStore]:
         if cluster is not None:
             yield EtcdStore(cluster.endpoints, f"test-{next(_names)}", answer_within=10.0)
             return
@@ -48,7 +48,7 @@ def open_store(request: pytest.FixtureRequest) -> OpenStore:
     return opened
 
 
-def run(open_store: OpenStore, test: Callable[[Store], Awaitable[None]]) -> None:
+def run(open_store: OpenStore, test: Callable[[RecordStore], Awaitable[None]]) -> None:
     async def body() -> None:
         async with asyncio.timeout(PATIENCE), open_store() as store:
             await test(store)
@@ -57,7 +57,7 @@ def run(open_store: OpenStore, test: Callable[[Store], Awaitable[None]]) -> None
 
 
 def test_a_key_is_written_only_over_what_was_expected(open_store: OpenStore) -> None:
-    async def body(store: Store) -> None:
+    async def body(store: RecordStore) -> None:
         assert await store.get("k") is None
         first = await store.compare_and_swap("k", ABSENT, b"one")
         assert first.done
@@ -68,14 +68,14 @@ def test_a_key_is_written_only_over_what_was_expected(open_store: OpenStore) -> 
         assert second.entry is not None
         assert second.entry.version > first.entry.version
         assert await store.compare_and_swap("k", first.entry.version, b"three") == Swap(False, second.entry)
-        assert await store.get("k") == Entry(b"two", second.entry.version)
+        assert await store.get("k") == StoredValue(b"two", second.entry.version)
         assert await store.compare_and_swap("none", 7, b"") == Swap(False, None)
 
     run(open_store, body)
 
 
 def test_of_many_at_once_one_wins(open_store: OpenStore) -> None:
-    async def body(store: Store) -> None:
+    async def body(store: RecordStore) -> None:
         swaps = await asyncio.gather(*[store.compare_and_swap("k", ABSENT, b"%d" % n) for n in range(16)])
         (winner,) = [swap for swap in swaps if swap.done]
         assert all(swap.entry == winner.entry for swap in swaps)
@@ -84,7 +84,7 @@ def test_of_many_at_once_one_wins(open_store: OpenStore) -> None:
 
 
 def test_a_watch_lists_and_then_tells_every_change_in_order(open_store: OpenStore) -> None:
-    async def body(store: Store) -> None:
+    async def body(store: RecordStore) -> None:
         await store.compare_and_swap("a/1", ABSENT, b"before")
         await store.compare_and_swap("b/1", ABSENT, b"elsewhere")
         watch = store.watch("a/")
@@ -111,11 +111,11 @@ def test_a_watch_lists_and_then_tells_every_change_in_order(open_store: OpenStor
 
 
 def test_leased_keys_end_with_their_lease(open_store: OpenStore) -> None:
-    async def body(store: Store) -> None:
+    async def body(store: RecordStore) -> None:
         lease = await store.grant(3.0)
         await store.compare_and_swap("a/leased", ABSENT, b"x", lease)
         await store.compare_and_swap("a/lasting", ABSENT, b"y")
-        async for news in store.watch("a/"):  # nobody keeps it alive
+        async for news in store.watch("a/"):  # its lease is not kept alive
             # A watch lists at first, and again when it has heard nothing for a while.
             if isinstance(news, Listing):
                 gone = {"a/leased", "a/lasting"} - news.entries.keys()
@@ -134,7 +134,7 @@ def test_leased_keys_end_with_their_lease(open_store: OpenStore) -> None:
 
 
 def test_a_lease_that_is_kept_alive_stands(open_store: OpenStore) -> None:
-    async def body(store: Store) -> None:
+    async def body(store: RecordStore) -> None:
         lease = await store.grant(20.0)
         await store.compare_and_swap("k", ABSENT, b"x", lease)
         for _ in range(3):

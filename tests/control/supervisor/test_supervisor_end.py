@@ -23,9 +23,10 @@ import asyncio, sys
 from pathlib import Path
 from eep.control.launch.processes import command_of
 from eep.control.supervisor.supervisor import Supervisor
+from eep.membership import Policy
 from tests.control import ranks
 async def main():
-    supervisor = Supervisor(command_of(ranks.with_a_child), range(2), max_ranks=2)
+    supervisor = Supervisor(command_of(ranks.with_a_child), range(2), Policy(max_ranks=2))
     print(supervisor.directory.path, flush=True)
     await supervisor.run()
 asyncio.run(main())

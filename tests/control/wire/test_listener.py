@@ -12,17 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from eep.control.supervisor.front_desk import Front
-from eep.control.wire.listener import Accepting
+from eep.control.supervisor.front_desk import FrontDesk
+from eep.control.wire.listener import ConnectionListener
 from eep.control.wire.sealed_frames import new_key
 from tests.control.harness import PATIENCE
 
-SOON = 0.2
+SOON, NEVER = 0.05, 3600.0
+TURNS = 100
+"""Turns of the loop. One that tried again in each of them would fail as often."""
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eep.control.wire.listener.AGAIN_AFTER", SOON)
+def try_again_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eep.control.wire.listener.AGAIN_AFTER", seconds)
+
+
+def listening() -> socket.socket:
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    return sock
 
 
 @contextmanager
@@ -48,47 +55,67 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_connection_that_cannot_be_taken_is_taken_later_and_the_loop_does_other_things_meanwhile() -> None:
+def test_a_connection_that_cannot_be_taken_is_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    try_again_after(SOON, monkeypatch)
+
     async def body() -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listener.setblocking(False)
+        sock = listening()
         took: list[socket.socket] = []
         failed: list[OSError] = []
-        accepts = Accepting(listener, took.append, failed.append)
+        listener = ConnectionListener(sock, took.append, failed.append)
         with socket.socket() as client:
             with without_descriptors():
-                client.connect(listener.getsockname())
-                await asyncio.sleep(3.5 * SOON)
-                assert len(failed) in range(1, 5), "asked again and again"
+                client.connect(sock.getsockname())
+                await until(lambda: len(failed) > 1)
                 assert not took
             await until(lambda: took)
             took[0].close()
-        accepts.close()
+        listener.close()
 
     asyncio.run(body())
 
 
-def test_closed_while_it_waits_it_does_not_come_back() -> None:
+def test_the_loop_does_other_things_while_a_connection_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    try_again_after(NEVER, monkeypatch)
+
     async def body() -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listener.setblocking(False)
+        sock = listening()
         failed: list[OSError] = []
-        faults: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        accepts = Accepting(listener, lambda connection: connection.close(), failed.append)
-        with socket.socket() as client:
-            with without_descriptors():
-                client.connect(listener.getsockname())
-                await until(lambda: failed)
-            accepts.close()
-            await asyncio.sleep(2 * SOON)
-        assert not faults
+        listener = ConnectionListener(sock, lambda connection: connection.close(), failed.append)
+        with socket.socket() as client, without_descriptors():
+            client.connect(sock.getsockname())
+            await until(lambda: failed)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            assert len(failed) == 1, "asked again in every turn of the loop"
+        listener.close()
 
     asyncio.run(body())
 
 
-def test_a_supervisor_says_so(tmp_path: Path) -> None:
-    class Desk:
+def test_closed_while_it_waits_it_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    try_again_after(NEVER, monkeypatch)
+
+    async def body() -> None:
+        sock = listening()
+        failed: list[OSError] = []
+        listener = ConnectionListener(sock, lambda connection: connection.close(), failed.append)
+        with socket.socket() as client, without_descriptors():
+            client.connect(sock.getsockname())
+            await until(lambda: failed)
+            again = listener._again
+            assert again is not None, "it does not wait"
+            assert not again.cancelled()
+            listener.close()
+            assert again.cancelled()
+
+    asyncio.run(body())
+
+
+def test_a_supervisor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_again_after(SOON, monkeypatch)
+
+    class Owner:
         def __init__(self) -> None:
             self.rejected: list[str] = []
 
@@ -96,15 +123,15 @@ def test_a_supervisor_says_so(tmp_path: Path) -> None:
             self.rejected.append(kind)
 
     async def body() -> None:
-        desk = Desk()
-        front = Front(tmp_path / "socket", new_key(), desk, lambda descriptor: None)  # type: ignore[arg-type]
+        owner = Owner()
+        front = FrontDesk(tmp_path / "socket", new_key(), owner, lambda descriptor: None)  # type: ignore[arg-type]
         front.listen()
         with socket.socket(socket.AF_UNIX) as client:
             with without_descriptors():
                 client.connect(str(tmp_path / "socket"))
-                await until(lambda: desk.rejected)
+                await until(lambda: owner.rejected)
             await until(lambda: front._connections)
-        assert set(desk.rejected) == {"not-accepted"}
+        assert set(owner.rejected) == {"not-accepted"}
         front.close()
 
     asyncio.run(body())

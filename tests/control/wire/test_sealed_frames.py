@@ -7,21 +7,31 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eep.control.wire.messages import Answer, FromPeer, FromSupervisor, Register, SaySettled, SaySuspect, TellView
-from eep.control.wire.sealed_frames import KEY_BYTES, MAX_PAYLOAD, Channel, End, Received, WireError, new_key
+from eep.control.wire.messages import FromPeer, FromSupervisor, Register, SaySettled, SaySuspect, TellAnswer, TellView
+from eep.control.wire.sealed_frames import (
+    KEY_BYTES,
+    MAX_PAYLOAD,
+    ReceivedMessage,
+    SealedChannel,
+    SessionEnd,
+    WireError,
+    new_key,
+)
 
 KEY = new_key()
 
 
-def session(client_key: bytes = KEY, server_key: bytes = KEY) -> tuple[Channel[FromSupervisor], Channel[FromPeer]]:
-    client: Channel[FromSupervisor] = Channel(client_key, End.CLIENT, FromSupervisor)
-    server: Channel[FromPeer] = Channel(server_key, End.SERVER, FromPeer)
+def session(
+    client_key: bytes = KEY, server_key: bytes = KEY
+) -> tuple[SealedChannel[FromSupervisor], SealedChannel[FromPeer]]:
+    client: SealedChannel[FromSupervisor] = SealedChannel(client_key, SessionEnd.CLIENT, FromSupervisor)
+    server: SealedChannel[FromPeer] = SealedChannel(server_key, SessionEnd.SERVER, FromPeer)
     client.feed(server.greeting())
     server.feed(client.greeting())
     return client, server
 
 
-def rejected(channel: Channel[FromPeer], data: bytes) -> str:
+def rejected(channel: SealedChannel[FromPeer], data: bytes) -> str:
     with pytest.raises(WireError) as caught:
         channel.feed(data)
     assert str(caught.value), "an error must say what is wrong"
@@ -32,26 +42,26 @@ def test_messages_pass_both_ways_in_order() -> None:
     client, server = session()
     sent = [Register(3, 1), SaySettled(), SaySuspect((1, 2), "1 s")]
     frames = b"".join(client.seal(message, epoch) for epoch, message in enumerate(sent))
-    assert server.feed(frames) == [Received(message, epoch) for epoch, message in enumerate(sent)]
+    assert server.feed(frames) == [ReceivedMessage(message, epoch) for epoch, message in enumerate(sent)]
     view = TellView((0, 1), (0, 4), "run")
-    assert client.feed(server.seal(view, 9)) == [Received(view, 9)]
+    assert client.feed(server.seal(view, 9)) == [ReceivedMessage(view, 9)]
 
 
 def test_frames_may_arrive_byte_by_byte() -> None:
     client, server = session()
     got = [one for byte in client.seal(Register(1, 0)) for one in server.feed(bytes([byte]))]
-    assert got == [Received(Register(1, 0), 0)]
+    assert got == [ReceivedMessage(Register(1, 0), 0)]
 
 
 def test_nothing_is_sealed_before_the_greeting() -> None:
     with pytest.raises(WireError, match="has not greeted"):
-        Channel(KEY, End.CLIENT, FromSupervisor).seal(Register(0, 0))
+        SealedChannel(KEY, SessionEnd.CLIENT, FromSupervisor).seal(Register(0, 0))
 
 
 @pytest.mark.parametrize("size", [0, 16, KEY_BYTES - 1, KEY_BYTES + 1])
 def test_a_key_of_the_wrong_size_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="job key"):
-        Channel(bytes(size), End.CLIENT, FromSupervisor)
+        SealedChannel(bytes(size), SessionEnd.CLIENT, FromSupervisor)
 
 
 def test_a_wrong_key_is_found_out() -> None:
@@ -74,11 +84,11 @@ def test_a_frame_of_another_session_is_found_out() -> None:
 
 def test_a_reflected_frame_is_found_out() -> None:
     _, server = session()
-    assert rejected(server, server.seal(Answer(True, ""))) == "bad-seal"
+    assert rejected(server, server.seal(TellAnswer(True, ""))) == "bad-seal"
 
 
 def test_a_reflected_greeting_is_found_out() -> None:
-    server: Channel[FromPeer] = Channel(KEY, End.SERVER, FromPeer)
+    server: SealedChannel[FromPeer] = SealedChannel(KEY, SessionEnd.SERVER, FromPeer)
     assert rejected(server, server.greeting()) == "reflected"
 
 
@@ -96,11 +106,11 @@ def test_a_frame_that_announces_too_much_is_not_waited_for() -> None:
 def test_a_message_that_is_too_large_is_not_sent() -> None:
     client, _ = session()
     with pytest.raises(WireError, match="over the limit"):
-        client.seal(Answer(True, "x" * (MAX_PAYLOAD + 1)))
+        client.seal(TellAnswer(True, "x" * (MAX_PAYLOAD + 1)))
 
 
 def test_a_stranger_is_found_out_at_the_first_bytes() -> None:
-    server: Channel[FromPeer] = Channel(KEY, End.SERVER, FromPeer)
+    server: SealedChannel[FromPeer] = SealedChannel(KEY, SessionEnd.SERVER, FromPeer)
     assert rejected(server, b"GET / HTTP/1.1\r\n") == "bad-greeting"
 
 
@@ -112,9 +122,9 @@ def test_a_stranger_is_found_out_at_the_first_bytes() -> None:
         Register(0, -7),
         SaySuspect(()),
         SaySuspect((1,), "x" * 2000),
-        Answer(True, ""),
+        TellAnswer(True, ""),
     ],
-    ids=["negative rank", "huge rank", "bad incarnation", "nobody", "long evidence", "wrong direction"],
+    ids=["negative rank", "huge rank", "bad incarnation", "no suspect", "long evidence", "wrong direction"],
 )
 def test_sealed_nonsense_is_found_out(message: FromPeer) -> None:
     client, server = session()
@@ -130,7 +140,7 @@ def test_noise_never_becomes_a_message(noise: bytes, cut: int) -> None:
         got = server.feed(honest[:cut] + noise)
     except WireError:
         return
-    assert got in ([], [Received(Register(0, 0), 0)])
+    assert got in ([], [ReceivedMessage(Register(0, 0), 0)])
 
 
 @settings(max_examples=300, deadline=None)
@@ -150,7 +160,7 @@ def test_a_flipped_bit_never_passes(data: st.DataObject) -> None:
 @given(payload=st.binary(max_size=300))
 @example(payload=b"\x82\xa4type\xa8Register\xa4\x00\x00\x00\x80\x01")  # the name of a field that is no text
 def test_any_sealed_payload_is_a_message_or_an_error(payload: bytes) -> None:
-    """Even somebody with the key can only say what the schema allows."""
+    """Even a peer with the key can only say what the schema allows."""
     client, server = session()
     client._encoder = Raw()  # type: ignore[assignment]
     frame = client.seal(payload)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def check(directory: Path, *, defines: tuple[str, ...] = (), liveness: bool = Fa
     return int(errors[1]), int(states[1]), said
 
 
-def test_one_view_per_epoch_and_nobody_returns_from_the_dead(tmp_path: Path) -> None:
+def test_one_view_per_epoch_and_no_rank_returns_from_the_dead(tmp_path: Path) -> None:
     errors, states, said = check(tmp_path)
     assert errors == 0, said
     assert states > 10_000, "the model has shrunk to nothing"

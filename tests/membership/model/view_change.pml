@@ -1,6 +1,6 @@
 /* The view change, small enough to look at every interleaving: two hosts with two ranks each, two faults (a rank dies,
  * or a host's lease ends), one join. What is modelled is what eep/membership does: one record that is changed only by
- * compare-and-swap, one report per host, a coordinator whom anybody may replace when its lease is gone.
+ * compare-and-swap, one report per host, a coordinator that any host may replace when its lease is gone.
  *
  * Reading the record, deciding on the reports and swapping are separate steps, so a host may always act on what is no
  * longer so. Build with -DBROKEN_SWAP or -DREMOVE_UNSEEN to see the checks fail.
@@ -73,7 +73,7 @@ proctype Follow(byte me) {
 end:
     do
     :: atomic { serial != seen[me].serial ->
-        /* Take over the record, and fence whoever is not in it. */
+        /* Take over the record, and fence the ranks that are not in it. */
         seen[me].serial = serial; seen[me].epoch = epoch; seen[me].members = members;
         seen[me].running = running; seen[me].coordinator = coordinator;
         for (r : 2 * me .. 2 * me + 1) {
@@ -135,7 +135,7 @@ end:
         fi }
 
     :: atomic { decided ->
-        /* Swap, unless somebody was faster. */
+        /* Swap, unless another host was faster. */
         if
         :: SWAPS(built_on.serial) ->
             if

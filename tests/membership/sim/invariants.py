@@ -6,7 +6,7 @@ from typing import Any
 
 from eep.control.store.key_value import Change
 from eep.control.store.record_codec import INSTANCE_KEY, host_in
-from eep.membership import Instance, Phase
+from eep.membership import InstanceRecord, Phase
 from eep.view import View
 from tests.membership.sim.rank import SimRank
 from tests.membership.sim.world import World
@@ -20,7 +20,7 @@ class Watchdog:
         self.views: dict[int, View] = {}
         self.runs: set[int] = set()
         """Epochs that were allowed to run."""
-        self.last: Instance | None = None
+        self.last: InstanceRecord | None = None
         self.removed: set[tuple[int, int]] = set()
         self.launched: dict[tuple[int, int], SimRank] = {}
         self.lease_ended: set[str] = set()
@@ -36,7 +36,7 @@ class Watchdog:
         elif change.value is None:
             self.lease_ended.add(host_in(change.key))
 
-    def committed(self, instance: Instance) -> None:
+    def committed(self, instance: InstanceRecord) -> None:
         view, last = instance.view, self.last
         assert self.views.setdefault(view.epoch, view) == view, f"two views of epoch {view.epoch}"
         if last is not None:
@@ -53,7 +53,7 @@ class Watchdog:
             self.runs.add(view.epoch)
         self.last = instance
 
-    def _removals(self, last: Instance, instance: Instance) -> None:
+    def _removals(self, last: InstanceRecord, instance: InstanceRecord) -> None:
         members = {(rank, instance.view.incarnations[rank]) for rank in instance.view.active}
         for rank in last.view.active:
             gone = (rank, last.view.incarnations[rank])
@@ -75,6 +75,6 @@ class Watchdog:
             for process in host.processes.values():
                 view = process.view
                 if view is not None and view is not self._checked.get(id(process)) and process.running:
-                    assert self.views[view.epoch] == view, "a rank runs a view nobody committed"
-                    assert view.epoch in self.runs, "a rank runs before everybody has settled"
+                    assert self.views[view.epoch] == view, "a rank runs a view that was never committed"
+                    assert view.epoch in self.runs, "a rank runs before every rank has settled"
                     self._checked[id(process)] = view

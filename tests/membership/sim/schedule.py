@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from eep.control.store.record_codec import INSTANCE_KEY
-from eep.membership import Action, Instance, Leave, OperatorAsked, Phase, Policy, Status
+from eep.membership import Action, InstanceRecord, Leave, OperatorAsked, Phase, Policy, RankStatus
 from tests.membership.sim.host import SimHost
 from tests.membership.sim.invariants import Watchdog
 from tests.membership.sim.world import NODES, World
@@ -50,7 +50,7 @@ class Schedule:
         return host
 
     @property
-    def instance(self) -> Instance | None:
+    def instance(self) -> InstanceRecord | None:
         entry = self.world.store.get(INSTANCE_KEY)
         return entry.value if entry else None
 
@@ -75,7 +75,7 @@ class Schedule:
         return False
 
     def is_whole(self) -> bool:
-        """Everybody who is wanted is in, everybody knows it, and all of them run."""
+        """Every rank that is wanted is in, every host knows it, and all of them run."""
         self.checked()
         instance = self.instance
         if instance is None or instance.phase is not Phase.RUN:
@@ -84,7 +84,7 @@ class Schedule:
             if host.state.instance != instance:
                 return False
             for rank, local in host.state.ranks.items():
-                wanted = local.keep and local.status is not Status.DOWN
+                wanted = local.keep and local.status is not RankStatus.DOWN
                 if wanted and not (instance.has(rank, local.incarnation) and host.processes[rank].running):
                     return False
         return True

@@ -191,7 +191,7 @@ class StoreClient:
         def granted(found: Any) -> None:
             lease, entry = found
             if entry is not None and entry.value.ident != self._host.state.ident:
-                failed()  # the name is somebody else's until their lease ends
+                failed()  # another supervisor has the name until its lease ends
                 return
             version, report = entry.version if entry else 0, report_of(self._host.state)
             self._call("register", lambda: self._put(version, report, lease), lambda s: held(lease, s), failed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from eep.membership import Instance, Phase, host_of, phase_name
+from eep.membership import InstanceRecord, Phase, host_of, phase_name
 from tests.membership.sim.schedule import Schedule
 from tests.membership.sim.world import NODES
 
@@ -24,7 +24,7 @@ def until(schedule: Schedule, condition: Callable[[], bool], within: float = 60.
     return schedule.world.run(schedule.world.now + within, stop)
 
 
-def record(schedule: Schedule) -> Instance:
+def record(schedule: Schedule) -> InstanceRecord:
     assert schedule.instance is not None
     return schedule.instance
 
@@ -101,7 +101,7 @@ def test_a_store_that_is_away_for_a_while_costs_an_epoch_and_no_rank() -> None:
     assert not any(process.running for host in hosts for process in host.processes.values())
     schedule.world.nodes_down.clear()
     assert until(schedule, schedule.is_whole)
-    assert record(schedule).view.incarnations == before.incarnations, "somebody was relaunched for nothing"
+    assert record(schedule).view.incarnations == before.incarnations, "a rank was relaunched for nothing"
     assert record(schedule).view.epoch > before.epoch
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from eep.control.store.key_value import Entry, KeyValue, Swap
-from eep.membership import decide, judge, turn
+from eep.control.store.key_value import KeyValue, StoredValue, Swap
+from eep.membership import coordination, decide, judge
 from tests.membership.sim.schedule import Schedule
 
 SEEDS = 2000
@@ -62,7 +62,7 @@ def test_a_store_that_does_not_compare_is_caught(monkeypatch: pytest.MonkeyPatch
     honest = KeyValue.compare_and_swap
 
     def careless(self: Any, key: str, expected: int, value: Any, lease: int | None = None) -> Swap[Any]:
-        current: Entry[Any] | None = self.get(key)
+        current: StoredValue[Any] | None = self.get(key)
         return honest(self, key, current.version if current else 0, value, lease)
 
     monkeypatch.setattr(KeyValue, "compare_and_swap", careless)
@@ -79,6 +79,6 @@ def test_removing_on_mere_suspicion_is_caught(monkeypatch: pytest.MonkeyPatch) -
             return replace(instance, serial=instance.serial + 1, view=instance.view.without(accused))
         return decide(instance, reports, **options)
 
-    monkeypatch.setattr(turn, "decide", hasty)
+    monkeypatch.setattr(coordination, "decide", hasty)
     with pytest.raises(AssertionError, match="removed alive"):
         run_many(range(200))

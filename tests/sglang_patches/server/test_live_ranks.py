@@ -1,0 +1,64 @@
+"""Which ranks the controller sends to, and what it forgets when one is gone. The event log has no part in it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from eep.membership import Launch, Notify, Phase, RankGone, Transition
+from eep.view import View
+from sglang_patches.server.controller import LiveRanks, Outbox, mark_the_dead
+
+BOTH = View(1, (0, 1), (0, 0))
+
+
+def running() -> LiveRanks:
+    ranks = LiveRanks()
+    for effect in (Launch(0, 0, ""), Launch(1, 0, ""), Notify(BOTH, Phase.RUN)):
+        ranks.follow(effect)
+    return ranks
+
+
+def test_a_rank_that_is_gone_is_no_longer_live() -> None:
+    ranks = running()
+    assert ranks.live == {0: 0, 1: 0}
+    ranks.follow(RankGone(1, 0, "it exited"))
+    assert ranks.live == {0: 0}
+    assert list(ranks.ended) == [1]
+
+
+def test_a_late_record_does_not_bring_a_gone_life_back() -> None:
+    ranks = running()
+    ranks.follow(RankGone(1, 0, "it exited"))
+    ranks.follow(Notify(BOTH, Phase.RUN))
+    assert ranks.live == {0: 0}
+    ranks.follow(Launch(1, 1, ""))
+    ranks.follow(Notify(View(3, (0, 1), (0, 1)), Phase.RUN))
+    assert ranks.live == {0: 0, 1: 1}
+
+
+def test_lines_of_the_event_log_change_nothing() -> None:
+    ranks = running()
+    for phase in ("DYING", "FENCING", "EXITED"):
+        ranks.follow(Transition(phase, 1, "", rank=1, incarnation=0))
+    assert ranks.live == {0: 0, 1: 0}
+    assert not ranks.ended
+
+
+def test_what_waited_for_a_rank_is_forgotten_with_each_of_its_lives() -> None:
+    def blocked(socket: Any, message: Any, flags: int = 0) -> None:
+        import zmq
+
+        raise zmq.Again
+
+    ranks, outbox = running(), Outbox(blocked)
+    controller = SimpleNamespace(workers=["socket 0", "socket 1"], status=[False, False])
+    outbox("socket 0", "stays")
+    for effect in (RankGone(1, 0, "it exited"), Launch(1, 1, "")):
+        outbox("socket 1", "for the life that ended")
+        ranks.follow(effect)
+        mark_the_dead(controller, ranks, outbox)
+        assert id(controller.workers[1]) not in outbox._unsent, effect
+    assert list(outbox._unsent[id(controller.workers[0])]) == ["stays"]
+    assert controller.status == [True, False]
+    assert controller._active_workers == [0]
