@@ -47,13 +47,17 @@ class Answer:
         return [later - earlier for earlier, later in pairwise(moments)]
 
 
-def put(url: str, query: Query, *, timeout: float = 240.0, cut_after: int | None = None) -> Answer:
-    """Asks a server. ``cut_after``: the client goes away after so many tokens. Never raises: see ``problem``."""
-    answer = Answer(query.number, time.monotonic())
+def put(
+    url: str, query: Query, *, timeout: float = 240.0, cut_after: int | None = None, rank: int | None = None
+) -> Answer:
+    """Asks a server. ``cut_after``: the client goes away after so many tokens. ``rank`` is to serve it, if it is in. Never
+    raises: see ``problem``."""
+    answer = Answer(query.number, time.monotonic(), rank=rank)
     native = query.path == "/generate"
+    body = query.body if rank is None else {**query.body, "routed_dp_rank": rank}
     try:
         if query.is_streamed:
-            for chunk in stream(url, query.path, query.body, timeout):
+            for chunk in stream(url, query.path, body, timeout):
                 if "error" in chunk:
                     answer.problem = str(chunk["error"])[:500]
                     break
@@ -62,7 +66,7 @@ def put(url: str, query: Query, *, timeout: float = 240.0, cut_after: int | None
                     answer.is_cut = True
                     return answer
         else:
-            _add_whole(answer, _post(url, query.path, query.body, timeout))
+            _add_whole(answer, _post(url, query.path, body, timeout))
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         answer.problem = answer.problem or f"{type(error).__name__}: {error}"
     if not answer.problem and '"abort"' in answer.finish:

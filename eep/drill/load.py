@@ -126,7 +126,11 @@ class Load:
         return [answer for answer in list(self.answers) if not answer.problem and self.is_wrong(answer)]
 
     def is_wrong(self, answer: Answer) -> bool:
-        return answer.tokens != list(self.wanted[answer.prompt])
+        return answer.tokens != list(self.wanted_tokens(answer))
+
+    def wanted_tokens(self, answer: Answer) -> Sequence[int]:
+        """Those of the fault-free answer to the same request."""
+        return self.wanted[answer.prompt]
 
     def token_times(self) -> list[float]:
         return sorted(moment for answer in list(self.answers) for moment in answer.times)

@@ -17,11 +17,22 @@ _GOES_AWAY = 24
 class MixedLoad(Load):
     """Which client asks for what is decided by the seed."""
 
-    def __init__(self, url: str, known: Sequence[Reference], clients: int, seed: int, *, exact: bool = True) -> None:
-        """``exact``: an answer must be as it was; otherwise only as long."""
+    def __init__(
+        self,
+        url: str,
+        known: Sequence[Reference],
+        clients: int,
+        seed: int,
+        *,
+        ranks: int | None = None,
+        exact: bool = True,
+    ) -> None:
+        """``ranks``: each client names one of so many ranks that is to serve it; otherwise the server chooses. ``exact``: an
+        answer must be as it was; otherwise only as long."""
         if not known:
             raise ValueError("a mixed load needs at least one request with a known answer")
-        super().__init__(url, [each.query.prompt for each in known], [each.answer.tokens for each in known], clients)
+        prompts, wanted = [each.query.prompt for each in known], [each.answer.tokens for each in known]
+        super().__init__(url, prompts, wanted, clients, ranks)
         self.known, self.exact = known, exact
         self._of_number = {each.query.number: each for each in known}
         self._choices = [random.Random(seed * 1000 + client) for client in range(clients)]
@@ -29,6 +40,9 @@ class MixedLoad(Load):
     def wanted_of(self, answer: Answer) -> Answer:
         """The fault-free answer to the same request."""
         return self._of_number[answer.prompt].answer
+
+    def wanted_tokens(self, answer: Answer) -> Sequence[int]:
+        return self.wanted_of(answer).tokens
 
     def kind_of(self, answer: Answer) -> str:
         return self._of_number[answer.prompt].query.kind
@@ -59,4 +73,5 @@ class MixedLoad(Load):
         choose = self._choices[client]
         query = choose.choice(self.known).query
         may_leave = client % _GOES_AWAY == _GOES_AWAY - 1 and query.is_greedy and query.tokens > 3
-        return put(self.url, query, cut_after=choose.randint(1, query.tokens - 2) if may_leave else None)
+        cut_after = choose.randint(1, query.tokens - 2) if may_leave else None
+        return put(self.url, query, cut_after=cut_after, rank=rank)

@@ -7,6 +7,7 @@ either a near tie (:mod:`eep.drill.token_certainty`), which says nothing, or an 
 from __future__ import annotations
 
 import random
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -24,6 +25,7 @@ S = TypeVar("S")
 
 CONTINUED_FROM = 8
 """From so many places a greedy answer is continued, as the request of a lost rank is."""
+_LOOKS_EVERY = 0.2
 NEAR_TIE, OTHER_PATH, UNSTEADY = "near tie", "goes on otherwise", "unsteady"
 
 
@@ -91,13 +93,18 @@ def agreement(url: str, known: Sequence[Reference], clients: int) -> float:
     return sum(not wrong for _, wrong in again) / len(again)
 
 
-def forget_prefixes(url: str) -> None:
-    """Empties the server's prefix cache, so that prompts are computed again. A server without one has nothing to forget."""
+def forget_prefixes(url: str, within: float = 30.0) -> None:
+    """Empties the server's prefix cache, so that prompts are computed again. A rank refuses while it still has a request."""
     request = urllib.request.Request(f"{url}/flush_cache", b"", method="POST")
-    try:
-        urllib.request.urlopen(request, timeout=60).close()
-    except urllib.error.HTTPError as error:
-        raise RuntimeError(f"the server did not empty its prefix cache: HTTP {error.code}") from error
+    end = time.monotonic() + within
+    while True:
+        try:
+            urllib.request.urlopen(request, timeout=60).close()
+            return
+        except urllib.error.HTTPError as error:
+            if time.monotonic() > end:
+                raise RuntimeError(f"the server did not empty its prefix cache: HTTP {error.code}") from error
+        time.sleep(_LOOKS_EVERY)
 
 
 def _ask_again(url: str, known: Sequence[Reference], clients: int) -> list[tuple[Reference, str]]:
