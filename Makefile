@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu drill drill-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -125,6 +125,14 @@ demo: build setup-sglang  ## the real SGLang server loses a rank under load, eve
 demo-gpu: build-gpu  ## as demo, with four ranks on one GPU and a warm spare; needs a Python that has SGLang for CUDA
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) examples/serve_and_kill.py --device cuda --spares 1
+
+drill: build setup-sglang  ## mixed load and faults at random against the real server, every token checked; SECONDS=, SEED=, CASE=
+	$(VENV)/bin/eep drill --case $(or $(CASE),storm-cpu) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
+
+drill-gpu: build-gpu  ## as drill, with four ranks on one GPU and 64 clients; needs a Python that has SGLang for CUDA
+	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) -m eep.cli drill --case $(or $(CASE),storm-64) \
+	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
 demo-exchange: build  ## four processes exchange tokens, one is killed, a replacement joins; takes a few seconds
 	$(PY) examples/kill_one.py

@@ -1,11 +1,11 @@
 """What the loss of a rank costs the clients of the real SGLang server, and what it costs to be ready for it.
 
-Starts the server with four ranks, drives load whose every token is checked, and kills one rank after the other with SIGKILL,
-each when the last one is back. Of every kill: the time until the view without the rank is committed, until all survivors run
-again, until the next token reaches a client, until the rank is back; the largest gap between tokens that a client saw; tokens
-per second before, from kill to rejoin, and after. Before the kills, throughput in turns with elasticity and with a
-membership that is taken for fixed (see bench/failover/fixed_membership.py): in phases of seconds, and the ranks alone in
-quick turns.
+Starts the server with four ranks, drives a mixed load (see eep/drill/mix.py) whose every token is checked, and kills one
+rank after the other with SIGKILL, each when the last one is back. Of every kill: the time until the view without the rank
+is committed, until all survivors run again, until the next token reaches a client, until the rank is back; the largest
+gap between tokens that a client saw; tokens per second before, from kill to rejoin, and after. Before the kills,
+throughput in turns with elasticity and with a membership that is taken for fixed (see
+bench/failover/fixed_membership.py): in phases of seconds, and the ranks alone in quick turns.
 
 Writes failover-DEVICE.json, .md and .png into --out (failover-DEVICE-spares with --spares, -alike with --alike), and
 a -timeline.png, one of the kills; if it is interrupted during the kills, of those that are over. The exit code is 0 only if
@@ -37,6 +37,9 @@ from bench.failover.turns import OF_DEVICE, take_turns
 from eep.drill.devices import DEVICES, Device
 from eep.drill.faults import Target
 from eep.drill.load import Load, ask
+from eep.drill.mix import MIXES, make_queries
+from eep.drill.mixed_load import MixedLoad
+from eep.drill.references import learn
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
@@ -45,6 +48,7 @@ from eep.drill.token_certainty import clear_prompts
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PROMPTS, TOKENS = 8, 48
 RANKS = 4
+CLIENTS = {"cpu": 8, "cuda": 64}
 WARM_LENGTHS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96)
 # Patience with ranks that share their cores: only deaths are measured here. Of an answer only what is new is sent: all of it
 # with every token would keep the front end busy.
@@ -71,7 +75,7 @@ def parse() -> argparse.Namespace:
         "them in; with 16 each is on two of four ranks; with 48 all are on every rank (default: 8)",
     )
     parser.add_argument("--seed", type=int, default=1, help="decides the order of ranks and of turns (default: 1)")
-    parser.add_argument("--clients", type=int, default=8, help="how many stream at once (default: 8)")
+    parser.add_argument("--clients", type=int, help="how many stream at once (default: 8 on a CPU, 64 on a GPU)")
     parser.add_argument(
         "--pairs", type=int, default=12, help="pairs of phases with and without elasticity (default: 12)"
     )
@@ -93,6 +97,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     options = parser.parse_args()
+    if options.clients is None:
+        options.clients = CLIENTS[options.device]
     least_of = {
         "kills": 1,
         "spares": 0,
@@ -136,8 +142,13 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         warm_up(server.url)
         say(f"asking {PROMPTS} prompts for their fault-free answers")
         prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS, continued=options.device == "cuda")
-        load = Load.with_reference(server.url, prompts, tokens=TOKENS, clients=options.clients, ranks=RANKS)
-        clients = Clients(server.url, prompts, load.wanted, RANKS, options.clients, options.steady_tokens)
+        short = Load.with_reference(server.url, prompts, tokens=TOKENS)
+        clients = Clients(server.url, prompts, short.wanted, RANKS, options.clients, options.steady_tokens)
+        say("asking requests of every kind and length for their fault-free answers")
+        known = learn(server.url, make_queries(MIXES[device.name], options.seed), options.clients, say=say)
+        if known.unsteady:
+            raise RuntimeError(f"answers differ without any fault: {known.unsteady}")
+        load = MixedLoad(server.url, known.usable, options.clients, options.seed, ranks=RANKS)
         need_spares(Target(place / "d"), options.spares)  # or they start beside the first phases
         say(f"{options.clients} clients, with and without elasticity in turns")
         phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
@@ -168,6 +179,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "load_average": [load_before, round(os.getloadavg()[0], 2)],
     }
     head["requests"] = {"answered": len(load.answers), "failed": len(load.failed), "wrong": len(load.wrong)}
+    head["requests"]["by_kind"] = load.by_kind()
     head["brought_in"] = brought_in(server.log)
     head["wrong"] = [asdict(each) for each in wrong_answers(story, faults)]
     told = summary(kills, phases, turns)

@@ -159,12 +159,12 @@ class Wrong:
     """An answer with a wrong token."""
 
     prompt: int
-    place: int
-    """Of the first such token."""
+    place: int | None
+    """Of the first such token; None where not its tokens are wrong, but its text or counts."""
     rank: int | None
     """That was to serve it."""
     at: float
-    """When that token came, since the beginning of the story."""
+    """When that token, or the last one, came, since the beginning of the story."""
     got: list[int]
     wanted: list[int]
     """Its tokens from there on, and what they should be: a few."""
@@ -177,16 +177,18 @@ def wrong_answers(story: Story, faults: Sequence[Fault]) -> list[Wrong]:
 
 
 def _wrong(story: Story, answer: Answer, faults: Sequence[Fault]) -> Wrong:
-    pairs = zip(answer.tokens, story.load.wanted[answer.prompt], strict=True)
-    place = next(number for number, (token, wanted) in enumerate(pairs) if token != wanted)
+    wanted = list(story.load.wanted_tokens(answer))
+    pairs = enumerate(zip(answer.tokens, wanted, strict=False))
+    place = next((number for number, (token, other) in pairs if token != other), None)
+    shown = place or 0
     kills = [fault.at for fault in faults if _is_moved(answer, fault) and fault.at < answer.times[-1]]
     return Wrong(
         prompt=answer.prompt,
         place=place,
         rank=answer.rank,
-        at=answer.times[place] - story.started,
-        got=answer.tokens[place : place + _SHOWN],
-        wanted=list(story.load.wanted[answer.prompt][place : place + _SHOWN]),
+        at=answer.times[-1 if place is None or place >= len(answer.times) else place] - story.started,
+        got=answer.tokens[shown : shown + _SHOWN],
+        wanted=wanted[shown : shown + _SHOWN],
         moved_after=bisect_left(answer.times, kills[0]) if kills else None,
     )
 

@@ -1,4 +1,4 @@
-"""``eep fault``: faults on purpose, from the command line."""
+"""``eep fault``: faults on purpose in a server that runs, from the command line. (``eep drill`` is in ``drill_command``.)"""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from eep.drill import drill_command
+
 ACTIONS = ("kill", "stop", "cont", "slow", "drop", "drill", "arm", "disarm")
 
 
 def register(commands: Any) -> argparse.ArgumentParser:
-    """Adds the command; its ``--dir`` is added with that of the others."""
+    """Adds the commands of drills; the ``--dir`` of the one that is returned is added with that of the others."""
+    drill_command.register(commands)
     parser: argparse.ArgumentParser = commands.add_parser(
         "fault",
         help="kill, stop, wake or slow down a rank of a running server, or kill at random",
-        description="Faults on purpose. The server must have been started with --eep-faults on, and whoever asks must be "
+        description="Faults on purpose. The server must have been started with --eep-faults on, and the caller must be "
         "able to read the key in its private directory.",
     )
     parser.add_argument(

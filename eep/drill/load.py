@@ -8,38 +8,16 @@ Uses nothing but the standard library, so that it runs wherever Python does.
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
-from urllib.parse import urlsplit
+
+from eep.drill.answers import Answer, new_tokens, stream
 
 TOKENS = 24
 """How many tokens a request asks for, by default."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """What came back for one request."""
-
-    prompt: int
-    started: float
-    tokens: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    """When each token came (``time.monotonic``)."""
-    problem: str = ""
-    usage: tuple[int, int] = (0, 0)
-    """Prompt and completion tokens, as the server counts them."""
-    rank: int | None = None
-    """Which rank was to serve it, if one was named."""
-
-    def gaps(self) -> list[float]:
-        """The waits between its tokens, the one for the first among them."""
-        moments = [self.started, *self.times]
-        return [later - earlier for earlier, later in pairwise(moments)]
 
 
 def ask(
@@ -62,7 +40,7 @@ def ask(
         **({} if rank is None else {"routed_dp_rank": rank}),
     }
     try:
-        for chunk in _stream(url, "/generate", body, timeout):
+        for chunk in stream(url, "/generate", body, timeout):
             if "error" in chunk:
                 answer.problem = str(chunk["error"])
                 break
@@ -77,14 +55,6 @@ def ask(
     if not answer.problem and len(answer.tokens) != tokens:
         answer.problem = f"{len(answer.tokens)} tokens instead of {tokens}"
     return answer
-
-
-def new_tokens(chunk: Mapping[str, Any], seen: int) -> list[int]:
-    """What a part of a streamed answer adds to the ``seen`` tokens before it. A server sends all of them with every part, or,
-    with ``--incremental-streaming-output``, only those that are new."""
-    ids: list[int] = chunk.get("output_ids") or []
-    total = (chunk.get("meta_info") or {}).get("completion_tokens", seen + len(ids))
-    return ids[seen:] if len(ids) == total else ids
 
 
 class Load:
@@ -153,7 +123,14 @@ class Load:
     @property
     def wrong(self) -> list[Answer]:
         """Answers that came whole, but not as they should be."""
-        return [a for a in self.answers if not a.problem and a.tokens != list(self.wanted[a.prompt])]
+        return [answer for answer in list(self.answers) if not answer.problem and self.is_wrong(answer)]
+
+    def is_wrong(self, answer: Answer) -> bool:
+        return answer.tokens != list(self.wanted_tokens(answer))
+
+    def wanted_tokens(self, answer: Answer) -> Sequence[int]:
+        """Those of the fault-free answer to the same request."""
+        return self.wanted[answer.prompt]
 
     def token_times(self) -> list[float]:
         return sorted(moment for answer in list(self.answers) for moment in answer.times)
@@ -172,29 +149,14 @@ class Load:
         rank = None if self._ranks is None else client % self._ranks
         while not self._stopping.is_set():
             with self._lock:
-                number = next(self._next) % len(self.prompts)
-            answer = ask(self.url, self.prompts[number], len(self.wanted[number]), number=number, rank=rank)
+                number = next(self._next)
+            answer = self._ask(client, number, rank)
             with self._lock:
                 self.answers.append(answer)
             if answer.problem:
                 time.sleep(0.1)  # a server that refuses must not be flooded
 
-
-def _stream(url: str, path: str, body: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
-    """The events of a streamed answer."""
-    place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port, timeout=timeout)
-    try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            yield {"error": f"HTTP {response.status}: {response.read(500).decode(errors='replace')}"}
-            return
-        for line in response:
-            if line.startswith(b"data:"):
-                if (text := line[5:].strip()) == b"[DONE]":
-                    return
-                yield json.loads(text)
-        yield {"error": "the stream ended early"}
-    finally:
-        connection.close()
+    def _ask(self, client: int, number: int, rank: int | None) -> Answer:
+        """The request of that number, of a client, which may name a rank."""
+        which = number % len(self.prompts)
+        return ask(self.url, self.prompts[which], len(self.wanted[which]), number=which, rank=rank)

@@ -1,0 +1,39 @@
+"""Plans of drills that once found something, by name. A new failure adds its plan here and is drilled from then on."""
+
+from __future__ import annotations
+
+from eep.drill.chaos import CALM, Weather
+from eep.drill.mix import Mix
+from eep.drill.mixed_drill import DrillPlan
+
+_LONG_PROMPTS = Mix(greedy=56)
+
+CASES = {
+    # Wrong tokens without any fault: decode steps of 16 rows a rank, beside prompts of several chunks.
+    "steady-64": DrillPlan(
+        device="cuda",
+        seconds=0,
+        steady=375,
+        clients=64,
+        spares=0,
+        overlap=False,
+        mix=_LONG_PROMPTS,
+        redundant_experts=8,
+    ),
+    "steady-64-overlap": DrillPlan(
+        device="cuda", seconds=0, steady=375, clients=64, spares=2, mix=_LONG_PROMPTS, redundant_experts=8
+    ),
+    # One SIGKILL ended all ranks under MPS: kills that find long prompts and many decodes under way.
+    "kills-64": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, weather=CALM),
+    # Two and three ranks at once, stopped ranks, joiners and spares killed.
+    "storm-64": DrillPlan(device="cuda", seconds=180, clients=64, spares=2, mix=_LONG_PROMPTS),
+    "storm-64-bfloat16": DrillPlan(
+        device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, dtype="bfloat16"
+    ),
+    "storm-64-fp8": DrillPlan(
+        device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, dtype="bfloat16", fp8=True
+    ),
+    # The same on two cores, with a smaller model and fewer clients.
+    "storm-cpu": DrillPlan(seconds=60, clients=8, weather=Weather(gap=(1.0, 10.0), stopped=(3.0, 8.0))),
+    "kills-cpu": DrillPlan(seconds=30, clients=8, weather=CALM),
+}

@@ -1,0 +1,197 @@
+"""A whole drill: a server with four ranks, a mixed load, faults at random, and a result as a document.
+
+It passes if no request failed, no token was wrong, every rank is back at the end and nothing is left over. In bfloat16 an
+answer depends on what else is in its batch, so there the share of answers that stayed the same is told beside that of
+a control without faults, and only lengths are checked.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from eep.drill.answers import Answer, first_difference
+from eep.drill.chaos import Chaos, Weather
+from eep.drill.devices import DEVICES, Device
+from eep.drill.mix import MIXES, Mix, make_queries
+from eep.drill.mixed_load import MixedLoad
+from eep.drill.references import References, agreement, learn
+from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.story import Story
+from eep.drill.tiny_model import make_model
+
+RANKS = 4
+_SHOWN = 20
+"""How many wrong or failed answers a result tells in full."""
+_STEADY_FIRST = 2.0
+"""Seconds of load before the first fault."""
+
+
+@dataclass(frozen=True)
+class DrillPlan:
+    """Everything that decides a drill. The same plan gives the same load and the same forecast of faults."""
+
+    device: str = "cpu"
+    seconds: float = 60.0
+    """How long faults come. 0: none, only load."""
+    steady: float = 5.0
+    """Seconds of load without faults, before them."""
+    seed: int = 1
+    clients: int = 16
+    dtype: str = "float32"
+    fp8: bool = False
+    """Experts in blocks of fp8, tokens cross ranks in it."""
+    spares: int = 1
+    overlap: bool = True
+    prefix_cache: bool = True
+    redundant_experts: int = 48
+    """48: every rank holds every expert of the small models, so that the last rank can serve."""
+    mix: Mix | None = None
+    """None: that of the device."""
+    weather: Weather = field(default_factory=Weather)
+    flags: tuple[str, ...] = ()
+    """More flags for the server."""
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"there is no device {self.device!r}: choose from {', '.join(DEVICES)}")
+        for name, least in (("seconds", 0), ("steady", 0), ("clients", 1), ("spares", 0), ("redundant_experts", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    @property
+    def exact(self) -> bool:
+        """Whether tokens can be compared: only in float32 do they not depend on what else is in the batch."""
+        return self.dtype == "float32" and not self.fp8
+
+
+def run(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Starts a server in ``place``, drills it and ends it; the result. RuntimeError if there is nothing to drill."""
+    device = _prepared(plan, DEVICES[plan.device])
+    with device.prepared() as needed:
+        say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
+        model = make_model(place / "model", size=device.model, fp8=plan.fp8)
+        server = Server(model, _arguments(plan), place / "server.log", needed, place / "d", device)
+        with server:
+            result = drill(plan, server.url, place / "d", say)
+            result["log"] = {"moved": server.log.count("replaying ")}
+        result["left_over"] = server.leftovers()
+    result["passed"] = not _complaints(result)
+    for complaint in _complaints(result):
+        say(complaint)
+    return result
+
+
+def drill(plan: DrillPlan, url: str, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Drills a server that runs, with its supervisor's private directory. What came of it."""
+    queries = make_queries(plan.mix or MIXES[plan.device], plan.seed)
+    known = learn(url, queries, plan.clients, exact=plan.exact, say=say)
+    if not known.usable:
+        raise RuntimeError(f"no answer of {len(queries)} can be compared: {dict(known.left_out)}")
+    control = None if plan.exact else agreement(url, known.usable, plan.clients)
+    load = MixedLoad(url, known.usable, plan.clients, plan.seed, exact=plan.exact)
+    story = Story(directory, load, say=lambda text: None)
+    chaos = Chaos(story.target, plan.weather, plan.seed, say)
+    try:
+        story.wait_until_all_run(RANKS)
+        began = time.monotonic()
+        say(f"{plan.clients} clients ask for {len(known.usable)} different answers")
+        with load:
+            time.sleep(max(plan.steady, _STEADY_FIRST))
+            chaos.run(plan.seconds)
+            all_back = story.wait_until_all_run(RANKS)
+            time.sleep(_STEADY_FIRST)
+        ended = time.monotonic()
+    finally:
+        story.close()
+    return {
+        "machine": machine(plan.device),
+        "plan": asdict(plan),
+        "references": _told_references(known),
+        "rank_seconds": round(RANKS * (ended - began), 1),
+        "requests": len(load.answers),
+        "by_kind": load.by_kind(),
+        "cut_by_clients": sum(answer.is_cut for answer in load.answers),
+        "failed": [_told(load, answer, began) for answer in load.failed[:_SHOWN]],
+        "failed_count": len(load.failed),
+        "wrong": [_told(load, answer, began) for answer in load.wrong[:_SHOWN]],
+        "wrong_count": len(load.wrong),
+        "alike": None if plan.exact else {"under_faults": load.alike(), "control": control},
+        "strikes": [{**asdict(strike), "at": round(strike.at - began, 3)} for strike in chaos.strikes],
+        "strikes_by_kind": dict(Counter(strike.kind for strike in chaos.strikes)),
+        "largest_gap_ms": round(1000 * load.largest_gap(began, ended), 1),
+        "all_back": all_back,
+        "epoch": story.views[-1][1].epoch if story.views else None,
+    }
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What it was run on."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else None
+    versions = {name: importlib.metadata.version(name) for name in ("eep", "sglang", "torch")}
+    return {"cpus": os.cpu_count(), "machine": platform.machine(), "gpu": gpu, **versions}
+
+
+def _prepared(plan: DrillPlan, device: Device) -> Device:
+    """The device with the flags of this plan: SGLang takes the last of those that are given twice."""
+    flags = [flag for flag in device.flags if not (plan.prefix_cache and flag == "--disable-radix-cache")]
+    return replace(device, flags=(*flags, "--dtype", plan.dtype))
+
+
+def _arguments(plan: DrillPlan) -> tuple[str, ...]:
+    roomy = {
+        # Prompts of several chunks, and caches that hold the prompts of all clients.
+        "cuda": ("--max-total-tokens", "40960", "--max-running-requests", "256", "--chunked-prefill-size", "2048"),
+        "cpu": ("--chunked-prefill-size", "512", "--max-running-requests", "64"),
+    }[plan.device]
+    return (
+        *FOUR_RANKS,
+        *roomy,
+        *("--eep-timeout-ms", "20000", "--eep-faults", "on", "--eep-spares", str(plan.spares)),
+        *("--eep-redundant-experts", str(plan.redundant_experts)),
+        *(() if plan.overlap else ("--disable-overlap-schedule",)),
+        *plan.flags,
+    )
+
+
+def _complaints(result: dict[str, Any]) -> list[str]:
+    """Why a drill has not passed."""
+    told = [
+        (result["failed_count"], f"{result['failed_count']} requests failed"),
+        (result["wrong_count"], f"{result['wrong_count']} answers were wrong"),
+        (result["references"]["unsteady"], "greedy answers differed without any fault"),
+        (not result["all_back"], "not all ranks came back"),
+        (result["left_over"], f"left over: {result['left_over']}"),
+    ]
+    return [text for is_so, text in told if is_so]
+
+
+def _told_references(known: References) -> dict[str, Any]:
+    return {
+        "usable": len(known.usable),
+        "left_out": dict(known.left_out),
+        "unsteady": known.unsteady,
+        "prompts_over_1000": sum(len(each.query.prompt) > 1000 for each in known.usable),
+    }
+
+
+def _told(load: MixedLoad, answer: Answer, began: float) -> dict[str, Any]:
+    wanted = load.wanted_of(answer)
+    place = first_difference(wanted, answer)
+    return {
+        "query": answer.prompt,
+        "kind": load.kind_of(answer),
+        "began": round(answer.started - began, 3),
+        "what": answer.problem or load.what_is_wrong(answer),
+        "place": place,
+        "at": round(answer.times[place] - began, 3) if place is not None and place < len(answer.times) else None,
+    }
