@@ -41,12 +41,12 @@ _OTHER_RANK = """
 import pathlib, sys
 from bench.repair.tiers import fill, layout
 from eep.experts.layout import ExpertMemory
-from eep.experts.repair.peer_memory import RegionServer
+from eep.experts.repair.peer_memory import serve_region
 from eep.data_plane.memory.shm import SharedMemory
 where, experts = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 shared = SharedMemory.create("bench", layout(experts).region_bytes)
 fill(ExpertMemory(layout(experts), shared.bytes_at(0, shared.size)), experts)
-server = RegionServer(where, 1, 0, shared)
+server = serve_region(where, 1, 0, shared)
 print("ready", flush=True)
 sys.stdin.read()
 """

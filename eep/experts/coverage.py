@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from eep import faults
+from eep.access import make_private
 from eep.data_plane.memory import Memory
 from eep.experts.agreed_load import AgreedLoad
 from eep.experts.backup.backup_client import BackupClient
@@ -34,7 +35,7 @@ from eep.experts.registry.directory_registry import DirectoryRegistry
 from eep.experts.registry.published_records import RankRecord, Shape, decode_all, encode
 from eep.experts.repair import checksum_sources
 from eep.experts.repair.executor import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, repair
-from eep.experts.repair.peer_memory import MappedPeers, RegionServer
+from eep.experts.repair.peer_memory import MappedPeers, serve_region
 from eep.experts.repair.repair_plan import Origin, RepairPlan, Tier, plan_repair
 from eep.recovery.contract import check_coverage
 from eep.view import View
@@ -74,7 +75,7 @@ class Coverage:
         A repair that takes longer than ``repair_within`` seconds has failed. ``offer`` is told what the slots hold.
         ``counted`` says how often each expert was asked for here; when some must be masked, it is those asked for least.
         """
-        directory.mkdir(mode=0o700, exist_ok=True)
+        make_private(directory)
         self._rank, self._name = rank, f"{_HELD}r{rank}.i{incarnation}"
         self._first, self._memory, self._checksums = first, memory, checksums
         self._directory, self._published, self._device = directory, published, device
@@ -87,7 +88,7 @@ class Coverage:
         self._degraded = False
         self._late: tuple[Future[Any], ...] = ()
         """Who still reads for a repair that has failed. It writes into slots, and must not do so once they are verified."""
-        self._server = RegionServer(directory, rank, incarnation, shared)
+        self._server = serve_region(directory, rank, incarnation, shared)
         self.brought_in: Counter[Tier] = Counter()
         """Bytes of experts that came from elsewhere, so far."""
         self._say_what_is_held()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import eep
-from eep.data_plane.memory.exchange import fetch
+from eep.data_plane.memory.exchange import fetch_offer
 from tests import moe
 from tests.ranks import Ranks
 
@@ -30,7 +30,7 @@ def test_directory_and_sockets_are_private(rendezvous: eep.Rendezvous) -> None:
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path) -> None:
     tmp_path.chmod(0o755)
-    with pytest.raises(eep.EepError, match="nobody else can enter"):
+    with pytest.raises(eep.EepError, match="no other user can enter"):
         eep.Rendezvous(tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_who_does_not_speak_the_protocol_gets_nothing(rendezvous: eep.Rendezvous
                     continue
                 assert (answer, fds) == (b"", [])
         # It still answers those who do.
-        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
+        fetch_offer(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
         assert buffer.refused_requests == 3
 
 
@@ -118,7 +118,7 @@ def test_a_rank_without_descriptors_for_a_moment_answers_afterwards(
 
     monkeypatch.setattr(socket.socket, "accept", failing)
     with CONFIG.buffer(0, rendezvous) as buffer:
-        fetch(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
+        fetch_offer(rendezvous, 0, 0, buffer._peers._shape, buffer._region).close()
         assert buffer.refused_requests == 3
         answering = buffer._peers._listener._thread
         assert answering.is_alive()

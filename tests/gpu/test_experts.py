@@ -18,7 +18,7 @@ from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import Placement, plan
 from eep.experts.repair.executor import LocalReader, PeerReader, Reader, repair
-from eep.experts.repair.peer_memory import MappedPeers, RegionServer, copy_all
+from eep.experts.repair.peer_memory import MappedPeers, copy_all, serve_region
 from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
 from eep.view import View
 from tests.experts import model
@@ -35,7 +35,7 @@ class GpuRank:
         self.layout = model.layout(SLOTS)
         region = memory_of("cuda").create("experts", self.layout.region_bytes)
         self.memory = ExpertMemory(self.layout, region.bytes_at(0, region.size))
-        self.server = RegionServer(directory, rank, 0, region)
+        self.server = serve_region(directory, rank, 0, region)
 
     def load(self, placement: Placement) -> None:
         model.load(self.memory, placement, self.rank)

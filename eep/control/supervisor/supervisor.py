@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from eep import faults
+from eep.access import make_private
 from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
@@ -116,7 +117,7 @@ class Supervisor:
         self._store = store or EmbeddedStore()
         self._removes_directory = directory is None if remove_directory is None else remove_directory
         self.directory = PrivateDirectory.create(directory, key)
-        self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
+        make_private(self.directory.ranks)
         self._events = EventLog(self.directory.events, host)
         self._front = Front(self.directory.socket, self.directory.key(), self, open_page)
         variables = {**(environment or {}), CONTROL_DIRECTORY: str(self.directory.path)}

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import pathlib
-import stat
 import tempfile
 import threading
 import time
@@ -19,7 +18,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Protocol
 
-from eep.errors import EepError
+from eep.access import make_private
 
 MOST_BYTES = 8 << 20
 """The largest record. That of a backup of DeepSeek-V3 has a quarter of a megabyte."""
@@ -58,13 +57,7 @@ class DirectoryRegistry:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(path)
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise EepError(
-                f"{self.path} must be a directory of yours that nobody else can enter: run 'chmod 700' on it"
-            )
+        self.path = make_private(pathlib.Path(path))
         self._lock = threading.Lock()
         self._mine: dict[str, int] = {}
 
