@@ -31,7 +31,7 @@ from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
 from eep.experts.repair.executor import LocalReader, PeerReader, Reader, repair
 from eep.experts.repair.peer_memory import MappedPeers
-from eep.experts.repair.repair_plan import Backup, Origin, Tier, plan_repair
+from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
 from eep.view import View
 
 _PATIENCE_S = 120.0
@@ -101,7 +101,7 @@ def _repair_work(
     shape: ExpertLayout,
     experts: int,
     reader_of: Callable[[Origin], Reader],
-    backups: dict[str, Backup],
+    backups: dict[str, BackupContents],
     sums: Checksums,
     cold: bool = False,
 ) -> Callable[[], None]:
@@ -137,7 +137,7 @@ def _forget(reader: Reader) -> None:
 @contextlib.contextmanager
 def _sources(
     shape: ExpertLayout, experts: int, shared: SharedMemory, full: Placement, sums: Checksums
-) -> Iterator[tuple[Callable[[Origin], Reader], dict[str, Backup]]]:
+) -> Iterator[tuple[Callable[[Origin], Reader], dict[str, BackupContents]]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.ExitStack() as stack:
         where = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eep-bench-")))

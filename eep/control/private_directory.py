@@ -45,6 +45,11 @@ class PrivateDirectory:
         return self.path / "r"
 
     @property
+    def experts(self) -> Path:
+        """Where the ranks of this host say which experts they hold, and serve them to each other."""
+        return self.ranks / "experts"
+
+    @property
     def _key_path(self) -> Path:
         return self.path / "key"
 

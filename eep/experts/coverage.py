@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,20 @@ from eep import faults
 from eep.access import make_private
 from eep.data_plane.memory import Memory
 from eep.experts.agreed_load import AgreedLoad
-from eep.experts.backup.backup_client import BackupClient
 from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
+from eep.experts.margin_record import HELD_DIRECTORY, MarginRecord, publish_margin
+from eep.experts.placement.margin import margin
 from eep.experts.placement.packing import EMPTY, FloatArray, IntArray
 from eep.experts.placement.slot_plan import CoverageError, Placement, WhenShort, plan
 from eep.experts.registry.directory_registry import DirectoryRegistry
 from eep.experts.registry.published_records import RankRecord, Shape, decode_all, encode
 from eep.experts.repair import checksum_sources
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, repair
+from eep.experts.repair.executor import RepairFailed, repair
 from eep.experts.repair.peer_memory import MappedPeers, serve_region
-from eep.experts.repair.repair_plan import Origin, RepairPlan, Tier, plan_repair
+from eep.experts.repair.repair_plan import RepairPlan, Tier, plan_repair
+from eep.experts.repair.repair_sources import RepairSources
 from eep.recovery.contract import check_coverage
 from eep.view import View
 
@@ -48,47 +51,58 @@ _MOST_SETBACKS = 5
 """As many are named in the log of a repair."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedExperts:
+    """What one life of a rank has loaded: ``memory``, which ``shared`` holds, has the experts that ``placement`` gives it."""
+
+    rank: int
+    incarnation: int
+    placement: Placement
+    memory: ExpertMemory
+    shared: Memory
+    checksums: Checksums
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CoveragePolicy:
+    """A repair that takes longer than ``repair_within`` seconds has failed.
+
+    ``counted`` says how often this rank asked for each expert. Where experts must be masked, those asked for least are.
+    """
+
+    repair_within: float
+    when_short: WhenShort = "refuse"
+    counted: Callable[[], FloatArray] | None = None
+
+
 class Coverage:
     """The experts of one rank. ``published`` is called with each new placement, when all of it is there."""
 
     def __init__(
         self,
-        rank: int,
-        incarnation: int,
-        first: Placement,
-        memory: ExpertMemory,
-        shared: Memory,
-        checksums: Checksums,
+        loaded: LoadedExperts,
         directory: Path,
         published: Callable[[Placement], None],
-        *,
-        repair_within: float,
-        checkpoint: Reader | None = None,
-        backup: BackupClient | None = None,
+        policy: CoveragePolicy,
+        sources: RepairSources | None = None,
         offer: LiveOffer | None = None,
-        when_short: WhenShort = "refuse",
-        counted: Callable[[], FloatArray] | None = None,
-        device: str = "cpu",
     ) -> None:
-        """``memory`` holds what ``first`` says; ``directory`` is private, and shared by the ranks of this host.
-
-        A repair that takes longer than ``repair_within`` seconds has failed. ``offer`` is told what the slots hold.
-        ``counted`` says how often each expert was asked for here; when some must be masked, it is those asked for least.
-        """
+        """``directory`` is private, and shared by the ranks of this host. ``offer`` is told what the slots hold."""
         make_private(directory)
-        self._rank, self._name = rank, f"{_HELD}r{rank}.i{incarnation}"
-        self._first, self._memory, self._checksums = first, memory, checksums
-        self._directory, self._published, self._device = directory, published, device
-        self._repair_within = repair_within
-        self._checkpoint, self._backup, self._offer, self._when_short = checkpoint, backup, offer, when_short
+        rank, first = loaded.rank, loaded.placement
+        self._rank, self._name = rank, f"{_HELD}r{rank}.i{loaded.incarnation}"
+        self._first, self._memory, self._checksums = first, loaded.memory, loaded.checksums
+        self._directory, self._published, self._device = directory, published, loaded.device
+        self._policy, self._sources, self._offer = policy, sources or RepairSources(), offer
         size = first.slots_per_rank
         self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
-        self._registry = DirectoryRegistry(directory / "held")
-        self._load = AgreedLoad(self._registry, rank, counted or self._no_load)
+        self._registry = DirectoryRegistry(directory / HELD_DIRECTORY)
+        self._load = AgreedLoad(self._registry, rank, policy.counted or self._no_load)
         self._degraded = False
         self._late: tuple[Future[Any], ...] = ()
-        """Who still reads for a repair that has failed. It writes into slots, and must not do so once they are verified."""
-        self._server = serve_region(directory, rank, incarnation, shared)
+        """Reads for a repair that has failed. Each writes into slots, and must not do so once they are verified."""
+        self._server = serve_region(directory, rank, loaded.incarnation, loaded.shared)
         self.brought_in: Counter[Tier] = Counter()
         """Bytes of experts that came from elsewhere, so far."""
         self._say_what_is_held()
@@ -98,7 +112,7 @@ class Coverage:
         try:
             return self._plan(view, np.ones((self._first.layers, self._first.experts)), "refuse")
         except CoverageError as error:
-            if self._when_short == "refuse":
+            if self._policy.when_short == "refuse":
                 logger.warning("epoch %d: %s; nothing runs until a rank has come back", view.epoch, error)
                 return None
         peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
@@ -131,8 +145,8 @@ class Coverage:
             view.active,
             [0] * after.max_ranks,
             self._memory.layout.expert_bytes,
-            backups=self._backup.backups() if self._backup is not None else None,
-            disk=self._checkpoint is not None,
+            backups=self._sources.backups(),
+            disk=self._sources.checkpoint is not None,
         ).of(self._rank)
         if steps.transfers:
             try:
@@ -147,17 +161,18 @@ class Coverage:
         check_coverage(view, after)
         self._published(after)
         self._say_what_is_masked(view, after)
+        self._say_margin(view, after)
         return int(after.digest[:16], 16)
 
     def _bring_in(self, view: View, steps: RepairPlan) -> None:
         """Does what this rank has to do. Slots are given up only when everything is there that it takes to fill them anew."""
-        deadline = time.monotonic() + self._repair_within
-        self._late = tuple(wait(self._late, timeout=self._repair_within).not_done)
+        deadline = time.monotonic() + self._policy.repair_within
+        self._late = tuple(wait(self._late, timeout=self._policy.repair_within).not_done)
         if self._late:
             raise RepairFailed(
                 f"{len(self._late)} sources still read into slots for an earlier repair", steps.transfers, self._late
             )
-        checksum_sources.for_transfers(self._checksums, steps.transfers, self._memory, self._backup, self._checkpoint)
+        checksum_sources.for_transfers(self._checksums, steps.transfers, self._memory, self._sources)
         for transfer in steps.transfers:
             self._held[transfer.layer, transfer.slot] = EMPTY
         self._say_what_is_held()
@@ -167,7 +182,7 @@ class Coverage:
                 steps,
                 self._rank,
                 self._memory,
-                lambda o: self._reader(o, peers),
+                lambda origin: self._sources.reader_of(origin, self._memory, peers),
                 self._checksums,
                 timeout=max(0.0, deadline - time.monotonic()),
             )
@@ -189,18 +204,6 @@ class Coverage:
             self._offer.close()
         self._server.close()
         self._registry.close()
-
-    def _reader(self, origin: Origin, peers: MappedPeers) -> Reader:
-        match origin.tier:
-            case Tier.LOCAL:
-                return LocalReader(self._memory)
-            case Tier.PEER:
-                return PeerReader(self._memory.layout, peers, origin.rank)
-            case Tier.DRAM if self._backup is not None:
-                return self._backup.reader(origin.backup)
-            case Tier.DISK if self._checkpoint is not None:
-                return self._checkpoint
-        raise SourceLost(f"{origin} is not a source of this rank")
 
     def _what_is_held(self, view: View) -> Placement:
         """What lies where, as far as the ranks of the view have said."""
@@ -252,6 +255,14 @@ class Coverage:
         elif self._degraded:
             logger.warning("epoch %d: no expert is masked any more: answers are those of the whole model", view.epoch)
         self._degraded = placement.degraded
+
+    def _say_margin(self, view: View, placement: Placement) -> None:
+        """For ``eep status``. All ranks know the same, so the first one speaks."""
+        if self._rank == min(view.active):
+            found = margin(placement, view.active, [0] * placement.max_ranks)
+            publish_margin(
+                self._registry, MarginRecord(view.epoch, found.any_ranks, found.ranks, found.repairable_ranks)
+            )
 
     def _no_load(self) -> FloatArray:
         return np.ones((self._first.layers, self._first.experts))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from eep.experts.backup.backup_client import BackupClient
 from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.backup.service import BackupOptions, BackupService
 from eep.experts.backup.transfer_engine import Engine
-from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import LACKING
 from eep.experts.layout import ExpertLayout
@@ -28,7 +27,7 @@ from eep.experts.registry.published_records import RANKS as RANK_RECORDS
 from eep.experts.repair.executor import RepairFailed, Want
 from eep.view import View
 from tests.experts import model
-from tests.experts.covered import RANKS, Rank, counts_of, enter, ranks
+from tests.experts.covered import PATIENCE_S, RANKS, HeldReads, Rank, counts_of, enter, ranks
 
 
 @pytest.mark.parametrize("disk", [False, True])
@@ -197,25 +196,33 @@ def test_without_a_source_it_waits_for_whoever_brings_what_is_lost(
         enter(group, View(smaller.epoch + 1, (0, 1, 2, 3), (0, 0, 1, 0)))
 
 
-@pytest.mark.parametrize(("within", "is_enough"), [(0.1, False), (30.0, True)])
-def test_how_long_a_repair_may_take_is_for_its_caller_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, is_enough: bool
+def test_a_repair_that_takes_longer_than_its_caller_allows_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = CheckpointReader.read
-
-    def slowly(reader: CheckpointReader, wants: Sequence[Want]) -> None:
-        time.sleep(0.5)
-        read(reader, wants)
-
-    monkeypatch.setattr(CheckpointReader, "read", slowly)
     view = View(1, (0, 1, 2, 3), (0,) * RANKS)
-    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), repair_within=within) as group:
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), repair_within=0.1) as group:
         enter(group, view)
+        held = HeldReads(monkeypatch)
         group[2].close()
         smaller = view.without([2])
-        answers = [group[rank].coverage.repair(smaller) for rank in smaller.active]
-        assert (LACKING not in answers) == is_enough
-        time.sleep(0 if is_enough else 0.6)  # until whoever still reads into these slots has done so
+        assert LACKING in [group[rank].coverage.repair(smaller) for rank in smaller.active]
+        held.let_go()
+
+
+def test_a_repair_waits_for_a_slow_source_as_long_as_its_caller_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), repair_within=PATIENCE_S) as group:
+        enter(group, view)
+        held = HeldReads(monkeypatch)
+        group[2].close()
+        with ThreadPoolExecutor() as beside:
+            entered = beside.submit(enter, group, view.without([2]))
+            held.wait_until_begun()
+            assert not entered.done()
+            held.let_go()
+            entered.result()
 
 
 def test_backups_that_are_not_believed_are_no_reason_to_end(

@@ -15,7 +15,7 @@ from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import Registry
 from eep.experts.registry.published_records import BACKUPS, RANKS, BackupRecord, RankRecord, Shape, decode_all, encode
 from eep.experts.repair.executor import SourceLost, Want
-from eep.experts.repair.repair_plan import Backup
+from eep.experts.repair.repair_plan import BackupContents
 
 
 class LiveParameters:
@@ -71,13 +71,13 @@ class BackupClient:
         found = decode_all(self._registry.scan(BACKUPS), BACKUPS, BackupRecord)
         return {name: record for name, record in found.items() if record.shape == self._shape}
 
-    def backups(self) -> dict[str, Backup]:
+    def backups(self) -> dict[str, BackupContents]:
         """What the repair planner needs to know of them."""
         result = {}
         for name, record in self.records().items():
             held = np.zeros(self._shape.number, dtype=bool)
             held[list(record.addresses())] = True
-            result[name] = Backup(record.host, held.reshape(self._shape.layers, self._shape.experts))
+            result[name] = BackupContents(record.host, held.reshape(self._shape.layers, self._shape.experts))
         return result
 
     def checksums(self) -> Checksums:

@@ -20,6 +20,7 @@ from eep.experts.placement.packing import EMPTY, IntArray
 from eep.experts.registry.published_records import RankRecord
 from eep.experts.repair.executor import Reader, RepairFailed, SourceLost, Want
 from eep.experts.repair.repair_plan import Transfer
+from eep.experts.repair.repair_sources import RepairSources
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +40,18 @@ def for_transfers(
     checksums: Checksums,
     transfers: Sequence[Transfer],
     memory: ExpertMemory,
-    backup: BackupClient | None,
-    checkpoint: Reader | None,
+    sources: RepairSources,
 ) -> None:
     """Adds what it takes to verify ``transfers``, or raises :class:`RepairFailed`: what cannot be verified is not served."""
-    if _unknown(checksums, transfers) and backup is not None:
-        _from_backup(checksums, backup)
+    if _unknown(checksums, transfers) and sources.backup is not None:
+        _from_backup(checksums, sources.backup)
     unknown = _unknown(checksums, transfers)
     if not unknown:
         return
     trouble = "start a backup service, or name a checkpoint"
-    if checkpoint is not None:
+    if sources.checkpoint is not None:
         try:
-            _from_checkpoint(checksums, unknown, memory, checkpoint)
+            _from_checkpoint(checksums, unknown, memory, sources.checkpoint)
             return
         except SourceLost as error:
             trouble = str(error)

@@ -66,7 +66,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Backup:
+class BackupContents:
     """A backup service as the planner sees it: its host, and the experts ``held[layer, expert]``."""
 
     host: int
@@ -146,7 +146,7 @@ def plan_repair(
     topology: Sequence[int],
     expert_bytes: int,
     *,
-    backups: Mapping[str, Backup] | None = None,
+    backups: Mapping[str, BackupContents] | None = None,
     disk: bool = False,
 ) -> RepairPlan:
     """Find sources for every slot that ``after`` fills with an expert that ``before`` did not have there.
@@ -207,7 +207,7 @@ def _slot_origin(column: int, reader: int, slots_per_rank: int) -> Origin:
     return Origin(Tier.LOCAL if rank == reader else Tier.PEER, rank, slot)
 
 
-def _host_of(origin: Origin, topology: Sequence[int], backups: Mapping[str, Backup]) -> int | None:
+def _host_of(origin: Origin, topology: Sequence[int], backups: Mapping[str, BackupContents]) -> int | None:
     match origin.tier:
         case Tier.PEER:
             return topology[origin.rank]

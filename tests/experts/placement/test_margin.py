@@ -39,8 +39,13 @@ def test_margin_is_what_it_says(case: tuple[Placement, list[int], list[int]]) ->
         left = set(active) - lost
         return bool(left) and served(placement, left) == everything
 
+    def any_survive(number: int) -> bool:
+        return all(survives(set(lost)) for lost in combinations(active, number))
+
     hosts = sorted({topology[rank] for rank in active})
     found = margin(placement, active, topology)
+    assert any_survive(found.any_ranks)
+    assert not any_survive(found.any_ranks + 1)
     assert found.ranks == tuple(rank for rank in active if survives({rank}))
     assert found.pairs == tuple(pair for pair in combinations(active, 2) if survives(set(pair)))
     assert found.hosts == tuple(h for h in hosts if survives({r for r in active if topology[r] == h}))
@@ -48,7 +53,7 @@ def test_margin_is_what_it_says(case: tuple[Placement, list[int], list[int]]) ->
 
 def test_repairable_ranks_counts_slots() -> None:
     placement = Placement(np.array([[0, 1, 2, 3, 4, 5, 0, 1]]), experts=6, slots_per_rank=2)
-    assert margin(placement, range(4), [0, 0, 1, 1]) == Margin((0, 3), (), (), 1)
+    assert margin(placement, range(4), [0, 0, 1, 1]) == Margin(0, (0, 3), (), (), 1)
 
 
 def test_margin_refuses_ranks_that_do_not_exist() -> None:

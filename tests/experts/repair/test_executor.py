@@ -18,7 +18,7 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.repair.executor import LocalReader, Reader, RepairFailed, SourceLost, Want, repair
-from eep.experts.repair.repair_plan import Backup, Origin, RepairPlan, Tier, plan_repair
+from eep.experts.repair.repair_plan import BackupContents, Origin, RepairPlan, Tier, plan_repair
 from tests.experts import model
 
 
@@ -53,7 +53,7 @@ def empty_rank(**sources: Source) -> tuple[RepairPlan, ExpertMemory, dict[str, S
     empty = Placement(np.full((model.LAYERS, model.EXPERTS), -1), model.EXPERTS, model.EXPERTS)
     full = Placement(np.tile(np.arange(model.EXPERTS), (model.LAYERS, 1)), model.EXPERTS, model.EXPERTS)
     held = np.ones((model.LAYERS, model.EXPERTS), dtype=bool)
-    backups = {name: Backup(0, held) for name in sources}
+    backups = {name: BackupContents(0, held) for name in sources}
     return plan_repair(empty, full, [0], [0], layout.expert_bytes, backups=backups), memory, sources, full
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eep.experts.placement.packing import EMPTY
 from eep.experts.placement.slot_plan import Placement, moves, plan
-from eep.experts.repair.repair_plan import Backup, Origin, Tier, plan_repair
+from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
 
 MIB = 1 << 20
 
@@ -21,8 +21,8 @@ def placement(*rows: list[int], slots: int = 2) -> Placement:
     return Placement(table, int(table.max()) + 1, slots)
 
 
-def everything(layers: int, experts: int, host: int = 0) -> Backup:
-    return Backup(host, np.ones((layers, experts), dtype=bool))
+def everything(layers: int, experts: int, host: int = 0) -> BackupContents:
+    return BackupContents(host, np.ones((layers, experts), dtype=bool))
 
 
 def test_each_tier_is_used_when_no_cheaper_one_is_there() -> None:
@@ -32,7 +32,7 @@ def test_each_tier_is_used_when_no_cheaper_one_is_there() -> None:
     after = Placement(after.physical_to_logical.copy(), 5, 2)
     held = np.zeros((1, 5), dtype=bool)
     held[0, 3] = True
-    result = plan_repair(before, after, [0, 1], [0, 0, 0], MIB, backups={"b": Backup(0, held)}, disk=True)
+    result = plan_repair(before, after, [0, 1], [0, 0, 0], MIB, backups={"b": BackupContents(0, held)}, disk=True)
     tiers = {(t.expert, t.rank): [o.tier for o in t.origins] for t in result.transfers}
     assert tiers == {
         (3, 0): [Tier.DRAM, Tier.DISK],
