@@ -29,7 +29,7 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec, checksum
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, repair
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, execute_repair
 from eep.experts.repair.peer_memory import MappedPeers
 from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
 from eep.view import View
@@ -118,7 +118,7 @@ def _repair_work(
     def work() -> None:
         if cold:
             _forget(reader_of(Origin(Tier.DISK)))
-        report = repair(steps, 0, mine, reader_of, sums)
+        report = execute_repair(steps, 0, mine, reader_of, sums)
         assert set(report.bytes_by_tier) == {tier}
         assert not report.setbacks
 

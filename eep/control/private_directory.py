@@ -1,4 +1,4 @@
-"""The private directory of a supervisor: its socket, the job's key, and nothing that others may enter."""
+"""The private directory of a supervisor: its socket, the job's key, and the directories of its ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTROL_DIRECTORY = "EEP_CONTROL_DIR"
 
 
 class PrivateDirectory:
-    """Mode 0700, owned by us. ``control.sock`` is where the supervisor listens, ``key`` holds the job's key."""
+    """Mode 0700, owned by this user. ``control.sock`` is where the supervisor listens, ``key`` holds the job's key."""
 
     def __init__(self, path: Path) -> None:
         self.path = check_private(path)
@@ -22,7 +22,7 @@ class PrivateDirectory:
 
     @classmethod
     def create(cls, path: Path | None = None, key: bytes | None = None) -> PrivateDirectory:
-        """A new one with a key in it, at ``path`` or where temporary things go. Hosts of one job share a key."""
+        """Makes one with a key in it, at ``path`` or in a temporary place. Hosts of one job share a key."""
         directory = cls(make_temporary() if path is None else make_private(path))
         if key is not None or not directory._key_path.exists():
             descriptor = os.open(directory._key_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

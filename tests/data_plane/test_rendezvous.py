@@ -1,4 +1,4 @@
-"""Claiming ranks, finding peers, and what is left when everybody is gone."""
+"""Claiming ranks, finding peers, and what is left when all ranks are gone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from eep.experts.checksums import Checksums
 from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.packing import FloatArray
-from eep.experts.placement.slot_plan import Placement, WhenShort, plan
+from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
 from eep.experts.repair.executor import Want
 from eep.experts.repair.repair_sources import RepairSources
 from eep.view import View
@@ -42,7 +42,7 @@ class Rank:
         repair_within: float = 120.0,
     ) -> None:
         self.rank = rank
-        first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
+        first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
         layout = model.layout(slots)
         self.shared = SharedMemory.create("experts", layout.region_bytes)
         self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))

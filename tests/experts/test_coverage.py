@@ -1,4 +1,4 @@
-"""Coverage: who is lost and who comes back decides where experts are, and every slot holds the right bytes."""
+"""Coverage: the ranks of a view decide where experts are, and every slot holds the right bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from eep.experts.backup.transfer_engine import Engine
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import LACKING
 from eep.experts.layout import ExpertLayout
-from eep.experts.placement.slot_plan import plan
+from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
-from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode
+from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
 from eep.experts.registry.published_records import RANKS as RANK_RECORDS
 from eep.experts.repair.executor import RepairFailed, Want
 from eep.view import View
@@ -31,7 +31,7 @@ from tests.experts.covered import PATIENCE_S, RANKS, HeldReads, Rank, counts_of,
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_losses_one_by_one_and_everybody_back(tmp_path: Path, disk: bool) -> None:
+def test_losses_one_by_one_and_all_ranks_back(tmp_path: Path, disk: bool) -> None:
     """With room for all experts on every rank nothing need be read from disk."""
     path = model.save_checkpoint(tmp_path / "model") if disk else None
     with ranks(tmp_path, 8, path) as group:
@@ -97,7 +97,7 @@ def test_what_is_used_least_is_masked_and_all_agree_on_it(tmp_path: Path) -> Non
         assert group[0].shown.digest == first.digest
 
 
-def test_nobody_waits_for_the_counts_of_a_rank_that_is_gone(tmp_path: Path) -> None:
+def test_no_rank_waits_for_the_counts_of_a_rank_that_is_gone(tmp_path: Path) -> None:
     registry = DirectoryRegistry(tmp_path / "held")
     view = View(1, (0, 1), (0, 0))
     loads = {rank: AgreedLoad(registry, rank, lambda rank=rank: counts_of(rank)) for rank in view.active}  # type: ignore[misc]
@@ -128,10 +128,8 @@ class Backup:
     def offer(self, rank: Rank, copied: bool = False) -> LiveOffer:
         """It looks when it is told to."""
         shared = None if copied else rank.shared
-        offer = LiveOffer(
-            rank.rank, self.registry, self.engine, self.client, rank.memory, shared, model.EXPERTS, every=3600.0
-        )
-        first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), self.slots, [0] * RANKS)
+        offer = LiveOffer(rank.rank, self.client, rank.memory, shared, every=3600.0)
+        first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), self.slots, [0] * RANKS)
         offer.holds(model.held(first, rank.rank), rank.sums)
         return offer
 
@@ -144,7 +142,7 @@ class Backup:
         assert self.service.refresh() == model.LAYERS * model.EXPERTS
         for offer in offers:
             offer.look()
-        assert self.registry.scan(RANK_RECORDS) == {}, "what nobody lacks is not exposed any longer"
+        assert self.registry.scan(RANK_RECORDS) == {}, "what no service lacks is not exposed any longer"
         assert not self.engine._exposed
 
     def close(self) -> None:
@@ -180,7 +178,7 @@ def test_the_backup_has_what_only_the_dead_had(
         assert "dram" in sources(caplog)
 
 
-def test_without_a_source_it_waits_for_whoever_brings_what_is_lost(
+def test_without_a_source_it_waits_for_the_rank_that_brings_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ranks(tmp_path, 3, None) as group:
@@ -265,7 +263,7 @@ def lies(backup: Backup) -> None:
     record = backup.client.records()["host"]
     extents = tuple(type(e)(e.address + 1, e.numbers[:-8], e.checksums[:-8]) for e in record.extents)
     forged = BackupRecord(record.host, record.session, record.shape, extents)
-    backup.registry.publish(BACKUPS + "host", encode(forged))
+    backup.registry.publish(BACKUPS + "host", encode_record(forged))
 
 
 @pytest.mark.parametrize("trouble", [dies, dies_unseen, lies])

@@ -13,8 +13,8 @@ import pytest
 from eep import cli
 from eep.control.supervisor.supervisor import Supervisor
 from eep.experts.margin_record import HELD_DIRECTORY, MarginRecord, publish_margin, read_margin
-from eep.experts.placement.margin import margin
-from eep.experts.placement.slot_plan import plan
+from eep.experts.placement.margin import find_margin
+from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
 from tests.control.harness import runs_with, supervised, until
 from tests.experts import model
@@ -26,8 +26,8 @@ ALL = (0, 1, 2, 3)
 def expected(active: tuple[int, ...]) -> dict[str, Any]:
     """The margin of the placement that the ranks of a view make from the first one."""
     load, topology = np.ones((model.LAYERS, model.EXPERTS)), [0] * len(ALL)
-    first = plan(load, None, ALL, covered_rank.SLOTS, topology)
-    found = margin(plan(load, first, active, covered_rank.SLOTS, topology), active, topology)
+    first = plan_placement(load, None, ALL, covered_rank.SLOTS, topology)
+    found = find_margin(plan_placement(load, first, active, covered_rank.SLOTS, topology), active, topology)
     return {"any_ranks": found.any_ranks, "ranks": list(found.ranks), "repairable_ranks": found.repairable_ranks}
 
 

@@ -47,7 +47,7 @@ class Offer:
 
     @property
     def state(self) -> OwnerState:
-        """What the peer says of itself, now."""
+        """What the peer says of itself now."""
         said = ControlPage.from_address(self.control.address).state
         return OwnerState(said) if said in tuple(OwnerState) else OwnerState.ALONE
 

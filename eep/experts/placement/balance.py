@@ -10,9 +10,9 @@ from eep.experts.placement.packing import (
     Cluster,
     FloatArray,
     IntArray,
-    copies,
-    holds,
-    padded,
+    count_copies,
+    find_owned,
+    pad_columns,
     slot_loads,
 )
 
@@ -27,11 +27,11 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
     """
     experts = load.shape[1]
     size = cluster.slots_per_rank
-    served = slot_loads(slot_expert, load, copies(slot_expert, experts))
-    owned = holds(slot_expert, experts, size)
+    served = slot_loads(slot_expert, load, count_copies(slot_expert, experts))
+    owned = find_owned(slot_expert, experts, size)
     on_host = np.stack([owned[:, cluster.host == host].any(axis=1) for host in range(cluster.hosts)], axis=1)
     movable = movable & (slot_expert != EMPTY)
-    slots, there = padded(movable)
+    slots, there = pad_columns(movable)
     rows = np.flatnonzero(movable.any(axis=1))
     for _ in range(rounds):
         busy = served[rows].reshape(len(rows), cluster.ranks, size).sum(axis=2)

@@ -1,4 +1,4 @@
-"""What an instance could lose right now: the question an operator asks before taking a rank away. Pure."""
+"""What an instance could lose right now: what an operator asks before taking a rank away. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eep.experts.placement.packing import holds
+from eep.experts.placement.packing import find_owned
 from eep.experts.placement.slot_plan import Placement
 
 
@@ -27,7 +27,7 @@ class Margin:
     repairable_ranks: int
 
 
-def margin(placement: Placement, active: Sequence[int], topology: Sequence[int]) -> Margin:
+def find_margin(placement: Placement, active: Sequence[int], topology: Sequence[int]) -> Margin:
     """What ``placement`` on the ``active`` ranks survives; ``topology[rank]`` is the host of each rank."""
     ranks = np.array(sorted(set(active)), dtype=np.int64)
     if not len(ranks):
@@ -37,7 +37,7 @@ def margin(placement: Placement, active: Sequence[int], topology: Sequence[int])
             f"the placement is for {placement.max_ranks} ranks; active ranks {ranks.tolist()} and "
             f"a topology of {len(topology)} do not fit it"
         )
-    owned = holds(placement.physical_to_logical, placement.experts, placement.slots_per_rank)[:, ranks]
+    owned = find_owned(placement.physical_to_logical, placement.experts, placement.slots_per_rank)[:, ranks]
     served = owned.any(axis=1)
     # The last rank cannot go, even when it holds nothing: one must be left to serve.
     several = len(ranks) > 1

@@ -1,8 +1,7 @@
-"""The memory of other ranks, as repair reads it: the one module that knows where a region comes from.
+"""The memory of peers, as repair reads it: the one module that knows where a region comes from.
 
-A rank hands the descriptor of its region (a sealed memfd on a CPU, a driver allocation on a GPU, see
-``eep.data_plane.memory``) to processes of the same user, over a Unix socket in the private directory of the instance.
-Everything else copies between tensors, with :func:`copy_all`, and does not care what kind of memory they show.
+A rank hands the descriptor of its region to its peers with ``descriptor_service``: a sealed memfd on a CPU, a driver
+allocation on a GPU. All other code copies between tensors with :func:`copy_all`, whatever memory they show.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class PeerMemory(Protocol):
         """Whether the process behind the region still runs; False once it is known to be gone."""
 
     def region(self, rank: int) -> torch.Tensor:
-        """The bytes of that rank, mapped here. Raises :class:`PeerUnreachable` if they cannot be had."""
+        """The bytes of that rank, mapped here. Raises :class:`PeerUnreachable` if the rank does not hand them out."""
 
 
 def region_socket(directory: pathlib.Path, rank: int, incarnation: int) -> str:

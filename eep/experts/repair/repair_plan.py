@@ -1,9 +1,9 @@
-"""Where the bytes of every expert that a rank must get come from. Pure: it decides, ``repair`` moves.
+"""Where the bytes of every missing expert come from. Pure: this module decides, the executor moves.
 
-Sources in order: another slot of the same rank, the memory of another rank, host memory (a backup service),
-disk. Within a tier a transfer goes to the source that would finish it first, given its bandwidth and what it
-already has to do, so that no source is the bottleneck while another is idle. The further sources of a
-transfer are kept in order, for the case that the first one dies or sends the wrong bytes.
+Sources in order: another slot of the same rank, the memory of a peer, host memory (a backup service), disk.
+Within a tier a transfer goes to the source that would finish it first, given its bandwidth and what it
+already has to do, so that no source is the bottleneck while another is idle. A transfer keeps its further
+sources in order, in case the first one dies or sends wrong bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class BackupContents:
-    """A backup service as the planner sees it: its host, and the experts ``held[layer, expert]``."""
+    """A backup service as planners see it: its host, and the experts that it has ``held``, ``[layer, expert]``."""
 
     host: int
     held: BoolArray
@@ -128,7 +128,7 @@ class RepairPlan:
         if self.unreachable:
             lines.append(f"  {len(self.unreachable)} have no source: start a backup service or name a checkpoint")
         for transfer in self.transfers[:most]:
-            source = transfer.origins[0] if transfer.origins else "nowhere"
+            source = transfer.origins[0] if transfer.origins else "no source"
             spare = f", else {transfer.origins[1]}" if len(transfer.origins) > 1 else ""
             lines.append(
                 f"  layer {transfer.layer} expert {transfer.expert} -> rank {transfer.rank} "

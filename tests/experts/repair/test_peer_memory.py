@@ -36,7 +36,9 @@ def test_a_region_is_seen_by_peers_as_it_changes(tmp_path: pathlib.Path, memory:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("rank", "complaint"), [(2, "not part of epoch 1"), (0, "does not offer its experts")])
+@pytest.mark.parametrize(
+    ("rank", "complaint"), [(2, "not part of epoch 1"), (0, "asked for its experts, does not answer")]
+)
 def test_who_is_not_there_is_not_alive(tmp_path: pathlib.Path, rank: int, complaint: str) -> None:
     peers = MappedPeers(tmp_path, VIEW, 8192)
     assert not peers.alive(rank)
@@ -64,7 +66,7 @@ def test_who_does_not_say_hello_gets_nothing(tmp_path: pathlib.Path, memory: Sha
 
 
 def fail_at_first(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Nobody is let in at first, as when descriptors have run out."""
+    """The first accepts fail, as when descriptors have run out."""
     accept, failures = socket.socket.accept, iter(range(times))
 
     def failing(listening: socket.socket) -> Any:
@@ -117,7 +119,7 @@ def test_a_peer_that_answers_nonsense_is_unreachable(tmp_path: pathlib.Path) -> 
         liar.bind(region_socket(tmp_path, 1, 0))
         liar.listen(1)
         peers = MappedPeers(tmp_path, VIEW, 8192)
-        # Nobody accepts: the connection is made by the kernel, and the answer never comes.
+        # No process accepts: the kernel makes the connection, and the answer never comes.
         assert not peers.alive(1)
 
 

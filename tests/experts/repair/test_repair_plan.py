@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eep.experts.placement.packing import EMPTY
-from eep.experts.placement.slot_plan import Placement, moves, plan
+from eep.experts.placement.slot_plan import Placement, count_moves, plan_placement
 from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
 
 MIB = 1 << 20
@@ -98,11 +98,11 @@ def test_placements_of_different_shapes_are_refused() -> None:
 def test_every_slot_that_changes_has_sources_that_hold_its_expert(seed: int, extra: float) -> None:
     rng = np.random.default_rng(seed)
     ranks, slots, experts = 5, 4, 12
-    start = plan(rng.lognormal(0, 1, (3, experts)), None, range(ranks), slots, [0, 0, 1, 1, 1])
+    start = plan_placement(rng.lognormal(0, 1, (3, experts)), None, range(ranks), slots, [0, 0, 1, 1, 1])
     active = sorted(rng.choice(ranks, size=3 + seed % 3, replace=False).tolist())
-    after = plan(rng.lognormal(0, 1, (3, experts)), start, active, slots, [0, 0, 1, 1, 1], extra_moves=extra)
+    after = plan_placement(rng.lognormal(0, 1, (3, experts)), start, active, slots, [0, 0, 1, 1, 1], extra_moves=extra)
     result = plan_repair(start, after, active, [0, 0, 1, 1, 1], 1, backups={"b": everything(3, experts)})
-    assert len(result.transfers) == moves(start.on(active), after)
+    assert len(result.transfers) == count_moves(start.on(active), after)
     assert not result.unreachable
     written = {(t.layer, t.rank, t.slot) for t in result.transfers}
     for t in result.transfers:
