@@ -53,7 +53,7 @@ _MOST_SETBACKS = 5
 
 @dataclass(frozen=True, slots=True)
 class LoadedExperts:
-    """What one life of a rank has loaded: ``memory``, which ``shared`` holds, has the experts that ``placement`` gives it."""
+    """What an incarnation of a rank has loaded: ``memory``, in ``shared``, with the experts that ``placement`` gives it."""
 
     rank: int
     incarnation: int

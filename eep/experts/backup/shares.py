@@ -16,7 +16,7 @@ from eep.experts.placement.packing import BoolArray, IntArray
 from eep.experts.repair.repair_plan import BackupContents
 
 NOWHERE = -1
-"""As the only host of an expert: no rank, or ranks of several hosts, hold it."""
+"""In place of an only host: no rank, or ranks of several hosts, hold the expert."""
 
 
 def find_only_hosts(held_by_host: Mapping[int, BoolArray], number: int) -> IntArray:
