@@ -1,7 +1,7 @@
 """How the checkpoints of model families name their experts. A table, so that a user can add a family.
 
-Each tensor of an expert as kernels hold it (``w13_weight`` is gate and up in one) is made of the tensors of
-the checkpoint that its patterns name, one after the other. ``{layer}`` and ``{expert}`` stand for numbers. A
+Kernels hold some tensors of an expert in one: ``w13_weight`` is gate and up. Each is made of the tensors of the
+checkpoint that its patterns name, one after the other. ``{layer}`` and ``{expert}`` stand for numbers. A
 pattern without ``{expert}`` names a fused tensor whose first dimension counts the experts. A tensor whose
 patterns match nothing is not part of that checkpoint (scales of a model that is not quantised). Any prefix
 may come before the name, as in ``language_model.model.layers...``.

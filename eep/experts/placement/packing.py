@@ -4,8 +4,8 @@ clock.
 Slots are columns: ``slot_expert[layer, slot]`` names the logical expert that the slot holds, or ``EMPTY``.
 The columns are those of the active ranks only, ``slots_per_rank`` for each, so that ``slot //
 slots_per_rank`` is the position of the rank among the active ones. A replica serves ``load / replicas`` of
-its expert, as in DeepSeek's EPLB, whose two greedy ideas (give the next replica to the hottest expert, put
-the hottest replica on the coolest rank) are kept here and made to respect what already lies in place, ranks,
+its expert, as in DeepSeek's EPLB. Two greedy ideas come from there too: the hottest expert gets the next
+replica, and the coolest rank gets the hottest replica. Here they also respect what is already in place, ranks,
 hosts and unequal ranks.
 """
 
@@ -109,9 +109,9 @@ def drop_duplicates(slot_expert: IntArray, slots_per_rank: int) -> IntArray:
 def evict(slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: FloatArray, cluster: Cluster) -> None:
     """Empty ``victims[layer]`` slots of each layer, in place, and never the last copy of an expert.
 
-    The slot to go is the one whose loss leaves the ranks most even when an expert of load ``incoming[layer]`` takes
-    its place and the other copies of the victim take over its share. Measured by squares instead of ``_strain``, the
-    busiest rank was up to a tenth busier after a loss.
+    An expert of load ``incoming[layer]`` takes the place of a victim, and the victim's other copies take over its
+    share. The slot to go is the one that leaves the ranks most even after that. Measured by squares instead of
+    ``_strain``, the busiest rank was up to a tenth busier after a loss.
     """
     if not victims.any():
         return
@@ -197,9 +197,9 @@ def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntAr
 def place_copies(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Cluster) -> None:
     """Put into empty slots, in place, the copies that ``count`` has and ``slot_expert`` has not.
 
-    Hottest copy first, each onto the rank that is then coolest, among the ranks with room that
-    do not hold the expert and, where there is one, on a host that does not hold it either. First copies
-    always find room. A further copy that finds none is given up; the slot that stays empty gets the hottest
+    The hottest copy comes first, and each goes onto the rank that is then coolest. That rank has room and does not
+    hold the expert; where one exists, it is on a host that does not hold the expert either. First copies always find
+    room. A further copy that finds none is given up; the slot that stays empty gets the hottest
     expert that its rank does not hold.
     """
     layers, experts = load.shape

@@ -1,7 +1,7 @@
 """Three ways from the current placement to one that covers every expert. Pure, like ``packing``.
 
-``retain`` rewrites the fewest slots, ``spend_moves`` uses a budget of further moves where balance is worst,
-and ``place_from_scratch`` balances as if nothing were in place and then keeps what happens to fit.
+``retain`` rewrites the fewest slots. ``spend_moves`` uses a budget of further moves where balance is worst.
+``place_from_scratch`` balances as if every slot were empty and then keeps what happens to fit.
 """
 
 from __future__ import annotations

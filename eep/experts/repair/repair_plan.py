@@ -2,8 +2,8 @@
 
 Sources in order: another slot of the same rank, the memory of a peer, host memory (a backup service), disk.
 Within a tier a transfer goes to the source that would finish it first, given its bandwidth and what it
-already has to do, so that no source is the bottleneck while another is idle. A transfer keeps its further
-sources in order, in case the first one dies or sends wrong bytes.
+already has to do. So no source is the bottleneck while another is idle. A transfer keeps its further sources
+in order, in case the first one dies or sends wrong bytes.
 """
 
 from __future__ import annotations
