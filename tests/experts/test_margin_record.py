@@ -62,7 +62,7 @@ def registry(tmp_path: Path) -> DirectoryRegistry:
 
 def test_a_margin_of_another_epoch_is_not_shown(tmp_path: Path, registry: DirectoryRegistry) -> None:
     publish_margin(registry, MarginRecord(4, 1, (0, 1), 1))
-    assert read_margin(tmp_path, 4) == {"any_ranks": 1, "ranks": [0, 1], "repairable_ranks": 1}
+    assert read_margin(tmp_path, 4) == {"any_ranks": 1, "ranks": (0, 1), "repairable_ranks": 1}
     assert read_margin(tmp_path, 5) is None
 
 
