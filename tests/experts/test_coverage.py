@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from eep.errors import EepError
-from eep.experts.agreed_load import AgreedLoad
 from eep.experts.backup.backup_client import BackupClient
 from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.backup.service import BackupOptions, BackupService
@@ -95,22 +94,6 @@ def test_what_is_used_least_is_masked_and_all_agree_on_it(tmp_path: Path) -> Non
         enter(group, less.joined_by(dict.fromkeys(lost, 1)))
         assert group[0].shown is not None
         assert group[0].shown.digest == first.digest
-
-
-def test_no_rank_waits_for_the_counts_of_a_rank_that_is_gone(tmp_path: Path) -> None:
-    registry = DirectoryRegistry(tmp_path / "held")
-    view = View(1, (0, 1), (0, 0))
-    loads = {rank: AgreedLoad(registry, rank, lambda rank=rank: counts_of(rank)) for rank in view.active}  # type: ignore[misc]
-    assert loads[1].of(view, lambda rank: False) is None
-    assert loads[0].of(view, lambda rank: True) is not None
-    found = loads[1].of(view, lambda rank: False)
-    assert found is not None
-    assert (found == counts_of(0)).all(), "those of the first rank, since all must plan with the same"
-    registry.publish("load/2", b"neither numbers nor as many as there should be")
-    assert loads[1].of(View(2, (0, 1), (0, 0)), lambda rank: True) is None
-    assert loads[0].of(View(9, (0, 1), (0, 0)), lambda rank: True) is not None
-    assert loads[1].of(View(8, (0, 1), (0, 0)), lambda rank: True) is None, "the first rank has moved on"
-    registry.close()
 
 
 class Backup:
