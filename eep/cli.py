@@ -101,10 +101,14 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from eep.control.private_directory import PrivateDirectory
     from eep.control.wire.client import ask_supervisor
     from eep.control.wire.messages import AskStatus
+    from eep.experts.margin_record import read_margin
 
-    print(json.dumps(json.loads(ask_supervisor(Path(options.dir), AskStatus()).body), indent=2))
+    status = json.loads(ask_supervisor(Path(options.dir), AskStatus()).body)
+    status["margin"] = read_margin(PrivateDirectory(Path(options.dir)).experts, status["epoch"])
+    print(json.dumps(status, indent=2))
     return 0
 
 

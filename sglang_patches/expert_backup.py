@@ -153,4 +153,4 @@ def connect(directory: Path, kind: str, rank: int, memory: ExpertMemory, shared:
     if kind == "checkpoint":
         return Access(client)
     on_host = shared if isinstance(shared, SharedMemory) else None
-    return Access(client, LiveOffer(rank, registry, engine, client, memory, on_host, experts))
+    return Access(client, LiveOffer(rank, client, memory, on_host))

@@ -23,7 +23,7 @@ import numpy as np
 from bench.common.provenance import provenance
 from bench.repair.eplb_greedy import eplb_greedy
 from bench.repair.tiers import measure_tiers
-from eep.experts.placement.slot_plan import Placement, moves, plan
+from eep.experts.placement.slot_plan import Placement, count_moves, plan_placement
 from eep.experts.repair.repair_plan import plan_repair
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
@@ -61,14 +61,14 @@ def greedy_moves(before: Placement, load: np.ndarray, active: list[int]) -> tupl
     table = np.full_like(before.physical_to_logical, -1)
     table[:, columns] = eplb_greedy(load, len(active), size)
     after = Placement(table, before.experts, size)
-    return moves(before.on(active), after), after
+    return count_moves(before.on(active), after), after
 
 
 def planner_rows(slots: int) -> list[dict[str, Any]]:
     """One row per loss: ours with the fewest moves against the yardstick, same placement, same loads."""
     load = expert_loads(LAYERS, EXPERTS)
     topology = [rank // RANKS_PER_HOST for rank in range(RANKS)]
-    before = plan(load, None, range(RANKS), slots, topology)
+    before = plan_placement(load, None, range(RANKS), slots, topology)
     rows = []
     for how in ("random", "host"):
         for number in (1, 2, 4, 8, 16):
@@ -76,7 +76,7 @@ def planner_rows(slots: int) -> list[dict[str, Any]]:
             left = before.on(active)
             enough = len(active) * slots >= EXPERTS
             policy = "refuse" if enough else "mask"
-            work = partial(plan, load, before, active, slots, topology, when_short=policy)
+            work = partial(plan_placement, load, before, active, slots, topology, when_short=policy)
             after = work()
             greedy = greedy_moves(before, load, active)
             uncovered = int((left.replica_counts == 0).sum())
@@ -90,7 +90,7 @@ def planner_rows(slots: int) -> list[dict[str, Any]]:
                     "sources_milliseconds": 1e3 * seconds(find_sources),
                     "surviving_slots_per_layer": len(active) * slots,
                     "uncovered_per_layer": uncovered / LAYERS,
-                    "moved_per_layer": moves(left, after) / LAYERS,
+                    "moved_per_layer": count_moves(left, after) / LAYERS,
                     "masked_per_layer": float(after.masked.sum()) / LAYERS,
                     "greedy_moved_per_layer": greedy[0] / LAYERS if greedy else None,
                     "imbalance": float(after.imbalance(load).mean()),
@@ -104,10 +104,10 @@ def balance_rows() -> list[dict[str, Any]]:
     """What further moves buy after the loss of one rank."""
     load = expert_loads(LAYERS, EXPERTS)
     topology = [rank // RANKS_PER_HOST for rank in range(RANKS)]
-    before = plan(load, None, range(RANKS), 9, topology)
+    before = plan_placement(load, None, range(RANKS), 9, topology)
     active = [rank for rank in range(RANKS) if rank != 5]
     left = before.on(active)
-    fewest = moves(left, plan(load, before, active, 9, topology))
+    fewest = count_moves(left, plan_placement(load, before, active, 9, topology))
     greedy = greedy_moves(before, load, active)
     assert greedy is not None
     rows = [
@@ -121,13 +121,13 @@ def balance_rows() -> list[dict[str, Any]]:
         }
     ]
     for extra in (0.0, 0.05, 0.5, 1.0, 2.0, 4.0, 8.0, float("inf")):
-        work = partial(plan, load, before, active, 9, topology, extra_moves=extra)
+        work = partial(plan_placement, load, before, active, 9, topology, extra_moves=extra)
         after = work()
         rows.append(
             {
                 "planner": f"extra_moves={extra:g}",
-                "moved_per_layer": moves(left, after) / LAYERS,
-                "times_fewest": moves(left, after) / fewest,
+                "moved_per_layer": count_moves(left, after) / LAYERS,
+                "times_fewest": count_moves(left, after) / fewest,
                 "imbalance_mean": float(after.imbalance(load).mean()),
                 "imbalance_worst": float(after.imbalance(load).max()),
                 "milliseconds": 1e3 * seconds(work, 3),
@@ -147,16 +147,16 @@ def growth_rows(quick: bool) -> list[dict[str, Any]]:
     for layers, experts, ranks, slots in shapes:
         load = expert_loads(layers, experts)
         topology = [rank // RANKS_PER_HOST for rank in range(ranks)]
-        before = plan(load, None, range(ranks), slots, topology)
+        before = plan_placement(load, None, range(ranks), slots, topology)
         active = [rank for rank in range(ranks) if rank != ranks // 2]
-        work = partial(plan, load, before, active, slots, topology)
+        work = partial(plan_placement, load, before, active, slots, topology)
         rows.append(
             {
                 "layers": layers,
                 "experts": experts,
                 "ranks": ranks,
                 "slots_per_rank": slots,
-                "moved_per_layer": moves(before.on(active), work()) / layers,
+                "moved_per_layer": count_moves(before.on(active), work()) / layers,
                 "milliseconds": 1e3 * seconds(work, 3),
             }
         )

@@ -29,9 +29,9 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec, checksum
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, repair
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, execute_repair
 from eep.experts.repair.peer_memory import MappedPeers
-from eep.experts.repair.repair_plan import Backup, Origin, Tier, plan_repair
+from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
 from eep.view import View
 
 _PATIENCE_S = 120.0
@@ -41,12 +41,12 @@ _OTHER_RANK = """
 import pathlib, sys
 from bench.repair.tiers import fill, layout
 from eep.experts.layout import ExpertMemory
-from eep.experts.repair.peer_memory import RegionServer
+from eep.experts.repair.peer_memory import serve_region
 from eep.data_plane.memory.shm import SharedMemory
 where, experts = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 shared = SharedMemory.create("bench", layout(experts).region_bytes)
 fill(ExpertMemory(layout(experts), shared.bytes_at(0, shared.size)), experts)
-server = RegionServer(where, 1, 0, shared)
+server = serve_region(where, 1, 0, shared)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -101,7 +101,7 @@ def _repair_work(
     shape: ExpertLayout,
     experts: int,
     reader_of: Callable[[Origin], Reader],
-    backups: dict[str, Backup],
+    backups: dict[str, BackupContents],
     sums: Checksums,
     cold: bool = False,
 ) -> Callable[[], None]:
@@ -118,7 +118,7 @@ def _repair_work(
     def work() -> None:
         if cold:
             _forget(reader_of(Origin(Tier.DISK)))
-        report = repair(steps, 0, mine, reader_of, sums)
+        report = execute_repair(steps, 0, mine, reader_of, sums)
         assert set(report.bytes_by_tier) == {tier}
         assert not report.setbacks
 
@@ -137,7 +137,7 @@ def _forget(reader: Reader) -> None:
 @contextlib.contextmanager
 def _sources(
     shape: ExpertLayout, experts: int, shared: SharedMemory, full: Placement, sums: Checksums
-) -> Iterator[tuple[Callable[[Origin], Reader], dict[str, Backup]]]:
+) -> Iterator[tuple[Callable[[Origin], Reader], dict[str, BackupContents]]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.ExitStack() as stack:
         where = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eep-bench-")))

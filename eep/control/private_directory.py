@@ -1,41 +1,29 @@
-"""The private directory of a supervisor: its socket and the job's key, closed to other users."""
+"""The private directory of a supervisor: its socket, the job's key, and the directories of its ranks."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
-import tempfile
 from pathlib import Path
 
+from eep.access import NotPrivate, check_private, check_socket_path, make_private, make_temporary
 from eep.control.wire.sealed_frames import KEY_BYTES, new_key
 
 CONTROL_DIRECTORY = "EEP_CONTROL_DIR"
 """The environment variable by which a rank finds its supervisor."""
-_MAX_SOCKET_PATH = 107
 
 
 class PrivateDirectory:
-    """Mode 0700, owned by us. ``control.sock`` is where the supervisor listens, ``key`` holds the job's key."""
+    """Mode 0700, owned by this user. ``control.sock`` is where the supervisor listens, ``key`` holds the job's key."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(
-                f"{path} must be a directory that only you can enter; run 'chmod 700 {path}' or name another"
-            )
-        if len(os.fsencode(self.socket)) > _MAX_SOCKET_PATH:
-            raise ValueError(f"{self.socket} is too long for a Unix socket; choose a shorter directory")
+        self.path = check_private(path)
+        check_socket_path(self.socket)
 
     @classmethod
     def create(cls, path: Path | None = None, key: bytes | None = None) -> PrivateDirectory:
-        """A directory with a key in it, at ``path`` or among the temporary files. Hosts of one job share a key."""
-        if path is None:
-            path = Path(tempfile.mkdtemp(prefix="eep-", dir=os.environ.get("XDG_RUNTIME_DIR")))
-        else:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory = cls(path)
+        """Makes one with a key in it, at ``path`` or in a temporary place. Hosts of one job share a key."""
+        directory = cls(make_temporary() if path is None else make_private(path))
         if key is not None or not directory._key_path.exists():
             descriptor = os.open(directory._key_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
@@ -57,14 +45,19 @@ class PrivateDirectory:
         return self.path / "r"
 
     @property
+    def experts(self) -> Path:
+        """Where the ranks of this host say which experts they hold, and serve them to each other."""
+        return self.ranks / "experts"
+
+    @property
     def _key_path(self) -> Path:
         return self.path / "key"
 
     def key(self) -> bytes:
         found = self._key_path.lstat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_size != KEY_BYTES:
-            raise PermissionError(
-                f"{self._key_path} must be {KEY_BYTES} bytes that only you can read; remove it to get a new one"
+            raise NotPrivate(
+                f"{self._key_path} must be {KEY_BYTES} bytes that no other user can read; remove it to have another made"
             )
         return self._key_path.read_bytes()
 

@@ -26,7 +26,7 @@ from eep.abi.peer_table import (
     slot_of,
 )
 from eep.data_plane.memory import Memory
-from eep.data_plane.memory.exchange import Listener, Offer, fetch, fetch_when_there
+from eep.data_plane.memory.exchange import Offer, await_offer, fetch_offer, serve_offer
 from eep.data_plane.rendezvous import Claim, Rendezvous
 from eep.errors import EepError, PeerUnreachable, RankRemoved
 from eep.view import View
@@ -60,7 +60,7 @@ class Peers:
         # Guards the mappings against a revoke from another thread while they come and go.
         self._mappings = threading.Lock()
         self._unmapping: list[threading.Thread] = []
-        self._listener = Listener(claim, shape, region, control, lambda: self.view)
+        self._listener = serve_offer(claim, shape, region, control, lambda: self.view)
 
     def alone(self) -> View:
         """A view of this rank only, in which it may do everything that it will do with the others."""
@@ -168,7 +168,7 @@ class Peers:
             for rank, incarnation in self._rendezvous.claimed_ranks().items():
                 if rank != me[0]:
                     try:
-                        offer = fetch(self._rendezvous, rank, incarnation, self._shape, self._region)
+                        offer = fetch_offer(self._rendezvous, rank, incarnation, self._shape, self._region)
                     except PeerUnreachable:
                         continue  # a rank that is just coming or going has no say
                     views[rank] = offer.view
@@ -231,7 +231,7 @@ class Peers:
         return offer
 
     def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer:
-        return fetch_when_there(self._rendezvous, rank, incarnation, self._shape, self._region, deadline)
+        return await_offer(self._rendezvous, rank, incarnation, self._shape, self._region, deadline)
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._shape.max_ranks:

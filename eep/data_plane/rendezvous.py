@@ -16,15 +16,14 @@ import os
 import pathlib
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 
 from eep.abi.peer_table import INCARNATIONS, MAX_RANKS
-from eep.errors import EepError, RankInUse
+from eep.access import TEMPORARY_PREFIX, check_socket_path, make_private, make_temporary, temporary_base
+from eep.errors import RankInUse
 
 _CLAIM = re.compile(r"r(\d+)\.i(\d+)\.lock")
-_PREFIX = "eep-"
 
 
 class Claim:
@@ -46,10 +45,7 @@ class Claim:
 
 
 def socket_path(directory: pathlib.Path, rank: int, incarnation: int) -> str:
-    path = str(directory / f"r{rank}.i{incarnation}.sock")
-    if len(path.encode()) > 107:
-        raise ValueError(f"the rendezvous path is too long for a Unix socket ({path}); choose a shorter directory")
-    return path
+    return check_socket_path(str(directory / f"r{rank}.i{incarnation}.sock"))
 
 
 class Rendezvous:
@@ -58,21 +54,14 @@ class Rendezvous:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path).absolute()
         socket_path(self.path, MAX_RANKS, 10**6)  # fail now rather than at the first claim
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise EepError(
-                f"the rendezvous {self.path} must be a directory of yours that nobody else can enter; run "
-                f"'chmod 700' on it or name another"
-            )
+        make_private(self.path)
         self._owner_lock = -1
 
     @classmethod
     def temporary(cls) -> Rendezvous:
         """A fresh directory, removed by :meth:`close`; those whose makers were killed are swept first."""
-        base = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-        _sweep(base)
-        rendezvous = cls(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        _sweep()
+        rendezvous = cls(make_temporary())
         rendezvous._owner_lock = _create_locked(rendezvous.path / "owner.lock")
         return rendezvous
 
@@ -188,8 +177,8 @@ def _is_held(path: pathlib.Path) -> bool:
         os.close(fd)
 
 
-def _sweep(base: pathlib.Path) -> None:
-    for owner in base.glob(f"{_PREFIX}*/owner.lock"):
+def _sweep() -> None:
+    for owner in temporary_base().glob(f"{TEMPORARY_PREFIX}*/owner.lock"):
         with contextlib.suppress(OSError):  # somebody else's
             # The maker may be gone while ranks of its instance live on.
             if not any(map(_is_held, owner.parent.rglob("*.lock"))):

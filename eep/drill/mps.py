@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from eep.access import make_private
+
 PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 STARTS_WITHIN = 30.0
@@ -30,7 +32,7 @@ def daemon() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="eep-mps-") as place:
         variables = {PIPES: f"{place}/pipe", LOGS: f"{place}/log"}
         for path in variables.values():
-            os.mkdir(path, 0o700)
+            make_private(Path(path))
         environment = {**os.environ, **variables}
         _start(environment)
         try:

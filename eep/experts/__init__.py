@@ -1,6 +1,6 @@
-"""Experts: where they live, how a lost one comes back, and who keeps a spare copy.
+"""Experts: where they live, how a lost one comes back, and where a spare copy is kept.
 
-``placement`` decides where experts live, ``repair`` where the bytes of a missing one come from, and moves them;
-``checkpoint`` reads them from disk, ``backup`` keeps every expert in host memory, ``registry`` has what ranks say that they
-hold. ``coverage`` puts these together view after view, and ``routing_tables`` show the result to the kernels.
+``placement`` decides where experts live. ``repair`` decides where the bytes of a missing one come from, and moves them.
+``checkpoint`` reads experts from disk, ``backup`` keeps them in host memory, ``registry`` has what each rank says it holds.
+``coverage`` puts these together view after view, and ``routing_tables`` show the result to the kernels.
 """

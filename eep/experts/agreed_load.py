@@ -1,8 +1,8 @@
 """How much each expert is asked for, in numbers on which all ranks of a view agree.
 
 Each rank counts the tokens that it sends, and no two count the same. Ranks that plan a placement must start from equal
-numbers, so those of one of them are taken for all: of the first rank of the view, which shows them in the registry under the
-number of the epoch. Requests are spread evenly, so what one rank sees is a fair sample.
+numbers. So all take those of the first rank of the view, which shows them in the registry under the number of the epoch.
+Requests are spread evenly, so what one rank sees is a fair sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eep.view import View
 
 _PREFIX = "load/"
 _PAUSE_S = 0.005
-_WITHIN_S = 20.0  # less than a rank waits for another to enter an epoch: whoever has no numbers will not enter it
+_WITHIN_S = 20.0  # less than a rank waits for a peer to enter an epoch: a rank without numbers will not enter it
 
 
 class AgreedLoad:
@@ -30,7 +30,7 @@ class AgreedLoad:
         self._shown = ""
 
     def of(self, view: View, first_lives: Callable[[int], bool]) -> FloatArray | None:
-        """The numbers for ``view``. None if its first rank is gone or in a later one, or does not answer."""
+        """The numbers for ``view``. None if its first rank is gone, is in a later view, or does not answer."""
         first, key = min(view.active), f"{_PREFIX}{view.epoch}"
         if first == self._rank:
             counted = np.array(self._counted(), dtype="<f8")
@@ -56,7 +56,7 @@ def _epoch(key: str) -> int:
 
 
 def _numbers(value: bytes, shape: tuple[int, ...]) -> FloatArray | None:
-    """None for what cannot be counts."""
+    """None if ``value`` holds no counts of that shape."""
     if len(value) != 8 * math.prod(shape):
         return None
     numbers = np.frombuffer(value, dtype="<f8").reshape(shape)

@@ -27,7 +27,7 @@ class Checksums:
 
     @classmethod
     def of_rank(cls, memory: ExpertMemory, placement: Placement, rank: int) -> Checksums:
-        """Those of the experts that ``rank`` holds according to ``placement``."""
+        """The checksums of the experts that ``placement`` gives to ``rank``."""
         sums = cls.none(placement.layers, placement.experts)
         size = placement.slots_per_rank
         held = placement.physical_to_logical[:, rank * size : (rank + 1) * size]

@@ -1,12 +1,12 @@
-"""Keeping every expert on an active rank, view after view.
+"""Coverage: every expert stays on an active rank, view after view.
 
-The placement of a view is a pure function of who is in it: what the ranks of the launch hold when nobody is missing, and
-from there the fewest moves. So all ranks make the same one without talking, one that joins included, and when all are back
-the first placement is back too.
+The placement of a view is a pure function of the ranks in it. It starts from the placement of the launch, where no rank is
+missing, and makes the fewest moves. So all ranks, a joiner included, make the same one without talking. When all ranks are
+back, so is the first placement.
 
-What a rank lacks it brings in by itself: from another slot of its own, from the memory of another rank, from a backup in host
-memory, from the checkpoint. Ranks say in a registry what they hold. That may be a moment old, or a slot may be overwritten
-while it is read; every expert is verified by its checksum, and what does not verify comes from the next source.
+Each rank brings in what it lacks: from another slot of its own, from the memory of a peer, from a backup in host memory, from
+the checkpoint. Ranks say in a registry what they hold. A record may be a moment old, and a peer may overwrite a slot while it
+is read. So the reader verifies every expert by its checksum, and takes one that does not verify from the next source.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eep import faults
+from eep.access import make_private
 from eep.data_plane.memory import Memory
 from eep.experts.agreed_load import AgreedLoad
-from eep.experts.backup.backup_client import BackupClient
 from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
+from eep.experts.margin_record import HELD_DIRECTORY, MarginRecord, publish_margin
+from eep.experts.placement.margin import find_margin
 from eep.experts.placement.packing import EMPTY, FloatArray, IntArray
-from eep.experts.placement.slot_plan import CoverageError, Placement, WhenShort, plan
+from eep.experts.placement.slot_plan import CoverageError, Placement, WhenShort, plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
-from eep.experts.registry.published_records import RankRecord, Shape, decode_all, encode
+from eep.experts.registry.published_records import ModelShape, RankRecord, decode_records, encode_record
 from eep.experts.repair import checksum_sources
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, RepairFailed, SourceLost, repair
-from eep.experts.repair.peer_memory import MappedPeers, RegionServer
-from eep.experts.repair.repair_plan import Origin, RepairPlan, Tier, plan_repair
+from eep.experts.repair.executor import RepairFailed, execute_repair
+from eep.experts.repair.peer_memory import MappedPeers, serve_region
+from eep.experts.repair.repair_plan import RepairPlan, Tier, plan_repair
+from eep.experts.repair.repair_sources import RepairSources
 from eep.recovery.contract import check_coverage
 from eep.view import View
 
@@ -44,61 +48,72 @@ _HELD = "held/"
 LACKING = 0
 """In place of a digest; see :data:`eep.recovery.session.Repair`."""
 _MOST_SETBACKS = 5
-"""As many are named in the log of a repair."""
+"""The log of a repair names at most so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedExperts:
+    """What an incarnation of a rank has loaded: ``memory``, in ``shared``, with the experts that ``placement`` gives it."""
+
+    rank: int
+    incarnation: int
+    placement: Placement
+    memory: ExpertMemory
+    shared: Memory
+    checksums: Checksums
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CoveragePolicy:
+    """A repair that takes longer than ``repair_within`` seconds has failed.
+
+    ``counted`` says how often this rank asked for each expert. Where experts must be masked, those asked for least are.
+    """
+
+    repair_within: float
+    when_short: WhenShort = "refuse"
+    counted: Callable[[], FloatArray] | None = None
 
 
 class Coverage:
-    """The experts of one rank. ``published`` is called with each new placement, when all of it is there."""
+    """Covers the experts of one rank. It calls ``published`` with each new placement, once all experts of it are there."""
 
     def __init__(
         self,
-        rank: int,
-        incarnation: int,
-        first: Placement,
-        memory: ExpertMemory,
-        shared: Memory,
-        checksums: Checksums,
+        loaded: LoadedExperts,
         directory: Path,
         published: Callable[[Placement], None],
-        *,
-        repair_within: float,
-        checkpoint: Reader | None = None,
-        backup: BackupClient | None = None,
+        policy: CoveragePolicy,
+        sources: RepairSources | None = None,
         offer: LiveOffer | None = None,
-        when_short: WhenShort = "refuse",
-        counted: Callable[[], FloatArray] | None = None,
-        device: str = "cpu",
     ) -> None:
-        """``memory`` holds what ``first`` says; ``directory`` is private, and shared by the ranks of this host.
-
-        A repair that takes longer than ``repair_within`` seconds has failed. ``offer`` is told what the slots hold.
-        ``counted`` says how often each expert was asked for here; when some must be masked, it is those asked for least.
-        """
-        directory.mkdir(mode=0o700, exist_ok=True)
-        self._rank, self._name = rank, f"{_HELD}r{rank}.i{incarnation}"
-        self._first, self._memory, self._checksums = first, memory, checksums
-        self._directory, self._published, self._device = directory, published, device
-        self._repair_within = repair_within
-        self._checkpoint, self._backup, self._offer, self._when_short = checkpoint, backup, offer, when_short
+        """``directory`` is private, and shared by the ranks of this host. ``offer`` is told what the slots hold."""
+        make_private(directory)
+        rank, first = loaded.rank, loaded.placement
+        self._rank, self._name = rank, f"{_HELD}r{rank}.i{loaded.incarnation}"
+        self._first, self._memory, self._checksums = first, loaded.memory, loaded.checksums
+        self._directory, self._published, self._device = directory, published, loaded.device
+        self._policy, self._sources, self._offer = policy, sources or RepairSources(), offer
         size = first.slots_per_rank
         self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
-        self._registry = DirectoryRegistry(directory / "held")
-        self._load = AgreedLoad(self._registry, rank, counted or self._no_load)
+        self._registry = DirectoryRegistry(directory / HELD_DIRECTORY)
+        self._load = AgreedLoad(self._registry, rank, policy.counted or self._no_load)
         self._degraded = False
         self._late: tuple[Future[Any], ...] = ()
-        """Who still reads for a repair that has failed. It writes into slots, and must not do so once they are verified."""
-        self._server = RegionServer(directory, rank, incarnation, shared)
+        """Reads for a repair that has failed. Each writes into slots, and must not do so once they are verified."""
+        self._server = serve_region(directory, rank, loaded.incarnation, loaded.shared)
         self.brought_in: Counter[Tier] = Counter()
         """Bytes of experts that came from elsewhere, so far."""
         self._say_what_is_held()
 
     def placement_of(self, view: View) -> Placement | None:
-        """Where experts are to be in a view; None if its ranks cannot hold them all, and wait for others."""
+        """Where experts are to be in a view. None if its ranks cannot hold them all, and must wait for others."""
         try:
             return self._plan(view, np.ones((self._first.layers, self._first.experts)), "refuse")
         except CoverageError as error:
-            if self._when_short == "refuse":
-                logger.warning("epoch %d: %s; nothing runs until a rank has come back", view.epoch, error)
+            if self._policy.when_short == "refuse":
+                logger.warning("epoch %d: %s; no step runs until a rank comes back", view.epoch, error)
                 return None
         peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
         try:
@@ -106,19 +121,25 @@ class Coverage:
         finally:
             peers.close()
         if load is None:
-            logger.warning("epoch %d: rank %d does not say which experts are used least", view.epoch, min(view.active))
+            logger.warning(
+                "epoch %d: rank %d did not say which experts are used least; no step runs in this epoch",
+                view.epoch,
+                min(view.active),
+            )
             return None
         return self._plan(view, load, "mask")
 
     def _plan(self, view: View, load: FloatArray, when_short: WhenShort) -> Placement:
         topology = [0] * self._first.max_ranks
-        return plan(load, self._first, view.active, self._first.slots_per_rank, topology, when_short=when_short)
+        return plan_placement(
+            load, self._first, view.active, self._first.slots_per_rank, topology, when_short=when_short
+        )
 
     def repair(self, view: View) -> int | None:
-        """Makes this rank's part of the placement of ``view``; its digest, or None if there is none.
+        """Makes this rank's part of the placement of ``view``. Returns the placement's digest, or None if there is none.
 
-        ``LACKING`` if experts of this rank could be had from nowhere. That is not the end of it: whoever comes next brings
-        what it loads when it starts, and a rank that ended instead would take with it what others may need.
+        ``LACKING`` if no source has some experts of this rank. The rank stays: the next joiner brings what it loads when it
+        starts, and a rank that ended instead would take with it what its peers may need.
         """
         after = self.placement_of(view)
         if after is None:
@@ -130,43 +151,46 @@ class Coverage:
             view.active,
             [0] * after.max_ranks,
             self._memory.layout.expert_bytes,
-            backups=self._backup.backups() if self._backup is not None else None,
-            disk=self._checkpoint is not None,
+            backups=self._sources.backups(),
+            disk=self._sources.checkpoint is not None,
         ).of(self._rank)
         if steps.transfers:
             try:
                 self._bring_in(view, steps)
             except RepairFailed as error:
                 if np.array_equal(after.physical_to_logical, self._first.physical_to_logical):
-                    raise  # what it lacks is what it was started with: its next life loads that
-                logger.warning("epoch %d: nothing runs until another rank has come: %s", view.epoch, error)
+                    raise  # this rank lacks what it was started with, and its next incarnation loads that
+                logger.warning("epoch %d: no step runs until another rank joins: %s", view.epoch, error)
                 return LACKING
         self._say_what_is_held()
         faults.at("repair.done")
         check_coverage(view, after)
         self._published(after)
         self._say_what_is_masked(view, after)
+        self._say_margin(view, after)
         return int(after.digest[:16], 16)
 
     def _bring_in(self, view: View, steps: RepairPlan) -> None:
-        """Does what this rank has to do. Slots are given up only when everything is there that it takes to fill them anew."""
-        deadline = time.monotonic() + self._repair_within
-        self._late = tuple(wait(self._late, timeout=self._repair_within).not_done)
+        """Carries out this rank's steps. It gives up no slot before it can verify what is to fill it."""
+        deadline = time.monotonic() + self._policy.repair_within
+        self._late = tuple(wait(self._late, timeout=self._policy.repair_within).not_done)
         if self._late:
             raise RepairFailed(
-                f"{len(self._late)} sources still read into slots for an earlier repair", steps.transfers, self._late
+                f"{len(self._late)} sources still read into slots of this rank for an earlier repair",
+                steps.transfers,
+                self._late,
             )
-        checksum_sources.for_transfers(self._checksums, steps.transfers, self._memory, self._backup, self._checkpoint)
+        checksum_sources.learn_for_transfers(self._checksums, steps.transfers, self._memory, self._sources)
         for transfer in steps.transfers:
             self._held[transfer.layer, transfer.slot] = EMPTY
         self._say_what_is_held()
         peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
         try:
-            report = repair(
+            report = execute_repair(
                 steps,
                 self._rank,
                 self._memory,
-                lambda o: self._reader(o, peers),
+                lambda origin: self._sources.reader_of(origin, self._memory, peers),
                 self._checksums,
                 timeout=max(0.0, deadline - time.monotonic()),
             )
@@ -181,7 +205,7 @@ class Coverage:
         moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
         logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
         for setback in report.setbacks[:_MOST_SETBACKS]:
-            logger.info("epoch %d: %s; another source was used", view.epoch, setback)
+            logger.info("epoch %d: %s; the next source was tried", view.epoch, setback)
 
     def close(self) -> None:
         if self._offer is not None:
@@ -189,23 +213,11 @@ class Coverage:
         self._server.close()
         self._registry.close()
 
-    def _reader(self, origin: Origin, peers: MappedPeers) -> Reader:
-        match origin.tier:
-            case Tier.LOCAL:
-                return LocalReader(self._memory)
-            case Tier.PEER:
-                return PeerReader(self._memory.layout, peers, origin.rank)
-            case Tier.DRAM if self._backup is not None:
-                return self._backup.reader(origin.backup)
-            case Tier.DISK if self._checkpoint is not None:
-                return self._checkpoint
-        raise SourceLost(f"{origin} is not a source of this rank")
-
     def _what_is_held(self, view: View) -> Placement:
-        """What lies where, as far as the ranks of the view have said."""
+        """What each slot holds, as far as the ranks of the view have said."""
         table = np.full_like(self._first.physical_to_logical, EMPTY)
         size, experts = self._first.slots_per_rank, self._first.experts
-        records = decode_all(self._registry.scan(_HELD), _HELD, RankRecord)
+        records = decode_records(self._registry.scan(_HELD), _HELD, RankRecord)
         for rank in view.active:
             record = records.get(f"r{rank}.i{view.incarnations[rank]}")
             if rank == self._rank:
@@ -213,7 +225,7 @@ class Coverage:
             elif record is not None and record.slots == size and record.shape == self._shape():
                 stored = record.slot_numbers().reshape(-1, size)
                 numbers = np.where(stored == EMPTY, EMPTY, stored % experts)
-                checksum_sources.from_rank(self._checksums, record, stored)
+                checksum_sources.learn_from_rank(self._checksums, record, stored)
             else:
                 continue
             table[:, rank * size : (rank + 1) * size] = numbers
@@ -233,7 +245,7 @@ class Coverage:
             numbers=numbers.astype("<i8").tobytes(),
             checksums=sums.astype("<u8").tobytes(),
         )
-        self._registry.publish(self._name, encode(record))
+        self._registry.publish(self._name, encode_record(record))
         if self._offer is not None:
             self._offer.holds(self._held, self._checksums)
 
@@ -242,18 +254,28 @@ class Coverage:
             masked = placement.masked
             logger.warning(
                 "epoch %d: %d of %d experts are masked, for ranks %s have too few slots: answers differ from those of the "
-                "whole model until a rank has come back",
+                "whole model until a rank comes back",
                 view.epoch,
                 int(masked.sum()),
                 masked.size,
                 list(view.active),
             )
         elif self._degraded:
-            logger.warning("epoch %d: no expert is masked any more: answers are those of the whole model", view.epoch)
+            logger.warning(
+                "epoch %d: no expert is masked any more; answers are those of the whole model again", view.epoch
+            )
         self._degraded = placement.degraded
+
+    def _say_margin(self, view: View, placement: Placement) -> None:
+        """For ``eep status``. All ranks know the same, so the first one speaks."""
+        if self._rank == min(view.active):
+            found = find_margin(placement, view.active, [0] * placement.max_ranks)
+            publish_margin(
+                self._registry, MarginRecord(view.epoch, found.any_ranks, found.ranks, found.repairable_ranks)
+            )
 
     def _no_load(self) -> FloatArray:
         return np.ones((self._first.layers, self._first.experts))
 
-    def _shape(self) -> Shape:
-        return Shape.of(self._memory.layout, self._first.experts)
+    def _shape(self) -> ModelShape:
+        return ModelShape.of(self._memory.layout, self._first.experts)

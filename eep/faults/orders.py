@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eep import faults
+from eep.access import make_private
 from eep.faults import Plan
 from eep.observe.event_log import EventLog
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def allow_in(directory: Path) -> None:
     """Lets ``eep fault`` at the ranks of this supervisor. Off unless the server was told so."""
-    (directory / _FOLDER).mkdir(mode=0o700, exist_ok=True)
+    make_private(directory / _FOLDER)
     (directory / _ALLOWED).touch(mode=0o600)
 
 

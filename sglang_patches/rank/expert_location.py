@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from eep.experts.placement.packing import EMPTY
-from eep.experts.placement.slot_plan import Placement, plan
+from eep.experts.placement.slot_plan import Placement, plan_placement
 from eep.experts.routing_tables import RoutingTables
 from eep.recovery.contract import addresses_of, check_routing
 
@@ -20,8 +20,8 @@ def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int
     """What each of ``max_ranks`` loads. The first ``ranks``, with which a server starts, hold every expert among them; the
     others hold further copies. One host: regions reach no further."""
     load, host = np.ones((layers, experts)), [0] * max_ranks
-    at_start = plan(load, None, range(ranks), slots_per_rank, host)
-    return plan(load, at_start, range(max_ranks), slots_per_rank, host)
+    at_start = plan_placement(load, None, range(ranks), slots_per_rank, host)
+    return plan_placement(load, at_start, range(max_ranks), slots_per_rank, host)
 
 
 class ExpertLocation:

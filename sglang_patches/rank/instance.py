@@ -23,12 +23,13 @@ from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import CONTROL_DIRECTORY, member_rendezvous
 from eep.data_plane.buffer import Buffer
 from eep.experts.checkpoint.conversion import open_checkpoint
-from eep.experts.coverage import Coverage
+from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
 from eep.experts.layout import checksum
 from eep.experts.placement.packing import FloatArray
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.repair.executor import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import Tier
+from eep.experts.repair.repair_sources import RepairSources
 from eep.observe.metrics import RankMetrics
 from eep.recovery.session import Session
 from eep.view import View
@@ -225,21 +226,24 @@ class Instance:
             self.first_placement.experts,
         )
         return Coverage(
-            self.rank,
-            int(os.environ[INCARNATION]),
-            self.first_placement,
-            weights.memory,
-            weights.shared,
-            weights.checksums,
+            LoadedExperts(
+                self.rank,
+                int(os.environ[INCARNATION]),
+                self.first_placement,
+                weights.memory,
+                weights.shared,
+                weights.checksums,
+                self.device,
+            ),
             member_rendezvous() / "experts",
             self.location.publish,
-            repair_within=self.options.repair_timeout_s,
-            checkpoint=self.checkpoint,
-            backup=kept.client,
-            offer=kept.offer,
-            when_short=self.options.on_lost_coverage,
-            counted=None if self.used is None else self._counted,
-            device=self.device,
+            CoveragePolicy(
+                self.options.repair_timeout_s,
+                self.options.on_lost_coverage,
+                None if self.used is None else self._counted,
+            ),
+            RepairSources(self.checkpoint, kept.client),
+            kept.offer,
         )
 
 

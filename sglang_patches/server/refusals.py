@@ -135,7 +135,7 @@ def check_services(arguments: argparse.Namespace) -> None:
         from eep.experts.backup import transfer_engine
 
         try:
-            transfer_engine.require()
+            transfer_engine.require_mooncake()
         except EepError as error:
             raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
     if arguments.eep_store is not None:

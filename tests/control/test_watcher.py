@@ -148,7 +148,7 @@ def test_a_background_supervisor_that_cannot_start_says_why(tmp_path: Path) -> N
     background = BackgroundSupervisor(
         lambda: Supervisor(command_of(ranks.steady), [0], patient_policy(1), directory=DirectorySettings(tmp_path))
     )
-    with pytest.raises(PermissionError, match="only you can enter"):
+    with pytest.raises(PermissionError, match="no other user can enter"):
         background.start()
     background.stop()
     with pytest.raises(RuntimeError, match="start"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import eep
-from eep.data_plane.memory.exchange import fetch
+from eep.data_plane.memory.exchange import fetch_offer
 from tests import moe
 from tests.ranks import Ranks
 
@@ -31,7 +31,7 @@ def test_directory_and_sockets_are_private(rendezvous: eep.Rendezvous) -> None:
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path) -> None:
     tmp_path.chmod(0o755)
-    with pytest.raises(eep.EepError, match="nobody else can enter"):
+    with pytest.raises(eep.EepError, match="no other user can enter"):
         eep.Rendezvous(tmp_path)
 
 
@@ -103,7 +103,7 @@ def test_who_does_not_speak_the_protocol_gets_nothing(rendezvous: eep.Rendezvous
                     continue
                 assert (answer, fds) == (b"", [])
         # It still answers those who do.
-        fetch(rendezvous, 0, 0, buffer.shape, buffer.region).close()
+        fetch_offer(rendezvous, 0, 0, buffer.shape, buffer.region).close()
         assert buffer.refused_requests == 3
 
 
@@ -119,7 +119,7 @@ def test_a_rank_without_descriptors_for_a_moment_answers_afterwards(
 
     monkeypatch.setattr(socket.socket, "accept", failing)
     with CONFIG.buffer(0, rendezvous) as buffer:
-        fetch(rendezvous, 0, 0, buffer.shape, buffer.region).close()
+        fetch_offer(rendezvous, 0, 0, buffer.shape, buffer.region).close()
         assert buffer.refused_requests == 3
         answering = next(thread for thread in threading.enumerate() if thread.name == "eep-listener-0")
         assert answering.is_alive()

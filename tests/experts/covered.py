@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
-from eep.experts.coverage import Coverage
+from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.packing import FloatArray
-from eep.experts.placement.slot_plan import Placement, WhenShort, plan
+from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
+from eep.experts.repair.executor import Want
+from eep.experts.repair.repair_sources import RepairSources
 from eep.view import View
 from tests.experts import model
 
 RANKS = 4
+PATIENCE_S = 60.0
 
 
 class Rank:
@@ -37,7 +42,7 @@ class Rank:
         repair_within: float = 120.0,
     ) -> None:
         self.rank = rank
-        first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
+        first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
         layout = model.layout(slots)
         self.shared = SharedMemory.create("experts", layout.region_bytes)
         self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))
@@ -45,19 +50,11 @@ class Rank:
         self.shown: Placement | None = None
         self.first, self.sums = first, Checksums.of_rank(self.memory, first, rank)
         self.coverage = Coverage(
-            rank,
-            incarnation,
-            first,
-            self.memory,
-            self.shared,
-            self.sums,
+            LoadedExperts(rank, incarnation, first, self.memory, self.shared, self.sums),
             directory,
             self._show,
-            repair_within=repair_within,
-            checkpoint=CheckpointReader(disk) if disk else None,
-            backup=backup,
-            when_short=when_short,
-            counted=None if counted is None else lambda: counted,
+            CoveragePolicy(repair_within, when_short, None if counted is None else lambda: counted),
+            RepairSources(CheckpointReader(disk) if disk else None, backup),
         )
 
     def _show(self, placement: Placement) -> None:
@@ -90,6 +87,41 @@ def ranks(
     finally:
         for rank in group.values():
             rank.close()
+
+
+class HeldReads:
+    """Reads of the checkpoint that last until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way = 0
+        self._go = threading.Event()
+        self._changes = threading.Condition()
+        read = CheckpointReader.read
+
+        def held(reader: CheckpointReader, wants: Sequence[Want]) -> None:
+            self._count(1)
+            try:
+                assert self._go.wait(PATIENCE_S)
+                read(reader, wants)
+            finally:
+                self._count(-1)
+
+        monkeypatch.setattr(CheckpointReader, "read", held)
+
+    def wait_until_begun(self) -> None:
+        with self._changes:
+            assert self._changes.wait_for(lambda: self.under_way > 0, PATIENCE_S), "no read has begun"
+
+    def let_go(self) -> None:
+        """Returns once no read is under way any more."""
+        self._go.set()
+        with self._changes:
+            assert self._changes.wait_for(lambda: not self.under_way, PATIENCE_S)
+
+    def _count(self, change: int) -> None:
+        with self._changes:
+            self.under_way += change
+            self._changes.notify_all()
 
 
 def counts_of(rank: int) -> FloatArray:

@@ -22,8 +22,8 @@ from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, Want, repair
-from eep.experts.repair.peer_memory import MappedPeers, RegionServer
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, Want, execute_repair
+from eep.experts.repair.peer_memory import MappedPeers, serve_region
 from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
 from eep.view import View
 from tests.experts import model
@@ -73,7 +73,7 @@ class _Child:
         self.layout = model.layout(slots)
         self.shared = SharedMemory.create("experts", self.layout.region_bytes)
         self.memory = ExpertMemory(self.layout, self.shared.bytes_at(0, self.shared.size))
-        self.server = RegionServer(self.directory, rank, incarnation, self.shared)
+        self.server = serve_region(self.directory, rank, incarnation, self.shared)
         self.turn = threading.Lock()
         self.engine: Engine | None = None
 
@@ -144,7 +144,7 @@ class _Child:
             disk=disk is not None,
         )
         try:
-            report = repair(plan, self.rank, self.memory, reader_of, model.checksums())
+            report = execute_repair(plan, self.rank, self.memory, reader_of, model.checksums())
         except EepError as error:
             self.say(failed=str(error))
         else:

@@ -1,9 +1,9 @@
-"""Coverage: who is lost and who comes back decides where experts are, and every slot holds the right bytes."""
+"""Coverage: the ranks of a view decide where experts are, and every slot holds the right bytes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,27 +12,25 @@ import pytest
 import torch
 
 from eep.errors import EepError
-from eep.experts.agreed_load import AgreedLoad
 from eep.experts.backup.backup_client import BackupClient
 from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.backup.service import BackupOptions, BackupService
 from eep.experts.backup.transfer_engine import Engine
-from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import LACKING
 from eep.experts.layout import ExpertLayout
-from eep.experts.placement.slot_plan import plan
+from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
-from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode
+from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
 from eep.experts.registry.published_records import RANKS as RANK_RECORDS
 from eep.experts.repair.executor import RepairFailed, Want
 from eep.view import View
 from tests.experts import model
-from tests.experts.covered import RANKS, Rank, counts_of, enter, ranks
+from tests.experts.covered import PATIENCE_S, RANKS, HeldReads, Rank, counts_of, enter, ranks
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_losses_one_by_one_and_everybody_back(tmp_path: Path, disk: bool) -> None:
+def test_losses_one_by_one_and_all_ranks_back(tmp_path: Path, disk: bool) -> None:
     """With room for all experts on every rank nothing need be read from disk."""
     path = model.save_checkpoint(tmp_path / "model") if disk else None
     with ranks(tmp_path, 8, path) as group:
@@ -98,22 +96,6 @@ def test_what_is_used_least_is_masked_and_all_agree_on_it(tmp_path: Path) -> Non
         assert group[0].shown.digest == first.digest
 
 
-def test_nobody_waits_for_the_counts_of_a_rank_that_is_gone(tmp_path: Path) -> None:
-    registry = DirectoryRegistry(tmp_path / "held")
-    view = View(1, (0, 1), (0, 0))
-    loads = {rank: AgreedLoad(registry, rank, lambda rank=rank: counts_of(rank)) for rank in view.active}  # type: ignore[misc]
-    assert loads[1].of(view, lambda rank: False) is None
-    assert loads[0].of(view, lambda rank: True) is not None
-    found = loads[1].of(view, lambda rank: False)
-    assert found is not None
-    assert (found == counts_of(0)).all(), "those of the first rank, since all must plan with the same"
-    registry.publish("load/2", b"neither numbers nor as many as there should be")
-    assert loads[1].of(View(2, (0, 1), (0, 0)), lambda rank: True) is None
-    assert loads[0].of(View(9, (0, 1), (0, 0)), lambda rank: True) is not None
-    assert loads[1].of(View(8, (0, 1), (0, 0)), lambda rank: True) is None, "the first rank has moved on"
-    registry.close()
-
-
 class Backup:
     """A backup service in this process, filled from what the ranks offer."""
 
@@ -129,10 +111,8 @@ class Backup:
     def offer(self, rank: Rank, copied: bool = False) -> LiveOffer:
         """It looks when it is told to."""
         shared = None if copied else rank.shared
-        offer = LiveOffer(
-            rank.rank, self.registry, self.engine, self.client, rank.memory, shared, model.EXPERTS, every=3600.0
-        )
-        first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), self.slots, [0] * RANKS)
+        offer = LiveOffer(rank.rank, self.client, rank.memory, shared, every=3600.0)
+        first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), self.slots, [0] * RANKS)
         offer.holds(model.held(first, rank.rank), rank.sums)
         return offer
 
@@ -145,7 +125,7 @@ class Backup:
         assert self.service.refresh() == model.LAYERS * model.EXPERTS
         for offer in offers:
             offer.look()
-        assert self.registry.scan(RANK_RECORDS) == {}, "what nobody lacks is not exposed any longer"
+        assert self.registry.scan(RANK_RECORDS) == {}, "what no service lacks is not exposed any longer"
         assert not self.engine._exposed
 
     def close(self) -> None:
@@ -181,7 +161,7 @@ def test_the_backup_has_what_only_the_dead_had(
         assert "dram" in sources(caplog)
 
 
-def test_without_a_source_it_waits_for_whoever_brings_what_is_lost(
+def test_without_a_source_it_waits_for_the_rank_that_brings_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ranks(tmp_path, 3, None) as group:
@@ -197,25 +177,33 @@ def test_without_a_source_it_waits_for_whoever_brings_what_is_lost(
         enter(group, View(smaller.epoch + 1, (0, 1, 2, 3), (0, 0, 1, 0)))
 
 
-@pytest.mark.parametrize(("within", "is_enough"), [(0.1, False), (30.0, True)])
-def test_how_long_a_repair_may_take_is_for_its_caller_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, is_enough: bool
+def test_a_repair_that_takes_longer_than_its_caller_allows_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = CheckpointReader.read
-
-    def slowly(reader: CheckpointReader, wants: Sequence[Want]) -> None:
-        time.sleep(0.5)
-        read(reader, wants)
-
-    monkeypatch.setattr(CheckpointReader, "read", slowly)
     view = View(1, (0, 1, 2, 3), (0,) * RANKS)
-    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), repair_within=within) as group:
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), repair_within=0.1) as group:
         enter(group, view)
+        held = HeldReads(monkeypatch)
         group[2].close()
         smaller = view.without([2])
-        answers = [group[rank].coverage.repair(smaller) for rank in smaller.active]
-        assert (LACKING not in answers) == is_enough
-        time.sleep(0 if is_enough else 0.6)  # until whoever still reads into these slots has done so
+        assert LACKING in [group[rank].coverage.repair(smaller) for rank in smaller.active]
+        held.let_go()
+
+
+def test_a_repair_waits_for_a_slow_source_as_long_as_its_caller_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model"), repair_within=PATIENCE_S) as group:
+        enter(group, view)
+        held = HeldReads(monkeypatch)
+        group[2].close()
+        with ThreadPoolExecutor() as beside:
+            entered = beside.submit(enter, group, view.without([2]))
+            held.wait_until_begun()
+            assert not entered.done()
+            held.let_go()
+            entered.result()
 
 
 def test_backups_that_are_not_believed_are_no_reason_to_end(
@@ -258,7 +246,7 @@ def lies(backup: Backup) -> None:
     record = backup.client.records()["host"]
     extents = tuple(type(e)(e.address + 1, e.numbers[:-8], e.checksums[:-8]) for e in record.extents)
     forged = BackupRecord(record.host, record.session, record.shape, extents)
-    backup.registry.publish(BACKUPS + "host", encode(forged))
+    backup.registry.publish(BACKUPS + "host", encode_record(forged))
 
 
 @pytest.mark.parametrize("trouble", [dies, dies_unseen, lies])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from eep.experts.placement.slot_plan import Placement, plan
+from eep.experts.placement.slot_plan import Placement, plan_placement
 from eep.experts.routing_tables import RoutingTables
 
 
@@ -18,9 +18,9 @@ def test_tables_follow_the_placement_in_place() -> None:
     load = np.random.default_rng(0).lognormal(0, 1, (3, 10))
     tables = RoutingTables(layers=3, experts=10, slots=16, max_copies=4)
     before = addresses(tables)
-    placement = plan(load, None, range(4), 4, [0] * 4, max_copies=4)
+    placement = plan_placement(load, None, range(4), 4, [0] * 4, max_copies=4)
     for active in (range(4), range(3), [0, 2, 3], range(4)):
-        placement = plan(load, placement, active, 4, [0] * 4, max_copies=4)
+        placement = plan_placement(load, placement, active, 4, [0] * 4, max_copies=4)
         tables.publish(placement)
         assert addresses(tables) == before
         assert tables.physical_to_logical.numpy().tolist() == placement.physical_to_logical.tolist()
@@ -36,7 +36,7 @@ def test_tables_follow_the_placement_in_place() -> None:
 def test_everything_is_masked_until_something_is_published() -> None:
     tables = RoutingTables(1, 4, 2, 2)
     assert tables.masked.all()
-    placement = plan(np.ones((1, 4)), None, [0], 2, [0], when_short="mask")
+    placement = plan_placement(np.ones((1, 4)), None, [0], 2, [0], when_short="mask")
     tables.publish(placement)
     assert tables.masked.sum() == 2
 

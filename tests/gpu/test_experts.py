@@ -16,9 +16,9 @@ pytest.importorskip("xxhash")
 from eep.data_plane.memory import memory_of
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
-from eep.experts.placement.slot_plan import Placement, plan
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, repair
-from eep.experts.repair.peer_memory import MappedPeers, RegionServer, copy_all
+from eep.experts.placement.slot_plan import Placement, plan_placement
+from eep.experts.repair.executor import LocalReader, PeerReader, Reader, execute_repair
+from eep.experts.repair.peer_memory import MappedPeers, copy_all, serve_region
 from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
 from eep.view import View
 from tests.experts import model
@@ -35,7 +35,7 @@ class GpuRank:
         self.layout = model.layout(SLOTS)
         region = memory_of("cuda").create("experts", self.layout.region_bytes)
         self.memory = ExpertMemory(self.layout, region.bytes_at(0, region.size))
-        self.server = RegionServer(directory, rank, 0, region)
+        self.server = serve_region(directory, rank, 0, region)
 
     def load(self, placement: Placement) -> None:
         model.load(self.memory, placement, self.rank)
@@ -54,7 +54,7 @@ class GpuRank:
             return CheckpointReader(disk)
 
         steps = plan_repair(before, after, active, [0, 0], self.layout.expert_bytes, disk=disk is not None)
-        report = repair(steps, self.rank, self.memory, reader_of, model.checksums())
+        report = execute_repair(steps, self.rank, self.memory, reader_of, model.checksums())
         peers.close()
         on_host = ExpertMemory(self.layout, self.memory.region.cpu())
         assert model.wrong_slots(on_host, after, self.rank) == []
@@ -90,16 +90,16 @@ def test_from_another_process_and_from_disk(tmp_path: pathlib.Path) -> None:
         for process in ranks:
             process.start()
         # Everything on rank 0 alone; then spread over both, which rank 1 reads out of rank 0's memory.
-        alone = plan(LOAD, None, [0], SLOTS, [0, 0], max_copies=1)
+        alone = plan_placement(LOAD, None, [0], SLOTS, [0, 0], max_copies=1)
         ask(0, "load", alone)
-        both = plan(LOAD, alone, [0, 1], SLOTS, [0, 0], max_copies=2)
+        both = plan_placement(LOAD, alone, [0, 1], SLOTS, [0, 0], max_copies=2)
         moved = ask(1, "repair", alone, both, [0, 1], None)
         assert moved["PEER"] > 0
 
         # Rank 0 dies with the only copies of what is not on rank 1: those come from disk.
         ranks[0].kill()
         ranks[0].join()
-        after = plan(LOAD, both, [1], SLOTS, [0, 0], max_copies=1)
+        after = plan_placement(LOAD, both, [1], SLOTS, [0, 0], max_copies=1)
         moved = ask(1, "repair", both, after, [1], str(model.save_checkpoint(tmp_path / "checkpoint")))
         assert "PEER" not in moved
     finally:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eep.abi.peer_table import PeerTable, slot_of
-from eep.experts.placement.slot_plan import Placement, plan
+from eep.experts.placement.slot_plan import Placement, plan_placement
 from eep.experts.routing_tables import RoutingTables
 from eep.recovery.contract import ContractBroken, addresses_of, check_coverage, check_peers, check_routing
 from eep.view import View
@@ -24,7 +24,7 @@ def table() -> PeerTable:
 
 
 def placement() -> Placement:
-    return plan(np.ones((2, 4)), None, VIEW.active, 2, [0] * 3)
+    return plan_placement(np.ones((2, 4)), None, VIEW.active, 2, [0] * 3)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from eep.access import peer_credentials
 from eep.control.pulse import PulseWatch
 from eep.control.wire.connection import Connection
 from eep.control.wire.listener import ConnectionListener
@@ -131,10 +131,10 @@ class FrontDesk:
             member[1].close()
 
     def _took(self, sock: socket.socket) -> None:
-        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid() or len(self._connections) >= MAX_CONNECTIONS:
+        peer = peer_credentials(sock)
+        if not peer.is_same_user or len(self._connections) >= MAX_CONNECTIONS:
             self._owner.reject(
-                "unwelcome", f"a connection of user {uid} was refused; {len(self._connections)} connections are open"
+                "unwelcome", f"a connection of user {peer.uid} was refused; {len(self._connections)} connections are open"
             )
             sock.close()
             return

@@ -23,6 +23,7 @@ from dataclasses import replace
 import msgspec
 
 from eep import faults
+from eep.access import make_private
 from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
@@ -110,7 +111,7 @@ class Supervisor:
         self._store = store.store or EmbeddedStore()
         self._removes_directory = directory.is_removed
         self.directory = PrivateDirectory.create(directory.path, directory.key)
-        self.directory.ranks.mkdir(mode=0o700, exist_ok=True)
+        make_private(self.directory.ranks)
         self._events = EventLog(self.directory.events, host)
         self._front_desk = FrontDesk(self.directory.socket, self.directory.key(), self, open_page)
         variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}

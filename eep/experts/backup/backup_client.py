@@ -13,16 +13,24 @@ from eep.experts.layout import ExpertLayout
 from eep.experts.placement.packing import EMPTY
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import Registry
-from eep.experts.registry.published_records import BACKUPS, RANKS, BackupRecord, RankRecord, Shape, decode_all, encode
+from eep.experts.registry.published_records import (
+    BACKUPS,
+    RANKS,
+    BackupRecord,
+    ModelShape,
+    RankRecord,
+    decode_records,
+    encode_record,
+)
 from eep.experts.repair.executor import SourceLost, Want
-from eep.experts.repair.repair_plan import Backup
+from eep.experts.repair.repair_plan import BackupContents
 
 
 class LiveParameters:
     """Lets backup services read the experts of this rank, and says which they are.
 
-    Withdraw before the experts change and publish again afterwards; what was copied in between is caught by
-    its checksum.
+    Withdraw before the experts change and publish again afterwards. The checksum catches what a service copied in
+    between.
     """
 
     def __init__(self, registry: Registry, engine: Engine, rank: int, host: int, memory: SharedMemory) -> None:
@@ -45,11 +53,11 @@ class LiveParameters:
             self._engine.session,
             self._address,
             size,
-            Shape.of(layout, placement.experts),
+            ModelShape.of(layout, placement.experts),
             np.where(held == EMPTY, EMPTY, held + layer * placement.experts).astype("<i8").tobytes(),
             sums.astype("<u8").tobytes(),
         )
-        self._registry.publish(f"{RANKS}{self._rank}", encode(record))
+        self._registry.publish(f"{RANKS}{self._rank}", encode_record(record))
 
     def withdraw(self) -> None:
         self._registry.withdraw(f"{RANKS}{self._rank}")
@@ -62,26 +70,25 @@ class BackupClient:
     """The backup services as a rank sees them: what they hold, for the planner, and a reader for each."""
 
     def __init__(self, registry: Registry, engine: Engine, layout: ExpertLayout, experts: int) -> None:
-        self._registry = registry
-        self._engine = engine
-        self._shape = Shape.of(layout, experts)
+        self.registry, self.engine, self.experts = registry, engine, experts
+        self._shape = ModelShape.of(layout, experts)
 
     def records(self) -> dict[str, BackupRecord]:
         """The services that are there now and hold experts of this model."""
-        found = decode_all(self._registry.scan(BACKUPS), BACKUPS, BackupRecord)
+        found = decode_records(self.registry.scan(BACKUPS), BACKUPS, BackupRecord)
         return {name: record for name, record in found.items() if record.shape == self._shape}
 
-    def backups(self) -> dict[str, Backup]:
+    def backups(self) -> dict[str, BackupContents]:
         """What the repair planner needs to know of them."""
         result = {}
         for name, record in self.records().items():
             held = np.zeros(self._shape.number, dtype=bool)
             held[list(record.addresses())] = True
-            result[name] = Backup(record.host, held.reshape(self._shape.layers, self._shape.experts))
+            result[name] = BackupContents(record.host, held.reshape(self._shape.layers, self._shape.experts))
         return result
 
     def checksums(self) -> Checksums:
-        """Those that the services know, for a rank that joins when others may be gone."""
+        """The checksums that the services know, for a joiner whose peers may be gone."""
         parts = [Checksums.none(self._shape.layers, self._shape.experts)]
         for record in self.records().values():
             part = Checksums.none(self._shape.layers, self._shape.experts)
@@ -92,15 +99,14 @@ class BackupClient:
         return Checksums.merged(parts)
 
     def reader(self, name: str) -> BackupReader:
-        return BackupReader(self, self._engine, self._shape, name)
+        return BackupReader(self, self._shape, name)
 
 
 class BackupReader:
     """One backup service as a source of repair."""
 
-    def __init__(self, client: BackupClient, engine: Engine, shape: Shape, name: str) -> None:
+    def __init__(self, client: BackupClient, shape: ModelShape, name: str) -> None:
         self._client = client
-        self._engine = engine
         self._shape = shape
         self._name = name
 
@@ -121,6 +127,6 @@ class BackupReader:
                 parts.append((address, piece))
                 address += piece.numel()
         try:
-            self._engine.read(record.session, parts)
+            self._client.engine.read(record.session, parts)
         except TransferFailed as error:
             raise SourceLost(str(error)) from error

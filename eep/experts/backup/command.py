@@ -49,7 +49,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _serve(arguments: argparse.Namespace) -> int:
     from eep.errors import EepError
-    from eep.experts.backup.service import BackupOptions, BackupService, serve
+    from eep.experts.backup.service import BackupOptions, BackupService, serve_backup
     from eep.experts.backup.transfer_engine import Engine
 
     stop = threading.Event()
@@ -69,7 +69,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         registry = _registry(arguments.registry, arguments.job)
         engine = Engine(arguments.address, arguments.protocol)
-        serve(BackupService(registry, engine, options, _say, _progress), stop)
+        serve_backup(BackupService(registry, engine, options, _say, _progress), stop)
     except (EepError, ValueError, OSError) as error:
         print(f"eep backup: {error}", file=sys.stderr)
         return 1

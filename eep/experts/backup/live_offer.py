@@ -1,9 +1,8 @@
-"""A rank shows its experts to the backup services for as long as they lack some of them, and no longer.
+"""A rank shows its experts to the backup services while they lack some of them, and no longer.
 
-A thread looks at what the services hold. While an expert of this rank is not among it, the rank's memory is exposed for
-reading (:class:`~eep.experts.backup.backup_client.LiveParameters`); serving goes on meanwhile. A slot that repair overwrites
-while it is read does not verify, and is not kept. Memory that is not the host's is copied there first, and the copy is
-exposed: what it holds does not change.
+A thread looks at what the services hold. While they lack an expert of this rank, it exposes the rank's memory for reading
+(:class:`~eep.experts.backup.backup_client.LiveParameters`); serving goes on meanwhile. A slot that repair overwrites during a
+read does not verify, and the service does not keep it. GPU memory is copied to the host first, and the copy is exposed.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ import numpy as np
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
 from eep.experts.backup.backup_client import BackupClient, LiveParameters
-from eep.experts.backup.transfer_engine import Engine
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.packing import EMPTY, BoolArray, IntArray
 from eep.experts.placement.slot_plan import Placement
-from eep.experts.registry.directory_registry import Registry
 from eep.experts.registry.published_records import BACKUPS
 
 logger = logging.getLogger(__name__)
@@ -34,16 +31,12 @@ class LiveOffer:
     def __init__(
         self,
         rank: int,
-        registry: Registry,
-        engine: Engine,
         services: BackupClient,
         memory: ExpertMemory,
         shared: SharedMemory | None,
-        experts: int,
         every: float = _LOOKS_EVERY_S,
     ) -> None:
-        self._rank, self._registry, self._engine, self._services = rank, registry, engine, services
-        self._memory, self._shared, self._experts, self._every = memory, shared, experts, every
+        self._rank, self._services, self._memory, self._shared, self._every = rank, services, memory, shared, every
         self._held: tuple[IntArray, Checksums] | None = None
         self._offered: IntArray | None = None
         self._looked: tuple[IntArray, dict[str, bytes]] | None = None
@@ -69,23 +62,25 @@ class LiveOffer:
                 self.look()
             except (EepError, OSError) as error:
                 if str(error) != told:
-                    logger.warning("rank %d cannot show its experts to the backup: %s", self._rank, error)
+                    logger.warning(
+                        "rank %d could not show its experts to the backup, and tries again: %s", self._rank, error
+                    )
                 told = str(error)
 
     def look(self) -> None:
-        """Offer what is lacking, or end an offer that is needed no more."""
+        """Offer what the services lack, or end an offer that they need no more."""
         if self._held is None:
             return
         held, checksums = self._held
-        # Both mostly stay as they are, and decoding the records of a large model would cost its rank time.
-        seen = (held, self._registry.scan(BACKUPS))
+        # Both rarely change, and decoding the records of a large model would cost the rank time.
+        seen = (held, self._services.registry.scan(BACKUPS))
         if self._looked is not None and self._looked[0] is held and self._looked[1] == seen[1]:
             return
         self._compare(held, checksums)
         self._looked = seen
 
     def _compare(self, held: IntArray, checksums: Checksums) -> None:
-        kept = np.zeros((held.shape[0], self._experts), dtype=bool)
+        kept = np.zeros((held.shape[0], self._services.experts), dtype=bool)
         for backup in self._services.backups().values():
             kept |= backup.held
         offered = self._offered
@@ -94,17 +89,18 @@ class LiveOffer:
             offered = None
         if not _lacking(held, kept):
             return
-        # A copy stays as it is, and its record with it, until nothing of it is lacking any more.
+        # A copy and its record stay as they are until the services lack nothing of it.
         if offered is None or (self._shared is not None and not np.array_equal(offered, held)):
             self._offer(held, checksums)
 
     def _offer(self, held: IntArray, checksums: Checksums) -> None:
         if self._live is None:
-            self._live = LiveParameters(self._registry, self._engine, self._rank, 0, self._shared or self._copied())
+            services, memory = self._services, self._shared or self._copied()
+            self._live = LiveParameters(services.registry, services.engine, self._rank, 0, memory)
         slots, columns = held.shape[1], self._rank * held.shape[1]
         table = np.full((held.shape[0], columns + slots), EMPTY, dtype=np.int64)
         table[:, columns:] = held
-        self._live.publish(self._memory.layout, Placement(table, self._experts, slots), checksums)
+        self._live.publish(self._memory.layout, Placement(table, self._services.experts, slots), checksums)
         self._offered = held
 
     def _copied(self) -> SharedMemory:

@@ -1,9 +1,9 @@
 """The backup service: one process per host that keeps experts in host memory for repair to read.
 
-It looks at the registry, works out its share (``backup_plan``), copies what it lacks from live ranks, from
+It looks at the registry and works out its share (``shares``). It copies what it lacks from live ranks, from
 other services or from a checkpoint, verifies every expert, and publishes where each one lies. It does so
-again whenever something changes, so that the share of a service that died is filled elsewhere, and one that
-comes back fills up.
+again after every change. So the other services take over the share of one that died, and one that comes back
+fills up.
 
 Memory that is filled is never written again: what peers read is a read-only mapping of it.
 """
@@ -20,8 +20,8 @@ import torch
 
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
-from eep.experts.backup.fill import Copy, copies_of, fetch, load
-from eep.experts.backup.shares import NOWHERE, Service, only_hosts, share
+from eep.experts.backup.fill import ExpertCopy, fetch_copy, find_copies, load_from_checkpoint
+from eep.experts.backup.shares import NOWHERE, choose_share, find_only_hosts
 from eep.experts.backup.transfer_engine import Engine
 from eep.experts.checkpoint.conversion import Checkpoint, open_checkpoint
 from eep.experts.placement.packing import EMPTY, BoolArray, IntArray
@@ -29,14 +29,15 @@ from eep.experts.registry.directory_registry import Registry, wait_for_change
 from eep.experts.registry.published_records import (
     BACKUPS,
     RANKS,
+    BackupExtent,
     BackupRecord,
-    Extent,
+    ModelShape,
     RankRecord,
-    Shape,
-    decode_all,
-    encode,
+    decode_records,
+    encode_record,
 )
 from eep.experts.repair.executor import SourceLost
+from eep.experts.repair.repair_plan import BackupContents
 
 _EXTENT_BYTES = 2 << 30
 
@@ -70,7 +71,7 @@ class BackupOptions:
 @dataclass
 class _Filled:
     memory: SharedMemory
-    extent: Extent
+    extent: BackupExtent
 
 
 @dataclass
@@ -83,7 +84,7 @@ class BackupService:
     tell: Callable[[str], None] = print
     progress: Callable[[list[int]], Iterable[int]] = iter
     _filled: list[_Filled] = field(default_factory=list)
-    _shape: Shape | None = None
+    _shape: ModelShape | None = None
     _checkpoint: Checkpoint | None = None
 
     def start(self) -> None:
@@ -91,7 +92,7 @@ class BackupService:
         wanted = self.options
         if wanted.checkpoint is not None:
             self._checkpoint = open_checkpoint(wanted.checkpoint, wanted.family, wanted.layers, wanted.dtypes)
-            self._shape = Shape.of(self._checkpoint.layout, self._checkpoint.experts)
+            self._shape = ModelShape.of(self._checkpoint.layout, self._checkpoint.experts)
         self._publish()
 
     def stop(self) -> None:
@@ -111,7 +112,7 @@ class BackupService:
         if self.options.name not in (services := self._services()):
             self._publish_again()
             services = self._services()
-        ranks = decode_all(self.registry.scan(RANKS), RANKS, RankRecord)
+        ranks = decode_records(self.registry.scan(RANKS), RANKS, RankRecord)
         if self._shape is None and ranks:
             self._shape = ranks[min(ranks)].shape
         if self._shape is None or len(services) < self.options.expected or self.options.name not in services:
@@ -120,7 +121,7 @@ class BackupService:
         services = {name: r for name, r in services.items() if r.shape in (None, self._shape)}
         wanted = self._wanted(services, ranks)
         del services[self.options.name]
-        copies = copies_of(self._shape, ranks, services)
+        copies = find_copies(self._shape, ranks, services)
         if self._checkpoint is None:
             wanted = wanted[np.isin(wanted, list(copies))]
         if not len(wanted):
@@ -136,14 +137,16 @@ class BackupService:
         return added
 
     def _services(self) -> dict[str, BackupRecord]:
-        return decode_all(self.registry.scan(BACKUPS), BACKUPS, BackupRecord)
+        return decode_records(self.registry.scan(BACKUPS), BACKUPS, BackupRecord)
 
     def _publish_again(self) -> None:
         """The record has gone: another service of this name had taken its place and has left, or its lease has ended."""
         try:
             self._publish()
-        except EepError as error:  # what it keeps is of use again as soon as the registry is there
-            self.tell(f"backup {self.options.name} cannot be found: {error}; it is tried again")
+        except EepError as error:  # what it keeps is of use again once the registry answers
+            self.tell(
+                f"backup {self.options.name} could not publish its record, so ranks do not find it: {error}; it tries again"
+            )
 
     def _wanted(self, services: dict[str, BackupRecord], ranks: dict[str, RankRecord]) -> IntArray:
         assert self._shape is not None
@@ -152,11 +155,13 @@ class BackupService:
         for rank in ranks.values():
             numbers = rank.slot_numbers()
             live.setdefault(rank.host, np.zeros(number, dtype=bool))[numbers[numbers != EMPTY]] = True
-        known = {name: Service(record.host, _mask(record.addresses(), number)) for name, record in services.items()}
-        only = only_hosts(live, number) if live else np.full(number, NOWHERE, dtype=np.int64)
-        return np.flatnonzero(share(self.options.name, known, only, self.options.replicas))
+        known = {
+            name: BackupContents(record.host, _mask(record.addresses(), number)) for name, record in services.items()
+        }
+        only = find_only_hosts(live, number) if live else np.full(number, NOWHERE, dtype=np.int64)
+        return np.flatnonzero(choose_share(self.options.name, known, only, self.options.replicas))
 
-    def _fill(self, queue: Iterator[int], most: int, copies: dict[int, list[Copy]]) -> int:
+    def _fill(self, queue: Iterator[int], most: int, copies: dict[int, list[ExpertCopy]]) -> int:
         """Copy the next ``most`` experts of ``queue`` into one piece of memory and publish it; how many it holds."""
         assert self._shape is not None
         size = self._shape.expert_bytes
@@ -173,16 +178,16 @@ class BackupService:
             return 0
         numbers = np.array([number for number, _ in kept], dtype="<i8").tobytes()
         sums = np.array([value for _, value in kept], dtype="<u8").tobytes()
-        self._filled.append(_Filled(memory, Extent(self.engine.expose(memory), numbers, sums)))
+        self._filled.append(_Filled(memory, BackupExtent(self.engine.expose(memory), numbers, sums)))
         self._publish()
         return len(kept)
 
-    def _copy(self, number: int, copies: list[Copy], target: torch.Tensor) -> int | None:
+    def _copy(self, number: int, copies: list[ExpertCopy], target: torch.Tensor) -> int | None:
         assert self._shape is not None
-        value = fetch(self.engine, number, copies, target)
+        value = fetch_copy(self.engine, number, copies, target)
         if value is None and self._checkpoint is not None:
             try:
-                return load(self._checkpoint.reader, self._shape, number, copies, target)
+                return load_from_checkpoint(self._checkpoint.reader, self._shape, number, copies, target)
             except SourceLost as error:
                 self.tell(str(error))
         return value
@@ -191,7 +196,7 @@ class BackupService:
         free = _available_memory()
         allowed = min(self.options.memory_bytes - self.used_bytes, free)
         self.tell(
-            f"backup {self.options.name}: keeps {self.used_bytes / 2**30:.2f} GiB, is to keep "
+            f"backup {self.options.name} keeps {self.used_bytes / 2**30:.2f} GiB and is to keep "
             f"{more / 2**30:.2f} GiB more"
         )
         if more > allowed:
@@ -205,14 +210,14 @@ class BackupService:
     def _publish(self) -> None:
         extents = tuple(filled.extent for filled in self._filled)
         record = BackupRecord(self.options.host, self.engine.session, self._shape, extents)
-        self.registry.publish(BACKUPS + self.options.name, encode(record))
+        self.registry.publish(BACKUPS + self.options.name, encode_record(record))
 
 
-def serve(service: BackupService, stop: threading.Event, retry: float = 1.0) -> None:
+def serve_backup(service: BackupService, stop: threading.Event, retry: float = 1.0) -> None:
     """Keep ``service`` filled until ``stop`` is set.
 
-    What does not fit at first ends it, since then it is of no use. What does not fit later, when the share of
-    another service falls to it, is said, and the service goes on with what it has.
+    If its first share does not fit, the service is of no use and ends. If the share of another service falls to it
+    later and does not fit, the service says so and goes on with what it has.
     """
     service.start()
     try:

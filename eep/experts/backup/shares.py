@@ -1,32 +1,25 @@
 """Which backup service keeps which expert. Pure; every service computes its own share from the same records.
 
-Services are ranked for each expert by a hash of both names (rendezvous hashing), so that they agree without
-talking, shares are even, and when one is lost only its share moves. What a service holds already it keeps.
+A hash of both names ranks the services for each expert (rendezvous hashing). So services agree without talking,
+shares are even, and when one is lost only its share moves. A service keeps what it holds already.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from eep.experts.placement.packing import BoolArray, IntArray
+from eep.experts.repair.repair_plan import BackupContents
 
 NOWHERE = -1
-"""As the only host of an expert: no rank, or ranks of several hosts, hold it."""
+"""In place of an only host: no rank, or ranks of several hosts, hold the expert."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    host: int
-    held: BoolArray
-    """``[number of experts]``: what it holds already."""
-
-
-def only_hosts(held_by_host: Mapping[int, BoolArray], number: int) -> IntArray:
+def find_only_hosts(held_by_host: Mapping[int, BoolArray], number: int) -> IntArray:
     """The host of each expert that is live on one host only, else ``NOWHERE``."""
     count = np.zeros(number, dtype=np.int64)
     host_of = np.full(number, NOWHERE, dtype=np.int64)
@@ -36,8 +29,8 @@ def only_hosts(held_by_host: Mapping[int, BoolArray], number: int) -> IntArray:
     return np.where(count == 1, host_of, NOWHERE)
 
 
-def share(name: str, services: Mapping[str, Service], only_host: IntArray, replicas: int) -> BoolArray:
-    """What the service ``name`` should add to what it holds.
+def choose_share(name: str, services: Mapping[str, BackupContents], only_host: IntArray, replicas: int) -> BoolArray:
+    """The experts that the service ``name`` should add to those it holds. ``held`` counts over all layers.
 
     Every expert gets ``replicas`` copies, at most one per host. Where there are several hosts, one copy at
     least is on another host than the only one that serves the expert, if need be beyond ``replicas``.

@@ -1,9 +1,8 @@
-"""Mooncake's transfer engine, as backup uses it: expose memory for reading, read the memory of others.
+"""Mooncake's transfer engine, as backup uses it: expose memory for reading, read the memory of peers.
 
-Over TCP the engine lets whoever can reach its port read and write the memory it was given. So it is given
-read-only mappings only: a stranger's write fails in the kernel. And reads land in scratch memory first: a
-peer that answers after the timeout then writes where nobody looks, never into a slot that another source has
-filled meanwhile.
+Over TCP the engine lets any process that can reach its port read and write the memory it was given. So it is
+given read-only mappings only: a stranger's write fails in the kernel. And reads land in scratch memory first: a
+peer that answers after the timeout writes there, never into a slot that another source has filled meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MOST_ABANDONED_BYTES = 512 << 20
 
 
 class TransferFailed(EepError):
-    """A read did not happen, or not in time."""
+    """A read failed, or took too long."""
 
 
 class Engine:
@@ -46,14 +45,14 @@ class Engine:
             raise ValueError(f"name the address of one interface for peers to reach, not {address!r}")
         engine = _engine_class()()
         if engine.initialize(address, "P2PHANDSHAKE", protocol, device):
-            raise EepError(f"Mooncake could not start on {address} with {protocol}: is that an address of this host?")
+            raise EepError(f"Mooncake could not start on {address} with {protocol}; name an address of this host")
         self.session = f"{address}:{engine.get_rpc_port()}"
         self._engine = engine
         self._tcp = protocol == "tcp"
         self._lock = threading.Lock()
         self._exposed: dict[int, mmap.mmap] = {}
         self._scratch: list[torch.Tensor] = []
-        # Memory that a late answer could still be written to. It is never freed, and that is the point.
+        # Memory that a late answer could still be written to. It must never be freed.
         self._abandoned: deque[torch.Tensor] = deque()
 
     def expose(self, memory: SharedMemory) -> int:
@@ -97,7 +96,7 @@ class Engine:
                 if scratch.numel() >= nbytes:
                     return self._scratch.pop(index)
             if sum(scratch.numel() for scratch in self._abandoned) > _MOST_ABANDONED_BYTES:
-                # The oldest has waited long enough; should its answer still come, a checksum will not match.
+                # The oldest has waited longest. Should its answer still come, a checksum will not match.
                 for _ in range(len(self._abandoned)):
                     if self._abandoned[0].numel() >= nbytes:
                         return self._abandoned.popleft()
@@ -111,8 +110,8 @@ class Engine:
         return scratch
 
 
-def require() -> None:
-    """Raises :class:`EepError` with what to install where there is no transfer engine that may be used."""
+def require_mooncake() -> None:
+    """Raises :class:`EepError`, which says what to install, if there is no safe transfer engine here."""
     _engine_class()
 
 
@@ -129,8 +128,10 @@ def _engine_class() -> Any:
     for version in versions:
         if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < _OLDEST:
             oldest = ".".join(map(str, _OLDEST))
-            raise EepError(f"Mooncake {version} lets strangers write to memory; install {oldest} or newer")
-    # A peer that has stopped must not hold a repair up for longer than it takes to read from the next one.
+            raise EepError(
+                f"Mooncake {version} lets any peer write outside of registered memory; install {oldest} or newer"
+            )
+    # A peer that has stopped must not hold a repair up for longer than a read from the next source takes.
     os.environ.setdefault("MC_TRANSFER_TIMEOUT", "10")
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:

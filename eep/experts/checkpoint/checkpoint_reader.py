@@ -1,8 +1,7 @@
 """The experts of a checkpoint on disk: the last source of a repair, and one way to fill a backup.
 
-Only the bytes of the wanted expert are read, by offset. What a read delivers are the bytes of the checkpoint,
-gate before up; where a model is quantised or reordered when it is loaded, its checksums will not match them
-and repair says so.
+A read takes only the bytes of the wanted expert, by offset. It delivers the bytes of the checkpoint, gate before
+up. If the model was quantised or reordered when it was loaded, its checksums do not match, and repair says so.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eep.experts.checkpoint.families import FAMILIES, Family, compiled, detect
-from eep.experts.checkpoint.safetensors_index import StoredTensor, index
+from eep.experts.checkpoint.families import FAMILIES, CheckpointFamily, compile_pattern, detect_family
+from eep.experts.checkpoint.safetensors_index import StoredTensor, index_tensors
 from eep.experts.layout import ExpertLayout, TensorSpec
 from eep.experts.repair.executor import SourceLost, Want
 
@@ -43,15 +42,15 @@ class CheckpointReader:
         layers: Sequence[int] | None = None,
     ) -> None:
         self.directory = pathlib.Path(directory)
-        stored = index(self.directory)
+        stored = index_tensors(self.directory)
         if family is not None and family not in FAMILIES:
             raise ValueError(f"unknown model family {family!r}; known are {', '.join(FAMILIES)}")
-        self.family = FAMILIES[family] if family else detect(stored)
+        self.family = FAMILIES[family] if family else detect_family(stored)
         found = _find(stored, self.family)
         present = sorted({layer for layer, _, _ in found})
         chosen = list(present if layers is None else layers)
         if not chosen or not set(chosen) <= set(present):
-            raise ValueError(f"the checkpoint has experts in layers {present}, asked for were {chosen}")
+            raise ValueError(f"layers {chosen} were asked for, but the checkpoint has experts in layers {present}")
         self._layers = chosen
         self.experts = 1 + max(expert for layer, expert, _ in found if layer in set(chosen))
         self._names = [name for name in self.family.tensors if (chosen[0], 0, name) in found]
@@ -75,8 +74,8 @@ class CheckpointReader:
         for want in wants:
             if len(want.into) != len(self._names):
                 raise SourceLost(
-                    f"the checkpoint has {self._names} for an expert, the model {len(want.into)} tensors: "
-                    "it was converted when it was loaded"
+                    f"the checkpoint has {self._names} for an expert, the model has {len(want.into)} tensors: "
+                    "the model was converted when it was loaded"
                 )
             for name, target in zip(self._names, want.into, strict=True):
                 segments = self._segments(want.layer, want.expert, name)
@@ -104,13 +103,13 @@ class CheckpointReader:
 
 
 def _find(
-    stored: dict[str, StoredTensor], family: Family
+    stored: dict[str, StoredTensor], family: CheckpointFamily
 ) -> dict[tuple[int, int, str], list[tuple[StoredTensor, _Segment]]]:
     """For each (layer, expert, tensor): its parts in order, each as one expert's share of a stored tensor."""
     found: dict[tuple[int, int, str], list[tuple[StoredTensor, _Segment]]] = {}
     for ours, patterns in family.tensors.items():
         for position, pattern in enumerate(patterns):
-            expression = compiled(pattern)
+            expression = compile_pattern(pattern)
             for name, tensor in stored.items():
                 match = expression.fullmatch(name)
                 if match is None:
@@ -148,7 +147,9 @@ def _read(segments: Sequence[_Segment], target: torch.Tensor) -> None:
                     part = buffer[position + done : position + segment.nbytes]
                     count = os.preadv(descriptor, [part], segment.offset + done)
                     if not count:
-                        raise SourceLost(f"{segment.file.name} is shorter than it was; it has been changed")
+                        raise SourceLost(
+                            f"{segment.file.name} is shorter than when it was indexed: it has been changed"
+                        )
                     done += count
             finally:
                 os.close(descriptor)

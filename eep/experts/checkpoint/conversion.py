@@ -1,4 +1,4 @@
-"""A checkpoint whose experts may be of another type than they are served in: converted as they were when they were loaded."""
+"""A checkpoint whose experts may be stored in another type than they are served in, and are converted when read."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def open_checkpoint(
     layers: Sequence[int] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> Checkpoint:
-    """``dtypes``: what the tensors of an expert are served as; as they are stored if that is not said.
+    """``dtypes``: the types in which the tensors of an expert are served; None if they are served as stored.
 
-    Raises ValueError or OSError where the experts cannot be had like that.
+    Raises ValueError or OSError if the checkpoint does not give experts of these types.
     """
     reader = CheckpointReader(directory, family, layers)
     stored = reader.layout(1)
@@ -50,7 +50,9 @@ class ConvertedReader:
     def __init__(self, reader: Reader, stored: ExpertLayout, wanted: ExpertLayout) -> None:
         for theirs, ours in zip(stored.tensors, wanted.tensors, strict=True):
             if theirs.shape != ours.shape or not (theirs.dtype.is_floating_point and ours.dtype.is_floating_point):
-                raise ValueError(f"{theirs.name} is {theirs.dtype} {theirs.shape}, {ours.dtype} {ours.shape} is wanted")
+                raise ValueError(
+                    f"{theirs.name} is {theirs.dtype} {theirs.shape} on disk, {ours.dtype} {ours.shape} in the model"
+                )
         self._reader, self._stored, self._wanted = reader, stored, wanted
 
     def alive(self) -> bool:

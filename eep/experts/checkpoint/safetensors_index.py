@@ -43,7 +43,7 @@ class StoredTensor:
     dtype: torch.dtype
 
 
-def index(directory: pathlib.Path) -> dict[str, StoredTensor]:
+def index_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
     """Every tensor in the ``*.safetensors`` files of ``directory``, by name."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:

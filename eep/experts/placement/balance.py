@@ -1,6 +1,8 @@
-"""Even out the ranks by exchanging the experts of two slots, time and again. Pure, like ``packing``."""
+"""Even out the ranks by exchanging the experts of two slots, again and again. Pure, like ``packing``."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,9 +12,9 @@ from eep.experts.placement.packing import (
     Cluster,
     FloatArray,
     IntArray,
-    copies,
-    holds,
-    padded,
+    count_copies,
+    find_owned,
+    pad_columns,
     slot_loads,
 )
 
@@ -27,11 +29,11 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
     """
     experts = load.shape[1]
     size = cluster.slots_per_rank
-    served = slot_loads(slot_expert, load, copies(slot_expert, experts))
-    owned = holds(slot_expert, experts, size)
+    served = slot_loads(slot_expert, load, count_copies(slot_expert, experts))
+    owned = find_owned(slot_expert, experts, size)
     on_host = np.stack([owned[:, cluster.host == host].any(axis=1) for host in range(cluster.hosts)], axis=1)
     movable = movable & (slot_expert != EMPTY)
-    slots, there = padded(movable)
+    slots, there = pad_columns(movable)
     rows = np.flatnonzero(movable.any(axis=1))
     for _ in range(rounds):
         busy = served[rows].reshape(len(rows), cluster.ranks, size).sum(axis=2)
@@ -70,20 +72,22 @@ def even_out(slot_expert: IntArray, movable: BoolArray, load: FloatArray, cluste
         line_of, column_of = best // theirs.shape[1], best % theirs.shape[1]
         here, other = mine[at, line_of][helps], theirs[at, column_of][helps]
         rows = rows[helps]
-        _exchange(slot_expert, served, owned, on_host, rows, here, other, cluster)
+        _exchange(_Tables(slot_expert, served, owned, on_host), rows, here, other, cluster)
 
 
-def _exchange(
-    slot_expert: IntArray,
-    served: FloatArray,
-    owned: BoolArray,
-    on_host: BoolArray,
-    rows: IntArray,
-    here: IntArray,
-    there: IntArray,
-    cluster: Cluster,
-) -> None:
-    for table in (slot_expert, served):
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What an exchange changes: the experts and loads of slots, and which ranks and hosts hold which expert."""
+
+    slot_expert: IntArray
+    served: FloatArray
+    owned: BoolArray
+    on_host: BoolArray
+
+
+def _exchange(tables: _Tables, rows: IntArray, here: IntArray, there: IntArray, cluster: Cluster) -> None:
+    slot_expert, owned = tables.slot_expert, tables.owned
+    for table in (slot_expert, tables.served):
         table[rows, here], table[rows, there] = table[rows, there], table[rows, here]
     for slot, other in ((here, there), (there, here)):
         rank, left = slot // cluster.slots_per_rank, other // cluster.slots_per_rank
@@ -94,4 +98,4 @@ def _exchange(
         for rank in (here // cluster.slots_per_rank, there // cluster.slots_per_rank):
             expert, host = slot_expert[rows, slot], cluster.host[rank]
             held = owned[rows, :, expert] & (cluster.host == host[:, None])
-            on_host[rows, host, expert] = held.any(axis=1)
+            tables.on_host[rows, host, expert] = held.any(axis=1)

@@ -1,4 +1,4 @@
-"""What an instance could lose right now: the question an operator asks before taking a rank away. Pure."""
+"""What an instance could lose right now: what an operator asks before taking a rank away. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eep.experts.placement.packing import holds
+from eep.experts.placement.packing import find_owned
 from eep.experts.placement.slot_plan import Placement
 
 
@@ -15,31 +15,34 @@ from eep.experts.placement.slot_plan import Placement
 class Margin:
     """Losses after which every expert that is served now still has a live copy, without any repair.
 
-    ``pairs`` are ranks that could go together. ``repairable_ranks`` is how many ranks, whichever they are,
-    could go before there are fewer slots than experts; their experts would come back from memory or disk.
+    Any ``any_ranks`` ranks could go together. ``ranks`` could go one at a time, ``pairs`` two at a time.
+    ``repairable_ranks`` is how many ranks, any of them, could go before there are fewer slots than experts; their
+    experts would come back from memory or disk.
     """
 
+    any_ranks: int
     ranks: tuple[int, ...]
     pairs: tuple[tuple[int, int], ...]
     hosts: tuple[int, ...]
     repairable_ranks: int
 
 
-def margin(placement: Placement, active: Sequence[int], topology: Sequence[int]) -> Margin:
+def find_margin(placement: Placement, active: Sequence[int], topology: Sequence[int]) -> Margin:
     """What ``placement`` on the ``active`` ranks survives; ``topology[rank]`` is the host of each rank."""
     ranks = np.array(sorted(set(active)), dtype=np.int64)
     if not len(ranks):
-        return Margin((), (), (), 0)
+        return Margin(0, (), (), (), 0)
     if ranks[0] < 0 or ranks[-1] >= placement.max_ranks or len(topology) != placement.max_ranks:
         raise ValueError(
             f"the placement is for {placement.max_ranks} ranks; active ranks {ranks.tolist()} and "
             f"a topology of {len(topology)} do not fit it"
         )
-    owned = holds(placement.physical_to_logical, placement.experts, placement.slots_per_rank)[:, ranks]
+    owned = find_owned(placement.physical_to_logical, placement.experts, placement.slots_per_rank)[:, ranks]
     served = owned.any(axis=1)
-    # The last rank cannot go, even when it holds nothing: somebody must be left to serve.
+    # The last rank cannot go, even when it holds nothing: one must be left to serve.
     several = len(ranks) > 1
     holders = owned.sum(axis=1)
+    fewest = int(holders[served].min()) if served.any() else len(ranks)
     needed = (owned & (holders == 1)[:, None, :]).any(axis=(0, 2))
     safe = ~needed & several
 
@@ -54,4 +57,6 @@ def margin(placement: Placement, active: Sequence[int], topology: Sequence[int])
     hosts = np.unique(host)
     lasting = [int(h) for h in hosts if len(hosts) > 1 and bool((owned[:, host != h].any(axis=1) | ~served).all())]
     enough = -(-int(served.sum(axis=1).max()) // placement.slots_per_rank)
-    return Margin(tuple(ranks[safe].tolist()), tuple(pairs), tuple(lasting), max(0, len(ranks) - max(1, enough)))
+    return Margin(
+        fewest - 1, tuple(ranks[safe].tolist()), tuple(pairs), tuple(lasting), max(0, len(ranks) - max(1, enough))
+    )

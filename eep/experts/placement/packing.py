@@ -4,8 +4,8 @@ clock.
 Slots are columns: ``slot_expert[layer, slot]`` names the logical expert that the slot holds, or ``EMPTY``.
 The columns are those of the active ranks only, ``slots_per_rank`` for each, so that ``slot //
 slots_per_rank`` is the position of the rank among the active ones. A replica serves ``load / replicas`` of
-its expert, as in DeepSeek's EPLB, whose two greedy ideas (give the next replica to the hottest expert, put
-the hottest replica on the coolest rank) are kept here and made to respect what already lies in place, ranks,
+its expert, as in DeepSeek's EPLB. Two greedy ideas come from there too: the hottest expert gets the next
+replica, and the coolest rank gets the hottest replica. Here they also respect what is already in place, ranks,
 hosts and unequal ranks.
 """
 
@@ -43,12 +43,11 @@ class Cluster:
         return int(self.host.max()) + 1
 
 
-def turned(cluster: Cluster, layers: int) -> IntArray:
+def turn_order(cluster: Cluster, layers: int) -> IntArray:
     """``[layers, ranks]``: the ranks in the order in which a layer looks at them.
 
-    What is as good on one rank as on another goes to the first. If that were the same one in every layer, it would hold
-    the second copies of all layers, and bring in what is lost with another all by itself. So ranks of one host take
-    turns.
+    Where ranks are equally good, the first one gets the copy. If that were the same rank in every layer, it would hold
+    the second copies of all layers, and after a loss bring in everything alone. So ranks of one host take turns.
     """
     order = np.tile(np.arange(cluster.ranks), (layers, 1))
     for host in range(cluster.hosts):
@@ -63,7 +62,7 @@ def take_turns(slot_expert: IntArray, order: IntArray, slots_per_rank: int) -> I
     return np.take_along_axis(by_rank, order[:, :, None], axis=1).reshape(slot_expert.shape)
 
 
-def copies(slot_expert: IntArray, experts: int) -> IntArray:
+def count_copies(slot_expert: IntArray, experts: int) -> IntArray:
     """How many slots hold each expert: ``[layers, experts]``."""
     layers = len(slot_expert)
     held = slot_expert != EMPTY
@@ -84,7 +83,7 @@ def rank_loads(slot_expert: IntArray, load: FloatArray, count: IntArray, slots_p
     return np.asarray(served.reshape(len(served), -1, slots_per_rank).sum(axis=2))
 
 
-def holds(slot_expert: IntArray, experts: int, slots_per_rank: int) -> BoolArray:
+def find_owned(slot_expert: IntArray, experts: int, slots_per_rank: int) -> BoolArray:
     """Which rank has which expert: ``[layers, ranks, experts]``."""
     layers, slots = slot_expert.shape
     ranks = slots // slots_per_rank
@@ -94,8 +93,8 @@ def holds(slot_expert: IntArray, experts: int, slots_per_rank: int) -> BoolArray
     return owned
 
 
-def without_twins(slot_expert: IntArray, slots_per_rank: int) -> IntArray:
-    """Empty every slot whose expert sits in an earlier slot of the same rank: such a copy serves nobody."""
+def drop_duplicates(slot_expert: IntArray, slots_per_rank: int) -> IntArray:
+    """Empty every slot whose expert sits in an earlier slot of the same rank: such a copy serves no token."""
     layers, slots = slot_expert.shape
     by_rank = slot_expert.reshape(layers, slots // slots_per_rank, slots_per_rank)
     order = np.argsort(by_rank, axis=2, kind="stable")
@@ -110,16 +109,16 @@ def without_twins(slot_expert: IntArray, slots_per_rank: int) -> IntArray:
 def evict(slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: FloatArray, cluster: Cluster) -> None:
     """Empty ``victims[layer]`` slots of each layer, in place, and never the last copy of an expert.
 
-    The slot to go is the one whose loss leaves the ranks most even when an expert of load ``incoming[layer]`` takes
-    its place and the other copies of the victim take over its share. Measured by squares instead of ``_strain``, the
-    busiest rank was up to a tenth busier after a loss.
+    An expert of load ``incoming[layer]`` takes the place of a victim, and the victim's other copies take over its
+    share. The slot to go is the one that leaves the ranks most even after that. Measured by squares instead of
+    ``_strain``, the busiest rank was up to a tenth busier after a loss.
     """
     if not victims.any():
         return
     layers, experts = load.shape
-    count = copies(slot_expert, experts)
+    count = count_copies(slot_expert, experts)
     surplus = (slot_expert != EMPTY) & (np.take_along_axis(count, np.maximum(slot_expert, 0), axis=1) > 1)
-    slots, there = padded(surplus)
+    slots, there = pad_columns(surplus)
     expert = np.maximum(np.take_along_axis(slot_expert, slots, axis=1), 0)
     rank = slots // cluster.slots_per_rank
     alone = np.where(count == 1, load, 0.0)
@@ -195,16 +194,16 @@ def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntAr
     return count
 
 
-def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Cluster) -> None:
+def place_copies(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Cluster) -> None:
     """Put into empty slots, in place, the copies that ``count`` has and ``slot_expert`` has not.
 
-    Hottest copy first, each onto the rank that is then coolest, among the ranks with room that
-    do not hold the expert and, where there is one, on a host that does not hold it either. First copies
-    always find room. A further copy that finds none is given up; the slot that stays empty gets the hottest
+    The hottest copy comes first, and each goes onto the rank that is then coolest. That rank has room and does not
+    hold the expert; where one exists, it is on a host that does not hold the expert either. First copies always find
+    room. A further copy that finds none is given up; the slot that stays empty gets the hottest
     expert that its rank does not hold.
     """
     layers, experts = load.shape
-    owned = holds(slot_expert, experts, cluster.slots_per_rank)
+    owned = find_owned(slot_expert, experts, cluster.slots_per_rank)
     on_host = np.zeros((layers, cluster.hosts, experts), dtype=bool)
     for rank, host in enumerate(cluster.host):
         on_host[:, host] |= owned[:, rank]
@@ -236,7 +235,7 @@ def place(slot_expert: IntArray, load: FloatArray, count: IntArray, cluster: Clu
         rank = np.where(possible, pressure, np.inf).argmin(axis=1)
         fits = possible[np.arange(len(rows)), rank]
         rows, item, rank = rows[fits], item[fits], rank[fits]
-        _settle(slot_expert, rows, rank, item, cluster.slots_per_rank)
+        _write_into_empty(slot_expert, rows, rank, item, cluster.slots_per_rank)
         owned[rows, rank, item] = True
         on_host[rows, cluster.host[rank], item] = True
         free[rows, rank] -= 1
@@ -259,20 +258,22 @@ def _fill(slot_expert: IntArray, load: FloatArray, owned: BoolArray, free: IntAr
         fits = share[np.arange(len(rows)), expert] >= 0
         free[rows[~fits], rank[~fits]] = 0
         rows, rank, expert = rows[fits], rank[fits], expert[fits]
-        _settle(slot_expert, rows, rank, expert, cluster.slots_per_rank)
+        _write_into_empty(slot_expert, rows, rank, expert, cluster.slots_per_rank)
         owned[rows, rank, expert] = True
         count[rows, expert] += 1
         free[rows, rank] -= 1
 
 
-def _settle(slot_expert: IntArray, rows: IntArray, rank: IntArray, expert: IntArray, slots_per_rank: int) -> None:
+def _write_into_empty(
+    slot_expert: IntArray, rows: IntArray, rank: IntArray, expert: IntArray, slots_per_rank: int
+) -> None:
     """Write each expert into the first empty slot of its rank."""
     columns = rank[:, None] * slots_per_rank + np.arange(slots_per_rank)
     column = (slot_expert[rows[:, None], columns] == EMPTY).argmax(axis=1)
     slot_expert[rows, rank * slots_per_rank + column] = expert
 
 
-def padded(mask: BoolArray) -> tuple[IntArray, BoolArray]:
+def pad_columns(mask: BoolArray) -> tuple[IntArray, BoolArray]:
     """The columns where ``mask`` is set, ascending and filled up to one width; and which are no filling."""
     width = max(1, int(mask.sum(axis=1).max(initial=0)))
     columns = np.argsort(~mask, axis=1, kind="stable")[:, :width]

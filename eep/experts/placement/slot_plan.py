@@ -1,6 +1,6 @@
 """Which expert lives in which slot, decided once and identically everywhere.
 
-``plan`` is a pure function of its arguments: every rank that calls it with the same values gets the same
+``plan_placement`` is a pure function of its arguments: every rank that calls it with the same values gets the same
 placement, and ``Placement.digest`` lets ranks make sure of that before they act. It promises that
 
 * every logical expert has a slot on an active rank whenever there are enough slots, and the stated policy
@@ -33,13 +33,13 @@ from eep.experts.placement.packing import (
     Cluster,
     FloatArray,
     IntArray,
-    copies,
+    count_copies,
+    drop_duplicates,
     rank_loads,
     take_turns,
-    turned,
-    without_twins,
+    turn_order,
 )
-from eep.experts.placement.strategies import fewest_moves, from_scratch, left_out, retain, spend
+from eep.experts.placement.strategies import choose_left_out, fewest_moves, place_from_scratch, retain, spend_moves
 
 WhenShort = Literal["refuse", "mask"]
 
@@ -87,7 +87,7 @@ class Placement:
     @cached_property
     def replica_counts(self) -> IntArray:
         """``[layers, experts]``: the copies of each expert."""
-        return copies(self.physical_to_logical, self.experts)
+        return count_copies(self.physical_to_logical, self.experts)
 
     @cached_property
     def logical_to_physical(self) -> IntArray:
@@ -137,7 +137,7 @@ class Placement:
         return np.where(fair > 0, busy.max(axis=1) / np.where(fair > 0, fair, 1.0), 1.0)
 
 
-def plan(
+def plan_placement(
     load: npt.ArrayLike,
     current: Placement | None,
     active: Iterable[int],
@@ -150,8 +150,8 @@ def plan(
 ) -> Placement:
     """Place the experts of ``load[layers, experts]`` on the ``active`` ranks.
 
-    ``topology[rank]`` is the host of each rank and is as long as the capacity of the instance. ``current`` is what
-    lies where now (``None``: nothing). ``extra_moves`` is how many more slots than the fewest may be rewritten for
+    ``topology[rank]`` is the host of each rank and is as long as the capacity of the instance. ``current`` is the
+    placement now (``None``: every slot is empty). ``extra_moves`` is how many more slots than the fewest may be rewritten for
     the sake of balance, as a share of the fewest; ``math.inf`` balances from scratch and then keeps what happens to
     fit.
     """
@@ -164,16 +164,16 @@ def plan(
     columns = (ranks[:, None] * slots_per_rank + np.arange(slots_per_rank)).ravel()
     before = np.full((layers, len(columns)), EMPTY, dtype=np.int64)
     if current is not None:
-        before = without_twins(current.physical_to_logical[:, columns], slots_per_rank)
-    turns = turned(cluster, layers)
+        before = drop_duplicates(current.physical_to_logical[:, columns], slots_per_rank)
+    turns = turn_order(cluster, layers)
     before = take_turns(before, turns, slots_per_rank)
 
-    missing = left_out(before, demand)
+    missing = choose_left_out(before, demand)
     if missing.any() and when_short == "refuse":
         raise CoverageError(_shortage(missing, ranks, cluster), missing)
 
     if extra_moves == math.inf:
-        after = from_scratch(before, demand, missing, cluster)
+        after = place_from_scratch(before, demand, missing, cluster)
     else:
         # Layers that lost nothing and have no slot to fill stay as they are.
         fewest = fewest_moves(before, experts)
@@ -181,13 +181,13 @@ def plan(
         after = before.copy()
         if len(rows):
             after[rows] = retain(before[rows], demand[rows], missing[rows], cluster)
-        spend(int(extra_moves * fewest.sum()), after, demand, cluster)
+        spend_moves(int(extra_moves * fewest.sum()), after, demand, cluster)
     table = np.full((layers, len(topology) * slots_per_rank), EMPTY, dtype=np.int64)
     table[:, columns] = take_turns(after, np.argsort(turns, axis=1), slots_per_rank)
     return Placement(table, experts, slots_per_rank)
 
 
-def moves(before: Placement | None, after: Placement) -> int:
+def count_moves(before: Placement | None, after: Placement) -> int:
     """The slots that must be rewritten to get from ``before`` to ``after``."""
     written = after.physical_to_logical != EMPTY
     if before is not None:
@@ -203,7 +203,7 @@ def _checked(
     topology: Sequence[int],
     max_copies: int | None,
 ) -> tuple[FloatArray, IntArray, Cluster]:
-    """The arguments of ``plan`` as arrays, or an error that says which of them is wrong."""
+    """The arguments of ``plan_placement`` as arrays, or an error that says which of them is wrong."""
     demand = np.array(load, dtype=np.float64)
     if demand.ndim != 2 or not demand.size:
         raise ValueError(f"load must be [layers, experts], got shape {demand.shape}")
@@ -225,7 +225,7 @@ def _checked(
             )
     if max_copies is not None and max_copies < 1:
         raise ValueError(f"an expert needs at least one copy, got max_copies={max_copies}")
-    # An expert nobody asked for yet still counts a little, so that idle experts are spread and not piled up.
+    # An expert that was never asked for still counts a little, so that idle experts are spread and not piled up.
     demand += max(float(demand.max()), 1.0) * 1e-9
     cluster = Cluster(
         slots_per_rank,

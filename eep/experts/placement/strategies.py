@@ -1,7 +1,7 @@
-"""Three ways to get from what lies where now to a placement that covers every expert. Pure, like ``packing``.
+"""Three ways from the current placement to one that covers every expert. Pure, like ``packing``.
 
-``retain`` rewrites as few slots as can be, ``spend`` uses a budget of further moves where balance is worst,
-and ``from_scratch`` balances as if nothing were in place and then keeps what happens to fit.
+``retain`` rewrites the fewest slots. ``spend_moves`` uses a budget of further moves where balance is worst.
+``place_from_scratch`` balances as if every slot were empty and then keeps what happens to fit.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from eep.experts.placement.packing import (
     FloatArray,
     IntArray,
     add_copies,
-    copies,
+    count_copies,
     evict,
-    holds,
-    place,
+    find_owned,
+    place_copies,
     rank_loads,
 )
 
@@ -35,13 +35,13 @@ def fewest_moves(slot_expert: IntArray, experts: int) -> IntArray:
     both.
     """
     empty = (slot_expert == EMPTY).sum(axis=1)
-    uncovered = (copies(slot_expert, experts) == 0).sum(axis=1)
+    uncovered = (count_copies(slot_expert, experts) == 0).sum(axis=1)
     return np.asarray(np.maximum(empty, uncovered))
 
 
-def left_out(before: IntArray, demand: FloatArray) -> BoolArray:
+def choose_left_out(before: IntArray, demand: FloatArray) -> BoolArray:
     """The experts for which there is no slot: the least asked for among those that no slot holds now."""
-    count = copies(before, demand.shape[1])
+    count = count_copies(before, demand.shape[1])
     uncovered = count == 0
     room = before.shape[1] - (count > 0).sum(axis=1)
     hottest_first = np.argsort(np.where(uncovered, -demand, np.inf), axis=1, kind="stable")
@@ -58,7 +58,7 @@ def retain(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cl
     """
     after = before.copy()
     experts = demand.shape[1]
-    count = copies(after, experts)
+    count = count_copies(after, experts)
     uncovered = (count == 0) & ~missing
     number = uncovered.sum(axis=1)
     empty = (after == EMPTY).sum(axis=1)
@@ -66,24 +66,24 @@ def retain(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cl
     incoming = np.where(uncovered, demand, 0).sum(axis=1) / np.maximum(number, 1)
     evict(after, demand, np.minimum(np.maximum(number - empty, 0), spare), incoming, cluster)
 
-    count = copies(after, experts) + uncovered
+    count = count_copies(after, experts) + uncovered
     has_room = (after == EMPTY).reshape(len(after), cluster.ranks, -1).any(axis=2)
-    owned = holds(after, experts, cluster.slots_per_rank)
+    owned = find_owned(after, experts, cluster.slots_per_rank)
     # A further copy needs a rank with room that does not hold the expert yet.
     limit = np.minimum((has_room[:, :, None] | owned).sum(axis=1), cluster.max_copies)
     wanted = (after == EMPTY).sum(axis=1) - number
-    place(after, demand, add_copies(count, demand, wanted, np.where(missing, 0, limit)), cluster)
+    place_copies(after, demand, add_copies(count, demand, wanted, np.where(missing, 0, limit)), cluster)
     even_out(after, after != before, demand, cluster, _EXCHANGES)
     return after
 
 
-def spend(budget: int, placed: IntArray, demand: FloatArray, cluster: Cluster) -> None:
+def spend_moves(budget: int, placed: IntArray, demand: FloatArray, cluster: Cluster) -> None:
     """Rewrite, in place, up to ``budget`` further slots in all to even the layers out, two with each exchange."""
     each, more = divmod(budget // 2, len(placed))
     if not each + more:
         return
     even_out(placed, np.ones_like(placed, dtype=bool), demand, cluster, each)
-    busy = rank_loads(placed, demand, copies(placed, demand.shape[1]), cluster.slots_per_rank)
+    busy = rank_loads(placed, demand, count_copies(placed, demand.shape[1]), cluster.slots_per_rank)
     uneven = busy.max(axis=1) / busy.mean(axis=1)
     rows = np.sort(np.argsort(-uneven, kind="stable")[:more])
     if len(rows):
@@ -92,7 +92,7 @@ def spend(budget: int, placed: IntArray, demand: FloatArray, cluster: Cluster) -
         placed[rows] = worst
 
 
-def from_scratch(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cluster) -> IntArray:
+def place_from_scratch(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cluster) -> IntArray:
     """The most even placement this module knows, dealt out so that ranks keep what they can of ``before``.
 
     Ranks of one host are alike to the balance, so their shares may change hands among them.
@@ -100,8 +100,8 @@ def from_scratch(before: IntArray, demand: FloatArray, missing: BoolArray, clust
     ideal = retain(np.full_like(before, EMPTY), demand, missing, cluster)
     layers, experts = demand.shape
     size = cluster.slots_per_rank
-    had = holds(before, experts, size).astype(np.float32)
-    gets = holds(ideal, experts, size).astype(np.float32)
+    had = find_owned(before, experts, size).astype(np.float32)
+    gets = find_owned(ideal, experts, size).astype(np.float32)
     shares = ideal.reshape(layers, cluster.ranks, size)
     dealt = np.empty_like(shares)
     taken = np.zeros((layers, cluster.ranks), dtype=bool)

@@ -1,8 +1,7 @@
 """What ranks and backup services tell each other: small records under keys, gone when their writer is.
 
-:class:`Registry` is all that the backup service needs of a store. The one for a single host is here, a
-private directory; a store that spans hosts fits behind the same three methods by writing its keys under a
-lease.
+:class:`Registry` is all that they need of a store. The registry of a single host is here, in a private
+directory. The registry of several hosts (``store_registry``) writes its keys under leases.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import pathlib
-import stat
 import tempfile
 import threading
 import time
@@ -19,14 +17,14 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Protocol
 
-from eep.errors import EepError
+from eep.access import make_private
 
 MOST_BYTES = 8 << 20
 """The largest record. That of a backup of DeepSeek-V3 has a quarter of a megabyte."""
 
 _PAUSE_S = 0.02
 _LOOKS = 100
-"""After so many replacements while it was looked at, a record counts as not there."""
+"""A record that its writer replaces so often during one look counts as not there."""
 
 
 class Registry(Protocol):
@@ -34,7 +32,7 @@ class Registry(Protocol):
         """Show ``value`` under ``key`` for as long as this process lives, in place of an earlier one."""
 
     def withdraw(self, key: str) -> None:
-        """Show nothing of this process under ``key`` any more. It need not be there, and may be another's by now."""
+        """Show nothing of this process under ``key`` any more. The record may be gone, or another writer's, by now."""
 
     def scan(self, prefix: str) -> dict[str, bytes]:
         """Everything under keys that begin with ``prefix`` whose writer lives."""
@@ -58,20 +56,14 @@ class DirectoryRegistry:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(path)
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise EepError(
-                f"{self.path} must be a directory of yours that nobody else can enter: run 'chmod 700' on it"
-            )
+        self.path = make_private(pathlib.Path(path))
         self._lock = threading.Lock()
         self._mine: dict[str, int] = {}
 
     def publish(self, key: str, value: bytes) -> None:
         if len(value) > MOST_BYTES:
-            raise ValueError(f"a record may have {MOST_BYTES} bytes, {key} has {len(value)}")
-        # Locked before it gets its name: whoever sees the file sees it held.
+            raise ValueError(f"the record {key} has {len(value)} bytes; at most {MOST_BYTES} are allowed")
+        # Locked before it gets its name: every reader of the file finds it held.
         descriptor, unnamed = tempfile.mkstemp(dir=self.path, prefix=".")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,8 +84,8 @@ class DirectoryRegistry:
         with self._lock:
             descriptor = self._mine.pop(key, None)
             if descriptor is not None:
-                # Another writer may have put its record in the place of ours. Should it do so between these two lines its
-                # record is lost; whoever must be found looks whether it can be, and publishes again.
+                # Another writer may have put its record in the place of ours. Should it do so between these two lines, its
+                # record is lost. A service that must be found looks for its record, and publishes it again.
                 if _is_named(descriptor, path := self._file(key)):
                     path.unlink(missing_ok=True)
                 os.close(descriptor)
@@ -130,13 +122,13 @@ def _read_if_held(path: pathlib.Path) -> bytes | None:
                 return value if len(value) <= MOST_BYTES else None
             if _is_named(descriptor, path):
                 return None
-        # Its writer lives: it has put another record in the place of the one that we opened.
+        # The writer lives: it has replaced the record that was opened here.
     return None
 
 
 def _is_held(descriptor: int) -> bool:
     with contextlib.suppress(BlockingIOError):
-        # Shared, so that two who look at the same time do not take each other for the writer.
+        # Shared, so that two readers at the same time do not take each other for the writer.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     return True

@@ -1,7 +1,7 @@
-"""The records that ranks and backup services publish. They travel as MessagePack of a fixed shape, checked.
+"""The records that ranks and backup services publish: MessagePack of a fixed shape, checked.
 
-An expert is named by its number ``layer * experts + expert``. An address in a record is never followed here:
-it is handed to the transfer engine of the process that published it, which refuses what it has not
+A record names an expert by its number ``layer * experts + expert``. The reader of a record never follows an
+address in it: it hands the address to the transfer engine of the publisher, which refuses what it has not
 registered.
 """
 
@@ -22,11 +22,11 @@ RANKS = "ranks/"
 
 
 class BadRecord(EepError):
-    """A record that cannot be what it claims to be. It is ignored."""
+    """A record whose parts do not fit together. Readers ignore it."""
 
 
-class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all who take part must agree on."""
+class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ranks and backup services must agree on: the sizes of the model's experts."""
 
     layers: int
     experts: int
@@ -41,11 +41,11 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(self.tensor_bytes)
 
     @classmethod
-    def of(cls, layout: ExpertLayout, experts: int) -> Shape:
+    def of(cls, layout: ExpertLayout, experts: int) -> ModelShape:
         return cls(layout.layers, experts, tuple(spec.nbytes for spec in layout.tensors))
 
     def layout(self, slots: int) -> ExpertLayout:
-        """Where the bytes lie in a region with that many slots; what they mean is not known here."""
+        """Where the bytes lie in a region with that many slots. The types are not known here."""
         specs = (TensorSpec(str(i), (n,), torch.uint8) for i, n in enumerate(self.tensor_bytes))
         return ExpertLayout(self.layers, slots, tuple(specs))
 
@@ -57,7 +57,7 @@ class RankRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session: str
     address: int
     slots: int
-    shape: Shape
+    shape: ModelShape
     numbers: bytes
     checksums: bytes
 
@@ -76,7 +76,7 @@ class RankRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.frombuffer(self.checksums, dtype="<u8").astype(np.uint64)
 
 
-class Extent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BackupExtent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run of memory that holds the experts ``numbers``, one after the other."""
 
     address: int
@@ -89,8 +89,8 @@ class BackupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: int
     session: str
-    shape: Shape | None
-    extents: tuple[Extent, ...]
+    shape: ModelShape | None
+    extents: tuple[BackupExtent, ...]
 
     def check(self) -> None:
         for extent in self.extents:
@@ -124,26 +124,26 @@ class BackupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Record = TypeVar("Record", RankRecord, BackupRecord)
 
 
-def encode(record: RankRecord | BackupRecord) -> bytes:
+def encode_record(record: RankRecord | BackupRecord) -> bytes:
     record.check()
     return msgspec.msgpack.encode(record)
 
 
-def decode(value: bytes, kind: type[Record]) -> Record:
+def decode_record(value: bytes, kind: type[Record]) -> Record:
     try:
         record = msgspec.msgpack.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadRecord(f"not a {kind.__name__}: {error}") from error
+        raise BadRecord(f"this is no {kind.__name__}: {error}") from error
     record.check()
     return record
 
 
-def decode_all(values: dict[str, bytes], prefix: str, kind: type[Record]) -> dict[str, Record]:
-    """The good records under ``prefix``, by the rest of their key. What does not verify is dropped."""
+def decode_records(values: dict[str, bytes], prefix: str, kind: type[Record]) -> dict[str, Record]:
+    """The good records under ``prefix``, by the rest of their key. Bad records are dropped."""
     records = {}
     for key, value in values.items():
         try:
-            records[key.removeprefix(prefix)] = decode(value, kind)
+            records[key.removeprefix(prefix)] = decode_record(value, kind)
         except BadRecord:
             continue
     return records

@@ -2,7 +2,7 @@
 
 The store is asynchronous and belongs to one event loop; the backup service and repair are not. So a thread of its own
 runs the loop, keeps the leases alive and follows all changes, and a scan reads what it has seen. While the store does
-not answer, the last thing seen stays: whoever is gone then fails when it is read from, and the next source takes over.
+not answer, the last records seen stay: a reader of a writer that is gone then fails, and the next source takes over.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Swap(Protocol):
     def done(self) -> bool: ...
 
 
-class Store(Protocol):
-    """What is needed of ``eep.control.store.embedded_store.Store``."""
+class LeasedStore(Protocol):
+    """The part of the control plane's store that a registry uses: keys under leases."""
 
     async def get(self, key: str) -> _Entry | None: ...
     async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> _Swap: ...
@@ -52,10 +52,10 @@ class Store(Protocol):
 class StoreRegistry:
     """A :class:`~eep.experts.registry.directory_registry.Registry` over the store that ``connect`` opens.
 
-    A record goes ``ttl`` seconds after its writer was last heard of, since a host that has vanished cannot say so.
+    A record ends ``ttl`` seconds after its writer was last heard of, since a host that has vanished cannot say so.
     """
 
-    def __init__(self, connect: Callable[[], Store], ttl: float = 5.0) -> None:
+    def __init__(self, connect: Callable[[], LeasedStore], ttl: float = 5.0) -> None:
         self._ttl = ttl
         self._seen: dict[str, bytes] = {}
         self._mine: dict[str, tuple[bytes, int]] = {}
@@ -75,7 +75,7 @@ class StoreRegistry:
 
     def publish(self, key: str, value: bytes) -> None:
         if len(value) > MOST_BYTES:
-            raise ValueError(f"a record may have {MOST_BYTES} bytes, {key} has {len(value)}")
+            raise ValueError(f"the record {key} has {len(value)} bytes; at most {MOST_BYTES} are allowed")
         self._run(self._publish(key, value))
 
     def withdraw(self, key: str) -> None:
@@ -104,7 +104,7 @@ class StoreRegistry:
             await self._write(key, value, known[1] if known else None)
 
     async def _write(self, key: str, value: bytes, lease: int | None) -> None:
-        """For as long as whoever asked has patience: a store that is busy, or elects a leader, is away for seconds."""
+        """Tries until the caller gives up: a store that is busy, or elects a leader, is away for seconds."""
         while True:
             try:
                 if lease is None:
@@ -115,7 +115,7 @@ class StoreRegistry:
                     break
             except Exception as error:
                 self._trouble = str(error)
-                lease = None  # it may be that which has ended
+                lease = None  # the lease may be what has ended
                 await asyncio.sleep(_PAUSE_S)
         self._mine[key] = (value, lease)
         self._seen[key] = value
@@ -124,9 +124,9 @@ class StoreRegistry:
         async with self._writing:
             known = self._mine.pop(key, None)
             if known is not None:
-                if self._seen.get(key) == known[0]:  # else it is another's, under a lease of its own
+                if self._seen.get(key) == known[0]:  # else it is another writer's, under a lease of its own
                     del self._seen[key]
-                with contextlib.suppress(Exception):  # it ends by itself: nobody keeps it alive any more
+                with contextlib.suppress(Exception):  # the lease ends by itself, since no task keeps it alive any more
                     await self._store.end_lease(known[1])
 
     async def _keep_alive(self) -> None:
@@ -171,7 +171,7 @@ class StoreRegistry:
 
     def _no_answer(self) -> EepError:
         return EepError(
-            f"the store does not answer: is it running, and is its address right? It last failed with: {self._trouble}"
+            f"the store does not answer; check that it runs and that its address is right. Its last error: {self._trouble}"
         )
 
 

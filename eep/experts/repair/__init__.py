@@ -1,1 +1,1 @@
-"""How a lost expert comes back: from whom, and how its bytes are read and verified."""
+"""How a lost expert comes back: which source it comes from, and how its bytes are read and verified."""

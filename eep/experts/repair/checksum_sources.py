@@ -1,7 +1,7 @@
-"""Where a rank has the checksums of experts from that it has not loaded itself.
+"""Where a rank learns the checksums of experts that it has not loaded itself.
 
-From the ranks that hold them, as they say what they hold. Of experts that no rank has had before our eyes: the backups know
-them, which were filled with verified bytes, and the checkpoint is what all were loaded from.
+The ranks that hold an expert publish its checksum. Where this rank has seen none of them, it asks the backups, which were
+filled with verified bytes, and then the checkpoint, which all ranks loaded from.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from eep.experts.placement.packing import EMPTY, IntArray
 from eep.experts.registry.published_records import RankRecord
 from eep.experts.repair.executor import Reader, RepairFailed, SourceLost, Want
 from eep.experts.repair.repair_plan import Transfer
+from eep.experts.repair.repair_sources import RepairSources
 
 logger = logging.getLogger(__name__)
 
 
-def from_rank(checksums: Checksums, record: RankRecord, stored: IntArray) -> None:
-    """Adds what another rank says. ``stored[layer, slot]`` is the number of the expert there, counted over all layers."""
+def learn_from_rank(checksums: Checksums, record: RankRecord, stored: IntArray) -> None:
+    """Adds what a peer says. ``stored[layer, slot]`` is the number of the expert there, counted over all layers."""
     layers, experts = checksums.values.shape
     sums = record.slot_checksums().reshape(stored.shape)
     for layer, slot in np.argwhere(stored != EMPTY).tolist():
@@ -35,31 +36,30 @@ def from_rank(checksums: Checksums, record: RankRecord, stored: IntArray) -> Non
             checksums.known[layer, expert] = True
 
 
-def for_transfers(
+def learn_for_transfers(
     checksums: Checksums,
     transfers: Sequence[Transfer],
     memory: ExpertMemory,
-    backup: BackupClient | None,
-    checkpoint: Reader | None,
+    sources: RepairSources,
 ) -> None:
-    """Adds what it takes to verify ``transfers``, or raises :class:`RepairFailed`: what cannot be verified is not served."""
-    if _unknown(checksums, transfers) and backup is not None:
-        _from_backup(checksums, backup)
+    """Adds what it takes to verify ``transfers``, or raises :class:`RepairFailed`: only verified experts are served."""
+    if _unknown(checksums, transfers) and sources.backup is not None:
+        _from_backup(checksums, sources.backup)
     unknown = _unknown(checksums, transfers)
     if not unknown:
         return
     trouble = "start a backup service, or name a checkpoint"
-    if checkpoint is not None:
+    if sources.checkpoint is not None:
         try:
-            _from_checkpoint(checksums, unknown, memory, checkpoint)
+            _from_checkpoint(checksums, unknown, memory, sources.checkpoint)
             return
         except SourceLost as error:
             trouble = str(error)
-    raise RepairFailed(f"nobody knows the checksums of {len(unknown)} experts: {trouble}", transfers)
+    raise RepairFailed(f"no rank and no backup knows the checksums of {len(unknown)} experts: {trouble}", transfers)
 
 
 def _unknown(checksums: Checksums, transfers: Sequence[Transfer]) -> list[tuple[int, int]]:
-    """Those that can be had from nowhere need none."""
+    """A transfer without a source needs no checksum."""
     return [(t.layer, t.expert) for t in transfers if t.origins and not checksums.known[t.layer, t.expert]]
 
 
@@ -67,7 +67,7 @@ def _from_backup(checksums: Checksums, backup: BackupClient) -> None:
     try:
         kept = backup.checksums()
     except EepError as error:
-        logger.warning("the backups are not believed: %s", error)
+        logger.warning("repair does not use the checksums of the backups: %s", error)
         return
     fresh = kept.known & ~checksums.known
     checksums.values[fresh] = kept.values[fresh]
@@ -82,5 +82,5 @@ def _from_checkpoint(
         checkpoint.read([Want(layer, expert, 0, aside)])
         checksums.values[layer, expert] = checksum(aside)
         checksums.known[layer, expert] = True
-    # Worth a word: had the checkpoint been changed since it was loaded, nobody would notice.
+    # A warning, since a checkpoint that was changed after the model was loaded would go unnoticed.
     logger.warning("%d checksums were taken from the checkpoint itself: no rank and no backup had them", len(unknown))

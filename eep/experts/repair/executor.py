@@ -1,11 +1,10 @@
 """Carry out a repair plan on one rank: read, verify, fall back, in place.
 
-Every transfer is read straight into its slot, or aside first where the plan says so, and then verified by
-checksum. A source that is gone, fails or sends wrong bytes costs that expert nothing but time: the next
-source of its plan takes over. Sources work in parallel, each one batch at a time; its liveness is checked
-before each batch.
+Each transfer is read straight into its slot, or aside first where the plan says so, and then verified by
+checksum. When a source is gone, fails or sends wrong bytes, the next source of the transfer takes over.
+Sources work in parallel, each one batch at a time, and must be alive before each batch.
 
-Until ``repair`` returns, the slots it writes hold nothing that may be served: publish routing tables
+Until ``execute_repair`` returns, the slots it writes hold nothing that may be served: publish routing tables
 afterwards.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import chain
@@ -34,14 +33,14 @@ _MOST_WORKERS = 8
 
 
 class SourceLost(EepError):
-    """A source could not deliver. What it was to deliver comes from the next one."""
+    """A source could not deliver. The next source takes over."""
 
 
 class RepairFailed(EepError):
-    """Some experts could be had from nowhere. The slots that were to hold them must not be served.
+    """No source delivered some experts. The slots that were to hold them must not be served.
 
-    ``still_reading``: the reads that the repair did not wait for any longer. Each may write into its slots until it is done,
-    so no other repair may begin before.
+    ``still_reading``: the reads that the repair stopped waiting for. Each may write into its slots until it ends, and no
+    other repair may begin before that.
     """
 
     def __init__(self, message: str, transfers: Sequence[Transfer], still_reading: Sequence[Future[Any]] = ()) -> None:
@@ -123,7 +122,18 @@ class _Job:
         return self.transfer.origins[self.attempt]
 
 
-def repair(
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    """What all steps of one repair share."""
+
+    memory: ExpertMemory
+    reader_of: Callable[[Origin], Reader]
+    checksums: Checksums
+    deadline: float
+    report: RepairReport
+
+
+def execute_repair(
     plan: RepairPlan,
     rank: int,
     memory: ExpertMemory,
@@ -132,7 +142,7 @@ def repair(
     *,
     timeout: float = 120.0,
 ) -> RepairReport:
-    """Do what ``plan``, which is that of all ranks, has for ``rank``; then every expert is there, verified.
+    """Carries out the part of ``rank`` in ``plan``, which is that of all ranks. Then every expert is there, verified.
 
     ``reader_of`` opens a source and may raise :class:`SourceLost`. No rank waits for another: what one of them
     overwrites before another has read it does not verify there, and comes from the next source. Staged experts are
@@ -140,19 +150,18 @@ def repair(
     """
     mine = plan.of(rank)
     _check(mine, checksums)
-    deadline = time.monotonic() + timeout
-    report = RepairReport()
+    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport())
     aside = []
     for transfer in mine.transfers:
         if transfer.staged:
             pieces = memory.pieces(transfer.layer, transfer.slot)
             aside.append(_Job(transfer, [torch.empty_like(piece) for piece in pieces]))
-    _run(aside, memory, reader_of, checksums, report, deadline)
+    _bring_in(aside, run)
     direct = [_Job(t, memory.pieces(t.layer, t.slot)) for t in mine.transfers if not t.staged]
     for job in aside:
         copy_all(memory.pieces(job.transfer.layer, job.transfer.slot), job.into)
-    _run(direct, memory, reader_of, checksums, report, deadline)
-    return report
+    _bring_in(direct, run)
+    return run.report
 
 
 def _check(mine: RepairPlan, checksums: Checksums) -> None:
@@ -166,39 +175,25 @@ def _check(mine: RepairPlan, checksums: Checksums) -> None:
         )
 
 
-def _run(
-    jobs: list[_Job],
-    memory: ExpertMemory,
-    reader_of: Callable[[Origin], Reader],
-    checksums: Checksums,
-    report: RepairReport,
-    deadline: float,
-) -> None:
-    """Work through ``jobs``, all sources at once, until each is done or has run out of sources.
+def _bring_in(jobs: list[_Job], run: _Repair) -> None:
+    """Works through ``jobs``, all sources at once, until each is done or has run out of sources.
 
     A source reads its next batch while the last one is verified.
     """
     if not jobs:
         return
-    waiting: defaultdict[tuple[Tier, int, str], deque[_Job]] = defaultdict(deque)
-    for job in jobs:
-        waiting[_source(job.origin)].append(job)
-    size = memory.layout.expert_bytes
+    queues = _Queues(jobs, run)
     reading: dict[Future[str | None], list[_Job]] = {}
     verifying: dict[Future[list[str | None]], list[_Job]] = {}
-    failed: list[Transfer] = []
     late: list[list[_Job]] = []
     pool = ThreadPoolExecutor(
-        _MOST_WORKERS, thread_name_prefix="eep-repair", initializer=_use, initargs=(memory.region.device,)
+        _MOST_WORKERS, thread_name_prefix="eep-repair", initializer=_use, initargs=(run.memory.region.device,)
     )
     try:
-        while reading or verifying or any(waiting.values()):
-            busy = {_source(batch[0].origin) for batch in reading.values()}
-            for source, queue in waiting.items():
-                if queue and source not in busy:
-                    batch = [queue.popleft() for _ in range(min(len(queue), max(1, BATCH_BYTES // size)))]
-                    reading[pool.submit(_read, batch, reader_of)] = batch
-            patience = max(0.0, deadline - time.monotonic())
+        while reading or verifying or queues.have_jobs:
+            for batch in queues.next_batches(busy={_source(batch[0].origin) for batch in reading.values()}):
+                reading[pool.submit(_read, batch, run.reader_of)] = batch
+            patience = max(0.0, run.deadline - time.monotonic())
             under_way: list[Future[Any]] = [*reading, *verifying]
             done, _ = wait(under_way, timeout=patience, return_when=FIRST_COMPLETED)
             if not done:
@@ -208,19 +203,55 @@ def _run(
                 batch, trouble = reading.pop(read), read.result()
                 faults.at("repair.mid")
                 if trouble is None:
-                    verifying[pool.submit(_verify, batch, checksums)] = batch
+                    verifying[pool.submit(_verify, batch, run.checksums)] = batch
                 else:
-                    _settle(batch, [trouble] * len(batch), size, waiting, failed, report)
+                    queues.take_back(batch, [trouble] * len(batch))
             for verified in [future for future in verifying if future in done]:
-                _settle(verifying.pop(verified), verified.result(), size, waiting, failed, report)
+                queues.take_back(verifying.pop(verified), verified.result())
     finally:
-        # A source that is stuck keeps its thread, not us; the error says that its slots must not be served.
+        # A source that is stuck keeps its thread, not this one; the error says that its slots must not be served.
         pool.shutdown(wait=False, cancel_futures=True)
     if late:
-        # Only now is it certain who reads: those that had not begun never will.
+        # Only now is it certain which reads go on: those that had not begun never will.
         raise _late(late, [read for read in reading if not read.done()])
-    if failed:
-        raise RepairFailed(f"{_nowhere(failed)} Last: {report.setbacks[-1]}", failed)
+    if queues.failed:
+        raise RepairFailed(f"{_nowhere(queues.failed)} Last: {run.report.setbacks[-1]}", queues.failed)
+
+
+class _Queues:
+    """The jobs that wait for each source, and those that no source is left for."""
+
+    def __init__(self, jobs: Sequence[_Job], run: _Repair) -> None:
+        self.failed: list[Transfer] = []
+        self._report, self._expert_bytes = run.report, run.memory.layout.expert_bytes
+        self._waiting: defaultdict[tuple[Tier, int, str], deque[_Job]] = defaultdict(deque)
+        for job in jobs:
+            self._waiting[_source(job.origin)].append(job)
+
+    @property
+    def have_jobs(self) -> bool:
+        return any(self._waiting.values())
+
+    def next_batches(self, busy: Set[tuple[Tier, int, str]]) -> Iterator[list[_Job]]:
+        """One batch for each source that is not ``busy``."""
+        most = max(1, BATCH_BYTES // self._expert_bytes)
+        for source, queue in self._waiting.items():
+            if queue and source not in busy:
+                yield [queue.popleft() for _ in range(min(len(queue), most))]
+
+    def take_back(self, batch: Sequence[_Job], troubles: Sequence[str | None]) -> None:
+        """Counts what arrived, and sends what did not to its next source."""
+        for job, trouble in zip(batch, troubles, strict=True):
+            if trouble is None:
+                self._report.bytes_by_tier[job.origin.tier] += self._expert_bytes
+                continue
+            expert = f"layer {job.transfer.layer} expert {job.transfer.expert}"
+            self._report.setbacks.append(f"{expert} from {job.origin}: {trouble}")
+            job.attempt += 1
+            if job.attempt < len(job.transfer.origins):
+                self._waiting[_source(job.origin)].append(job)
+            else:
+                self.failed.append(job.transfer)
 
 
 def _use(device: torch.device) -> None:
@@ -247,32 +278,12 @@ def _verify(batch: list[_Job], checksums: Checksums) -> list[str | None]:
     return [None if each else "wrong checksum" for each in right]
 
 
-def _settle(
-    batch: list[_Job],
-    troubles: Sequence[str | None],
-    size: int,
-    waiting: defaultdict[tuple[Tier, int, str], deque[_Job]],
-    failed: list[Transfer],
-    report: RepairReport,
-) -> None:
-    """Count what arrived, and send what did not to its next source."""
-    for job, trouble in zip(batch, troubles, strict=True):
-        if trouble is None:
-            report.bytes_by_tier[job.origin.tier] += size
-            continue
-        expert = f"layer {job.transfer.layer} expert {job.transfer.expert}"
-        report.setbacks.append(f"{expert} from {job.origin}: {trouble}")
-        job.attempt += 1
-        if job.attempt < len(job.transfer.origins):
-            waiting[_source(job.origin)].append(job)
-        else:
-            failed.append(job.transfer)
-
-
 def _late(batches: Sequence[list[_Job]], reading: Sequence[Future[Any]]) -> RepairFailed:
     stuck = [job.transfer for batch in batches for job in batch]
     where = ", ".join(sorted({str(batch[0].origin) for batch in batches}))
-    return RepairFailed(f"{where} did not deliver {len(stuck)} experts before the timeout", stuck, reading)
+    return RepairFailed(
+        f"{where} did not deliver {len(stuck)} experts before the repair ran out of time", stuck, reading
+    )
 
 
 def _source(origin: Origin) -> tuple[Tier, int, str]:
@@ -282,6 +293,6 @@ def _source(origin: Origin) -> tuple[Tier, int, str]:
 def _nowhere(transfers: Sequence[Transfer]) -> str:
     first = transfers[0]
     return (
-        f"{len(transfers)} experts could be had from no source, among them expert {first.expert} of layer "
+        f"no source delivered {len(transfers)} experts, among them expert {first.expert} of layer "
         f"{first.layer}: start a backup service, name a checkpoint, or mask these experts."
     )

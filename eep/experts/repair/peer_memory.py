@@ -1,8 +1,7 @@
-"""The memory of other ranks, as repair reads it: the one module that knows where a region comes from.
+"""The memory of peers, as repair reads it: the one module that knows where a region comes from.
 
-A rank hands the descriptor of its region (a sealed memfd on a CPU, a driver allocation on a GPU, see
-``eep.data_plane.memory``) to processes of the same user, over a Unix socket in the private directory of the instance.
-Everything else copies between tensors, with :func:`copy_all`, and does not care what kind of memory they show.
+A rank hands the descriptor of its region to its peers with ``descriptor_service``: a sealed memfd on a CPU, a driver
+allocation on a GPU. All other code copies between tensors with :func:`copy_all`, whatever memory they show.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import ctypes
 import os
 import pathlib
 import select
-import socket
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,13 +19,12 @@ import torch
 
 from eep.abi import native
 from eep.data_plane.memory import Memory, memory_of
+from eep.data_plane.memory.descriptor_service import DescriptorProtocol, DescriptorServer, ask_for_descriptors
 from eep.errors import PeerUnreachable
 from eep.view import View
 
 _HELLO = b"EEP-EXPERTS-1\n"
-_PATIENCE_S = 2.0  # for a peer that has connected and then says nothing
-_PAUSE_S = 0.01  # until somebody is let in again after that has failed
-_CREDENTIALS = struct.Struct("3i")
+_PROTOCOL = DescriptorProtocol(_HELLO, len(_HELLO), descriptors=1)
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -60,55 +56,16 @@ class PeerMemory(Protocol):
         """Whether the process behind the region still runs; False once it is known to be gone."""
 
     def region(self, rank: int) -> torch.Tensor:
-        """The bytes of that rank, mapped here. Raises :class:`PeerUnreachable` if they cannot be had."""
+        """The bytes of that rank, mapped here. Raises :class:`PeerUnreachable` if the rank does not hand them out."""
 
 
-def socket_path(directory: pathlib.Path, rank: int, incarnation: int) -> str:
+def region_socket(directory: pathlib.Path, rank: int, incarnation: int) -> str:
     return str(directory / f"experts-r{rank}.i{incarnation}.sock")
 
 
-class RegionServer:
-    """Hands the descriptor of this rank's expert region to peers, in a thread of its own, until closed."""
-
-    def __init__(self, directory: pathlib.Path, rank: int, incarnation: int, memory: Memory) -> None:
-        self.refused = 0
-        self._closed = threading.Event()
-        self._memory = memory
-        self._path = socket_path(directory, rank, incarnation)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.bind(self._path)
-        os.chmod(self._path, 0o600)
-        self._socket.listen(64)
-        self._thread = threading.Thread(target=self._serve, name=f"eep-experts-{rank}", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
-        # Shutting a listening socket down makes accept() fail at once in the other thread.
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(2 * _PATIENCE_S)
-        self._socket.close()
-        pathlib.Path(self._path).unlink(missing_ok=True)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                # There may be no descriptors left for a moment. Whoever waits is let in when there are some again.
-                if self._closed.wait(_PAUSE_S):
-                    return
-                self.refused += 1
-                continue
-            with connection:
-                connection.settimeout(_PATIENCE_S)
-                try:
-                    if _user_of(connection) != os.geteuid() or connection.recv(len(_HELLO)) != _HELLO:
-                        raise PeerUnreachable("a stranger asked for expert memory")
-                    socket.send_fds(connection, [_HELLO], [self._memory.fd])
-                except (OSError, PeerUnreachable):
-                    self.refused += 1
+def serve_region(directory: pathlib.Path, rank: int, incarnation: int, memory: Memory) -> DescriptorServer:
+    """Hands the descriptor of this rank's expert region to its peers, until closed."""
+    return DescriptorServer(region_socket(directory, rank, incarnation), _PROTOCOL, [memory.fd], lambda: _HELLO)
 
 
 class MappedPeers:
@@ -147,45 +104,20 @@ class MappedPeers:
             if rank not in self._mapped:
                 if rank not in self._view.active:
                     raise PeerUnreachable(f"rank {rank} is not part of epoch {self._view.epoch}")
-                path = socket_path(self._directory, rank, self._view.incarnations[rank])
-                self._mapped[rank] = _fetch(path, rank, self._region_bytes, self._device)
+                path = region_socket(self._directory, rank, self._view.incarnations[rank])
+                self._mapped[rank] = _fetch_region(path, rank, self._region_bytes, self._device)
             return self._mapped[rank]
 
 
-def _fetch(path: str, rank: int, region_bytes: int, device: str) -> tuple[Memory, int]:
-    """The region behind a socket, and a descriptor that becomes readable when its process ends."""
-    descriptors: list[int] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        connection.settimeout(_PATIENCE_S)
-        try:
-            connection.connect(path)
-            if _user_of(connection) != os.geteuid():
-                raise PeerUnreachable(f"the socket of rank {rank} belongs to another user")
-            process = os.pidfd_open(_process_of(connection))
-        except OSError as error:
-            raise PeerUnreachable(f"rank {rank} does not offer its experts: {error}") from error
-        try:
-            connection.sendall(_HELLO)
-            answer, descriptors, _, _ = socket.recv_fds(connection, len(_HELLO), 1)
-            if answer != _HELLO or len(descriptors) != 1:
-                raise PeerUnreachable(f"rank {rank} gave an answer that cannot be")
-            return memory_of(device).adopt(descriptors.pop(), region_bytes), process
-        except BaseException as error:
-            os.close(process)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if isinstance(error, OSError):
-                raise PeerUnreachable(f"rank {rank} broke off: {error}") from error
-            raise
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    return _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-
-
-def _process_of(connection: socket.socket) -> int:
-    return _credentials(connection)[0]
-
-
-def _user_of(connection: socket.socket) -> int:
-    return _credentials(connection)[1]
+def _fetch_region(path: str, rank: int, region_bytes: int, device: str) -> tuple[Memory, int]:
+    """The region behind a socket, and a pidfd of the process that it belongs to."""
+    answer = ask_for_descriptors(path, _PROTOCOL, f"rank {rank}, asked for its experts,")
+    if answer.content != _HELLO:
+        answer.close()
+        raise PeerUnreachable(f"rank {rank} answered in another protocol when it was asked for its experts")
+    try:
+        (region,) = answer.descriptors
+        return memory_of(device).adopt(region, region_bytes), answer.process  # which closes what it does not take over
+    except BaseException:
+        os.close(answer.process)
+        raise

@@ -1,9 +1,9 @@
-"""Where the bytes of every expert that a rank must get come from. Pure: it decides, ``repair`` moves.
+"""Where the bytes of every missing expert come from. Pure: this module decides, the executor moves.
 
-Sources in order: another slot of the same rank, the memory of another rank, host memory (a backup service),
-disk. Within a tier a transfer goes to the source that would finish it first, given its bandwidth and what it
-already has to do, so that no source is the bottleneck while another is idle. The further sources of a
-transfer are kept in order, for the case that the first one dies or sends the wrong bytes.
+Sources in order: another slot of the same rank, the memory of a peer, host memory (a backup service), disk.
+Within a tier a transfer goes to the source that would finish it first, given its bandwidth and what it
+already has to do. So no source is the bottleneck while another is idle. A transfer keeps its further sources
+in order, in case the first one dies or sends wrong bytes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Backup:
-    """A backup service as the planner sees it: its host, and the experts ``held[layer, expert]``."""
+class BackupContents:
+    """A backup service as planners see it: its host, and the experts that it has ``held``, ``[layer, expert]``."""
 
     host: int
     held: BoolArray
@@ -128,7 +128,7 @@ class RepairPlan:
         if self.unreachable:
             lines.append(f"  {len(self.unreachable)} have no source: start a backup service or name a checkpoint")
         for transfer in self.transfers[:most]:
-            source = transfer.origins[0] if transfer.origins else "nowhere"
+            source = transfer.origins[0] if transfer.origins else "no source"
             spare = f", else {transfer.origins[1]}" if len(transfer.origins) > 1 else ""
             lines.append(
                 f"  layer {transfer.layer} expert {transfer.expert} -> rank {transfer.rank} "
@@ -146,7 +146,7 @@ def plan_repair(
     topology: Sequence[int],
     expert_bytes: int,
     *,
-    backups: Mapping[str, Backup] | None = None,
+    backups: Mapping[str, BackupContents] | None = None,
     disk: bool = False,
 ) -> RepairPlan:
     """Find sources for every slot that ``after`` fills with an expert that ``before`` did not have there.
@@ -207,7 +207,7 @@ def _slot_origin(column: int, reader: int, slots_per_rank: int) -> Origin:
     return Origin(Tier.LOCAL if rank == reader else Tier.PEER, rank, slot)
 
 
-def _host_of(origin: Origin, topology: Sequence[int], backups: Mapping[str, Backup]) -> int | None:
+def _host_of(origin: Origin, topology: Sequence[int], backups: Mapping[str, BackupContents]) -> int | None:
     match origin.tier:
         case Tier.PEER:
             return topology[origin.rank]

@@ -182,7 +182,7 @@ def test_the_directory_is_private(tmp_path: Path) -> None:
 
     asyncio.run(body())
     tmp_path.chmod(0o755)
-    with pytest.raises(PermissionError, match="only you can enter"):
+    with pytest.raises(PermissionError, match="no other user can enter"):
         PrivateDirectory(tmp_path)
     with pytest.raises(ValueError, match="too long"):
         PrivateDirectory.create(tmp_path / ("x" * 100))

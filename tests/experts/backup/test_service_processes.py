@@ -20,7 +20,7 @@ from eep.experts.backup.service import BackupOptions, BackupService
 from eep.experts.backup.transfer_engine import Engine, TransferFailed
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
-from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode
+from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
 from eep.experts.repair.executor import SourceLost, Want
 from tests.control.harness import wait_until_all_threads_stand_still
 from tests.experts import model
@@ -347,7 +347,7 @@ def test_a_record_that_points_elsewhere_yields_wrong_bytes_that_are_caught(
     record = backups.records()["a"]
     shifted = [type(e)(e.address + 1, e.numbers[:-8], e.checksums[:-8]) for e in record.extents]
     registry.publish(
-        f"{BACKUPS}forged", encode(BackupRecord(record.host, record.session, record.shape, tuple(shifted)))
+        f"{BACKUPS}forged", encode_record(BackupRecord(record.host, record.session, record.shape, tuple(shifted)))
     )
     ranks[1].kill()
     before = PLACEMENT.physical_to_logical.tolist()

@@ -30,7 +30,7 @@ def registry(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Registr
 
 @pytest.fixture
 def service(tmp_path: Path, registry: Registry) -> Iterator[BackupService]:
-    """Filled from a checkpoint, and read by nobody."""
+    """Filled from a checkpoint, and read by no rank."""
     engine: Any = SimpleNamespace(session="127.0.0.1:1", expose=lambda memory: 4096, withdraw=lambda address: None)
     options = BackupOptions("host", 0, 1 << 30, checkpoint=str(model.save_checkpoint(tmp_path / "model")))
     made = BackupService(registry, engine, options, lambda said: None)

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eep.experts.backup.shares import NOWHERE, Service, only_hosts, share
+from eep.experts.backup.shares import NOWHERE, choose_share, find_only_hosts
+from eep.experts.repair.repair_plan import BackupContents
 
 relaxed = settings(deadline=None, max_examples=150)
 
 
 def shares(hosts: dict[str, int], only: np.ndarray, replicas: int) -> dict[str, np.ndarray]:
-    nothing = {name: Service(host, np.zeros(len(only), dtype=bool)) for name, host in hosts.items()}
-    return {name: share(name, nothing, only, replicas) for name in hosts}
+    nothing = {name: BackupContents(host, np.zeros(len(only), dtype=bool)) for name, host in hosts.items()}
+    return {name: choose_share(name, nothing, only, replicas) for name in hosts}
 
 
 @relaxed
@@ -44,11 +45,11 @@ def test_a_lost_service_moves_only_its_own_share(services: int, replicas: int, n
     hosts = {f"s{index}": index for index in range(services)}
     only = np.full(number, NOWHERE)
     taken = shares(hosts, only, replicas)
-    left = {name: Service(hosts[name], taken[name]) for name in hosts if name != "s0"}
+    left = {name: BackupContents(hosts[name], taken[name]) for name in hosts if name != "s0"}
     for name in left:
-        added = share(name, left, only, replicas)
+        added = choose_share(name, left, only, replicas)
         assert not (added & ~taken["s0"]).any()
-    after = sum((left[name].held | share(name, left, only, replicas)).astype(int) for name in left)
+    after = sum((left[name].held | choose_share(name, left, only, replicas)).astype(int) for name in left)
     assert (after == min(replicas, services - 1)).all()
 
 
@@ -60,14 +61,14 @@ def test_shares_are_about_even() -> None:
 
 
 def test_a_copy_beside_the_only_live_one_gets_company() -> None:
-    services = {"a": Service(0, np.array([True])), "b": Service(1, np.array([False]))}
-    assert share("b", services, np.array([0]), 1).tolist() == [True]
-    assert share("b", services, np.array([1]), 1).tolist() == [False]
+    services = {"a": BackupContents(0, np.array([True])), "b": BackupContents(1, np.array([False]))}
+    assert choose_share("b", services, np.array([0]), 1).tolist() == [True]
+    assert choose_share("b", services, np.array([1]), 1).tolist() == [False]
 
 
 def test_only_hosts() -> None:
     held = {0: np.array([True, True, False, False]), 1: np.array([True, False, False, True])}
-    assert only_hosts(held, 4).tolist() == [NOWHERE, 0, NOWHERE, 1]
+    assert find_only_hosts(held, 4).tolist() == [NOWHERE, 0, NOWHERE, 1]
 
 
 @pytest.mark.parametrize("hosts", [{"a": 0, "b": 0}, {"a": 0}])

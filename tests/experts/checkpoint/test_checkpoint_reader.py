@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
-from eep.experts.checkpoint.families import FAMILIES, Family
+from eep.experts.checkpoint.families import FAMILIES, CheckpointFamily
 from eep.experts.layout import ExpertMemory
 from eep.experts.repair.executor import SourceLost, Want
 
@@ -120,11 +120,13 @@ def test_a_user_can_add_a_family(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
     save_file(saved, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="no known family"):
         CheckpointReader(tmp_path)
-    mine = Family("mine", {"w13_weight": ("layers.{layer}.moe.in",), "w2_weight": ("layers.{layer}.moe.out",)})
+    mine = CheckpointFamily(
+        "mine", {"w13_weight": ("layers.{layer}.moe.in",), "w2_weight": ("layers.{layer}.moe.out",)}
+    )
     monkeypatch.setitem(FAMILIES, "mine", mine)
     assert torch.equal(read(CheckpointReader(tmp_path), 1, 2)["w2_weight"], saved["blocks.layers.1.moe.out"][2])
     with pytest.raises(ValueError, match=r"needs a .layer"):
-        Family("bad", {"w13_weight": ("experts",)})
+        CheckpointFamily("bad", {"w13_weight": ("experts",)})
 
 
 def fused(layers: int = 2, experts: int = 2) -> dict[str, torch.Tensor]:
@@ -155,7 +157,7 @@ def test_damage_is_found_before_it_is_used(tmp_path: pathlib.Path) -> None:
     reader = CheckpointReader(tmp_path)
     whole = file.read_bytes()
     os.truncate(file, len(whole) - 64)
-    with pytest.raises(SourceLost, match="shorter than it was"):
+    with pytest.raises(SourceLost, match="shorter than when it was indexed"):
         [read(reader, layer, expert) for layer in range(2) for expert in range(2)]
     with pytest.raises(ValueError, match="does not lie where its header says"):
         CheckpointReader(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eep.experts.placement.margin import Margin, margin
+from eep.experts.placement.margin import Margin, find_margin
 from eep.experts.placement.packing import EMPTY
 from eep.experts.placement.slot_plan import Placement
 
@@ -39,8 +39,13 @@ def test_margin_is_what_it_says(case: tuple[Placement, list[int], list[int]]) ->
         left = set(active) - lost
         return bool(left) and served(placement, left) == everything
 
+    def any_survive(number: int) -> bool:
+        return all(survives(set(lost)) for lost in combinations(active, number))
+
     hosts = sorted({topology[rank] for rank in active})
-    found = margin(placement, active, topology)
+    found = find_margin(placement, active, topology)
+    assert any_survive(found.any_ranks)
+    assert not any_survive(found.any_ranks + 1)
     assert found.ranks == tuple(rank for rank in active if survives({rank}))
     assert found.pairs == tuple(pair for pair in combinations(active, 2) if survives(set(pair)))
     assert found.hosts == tuple(h for h in hosts if survives({r for r in active if topology[r] == h}))
@@ -48,10 +53,10 @@ def test_margin_is_what_it_says(case: tuple[Placement, list[int], list[int]]) ->
 
 def test_repairable_ranks_counts_slots() -> None:
     placement = Placement(np.array([[0, 1, 2, 3, 4, 5, 0, 1]]), experts=6, slots_per_rank=2)
-    assert margin(placement, range(4), [0, 0, 1, 1]) == Margin((0, 3), (), (), 1)
+    assert find_margin(placement, range(4), [0, 0, 1, 1]) == Margin(0, (0, 3), (), (), 1)
 
 
 def test_margin_refuses_ranks_that_do_not_exist() -> None:
     placement = Placement(np.array([[0, 1]]), experts=2, slots_per_rank=1)
     with pytest.raises(ValueError, match="do not fit"):
-        margin(placement, [0, 5], [0, 0])
+        find_margin(placement, [0, 5], [0, 0])

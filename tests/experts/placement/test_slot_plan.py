@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.repair.eplb_greedy import eplb_greedy
-from eep.experts.placement.packing import EMPTY, Cluster, IntArray, take_turns, turned
-from eep.experts.placement.slot_plan import CoverageError, Placement, moves, plan
+from eep.experts.placement.packing import EMPTY, Cluster, IntArray, take_turns, turn_order
+from eep.experts.placement.slot_plan import CoverageError, Placement, count_moves, plan_placement
 from eep.experts.placement.strategies import fewest_moves
 
 # Hypothesis measures time to find slow examples; on a loaded machine that says nothing.
@@ -56,7 +56,7 @@ def assert_sound(placement: Placement, active: list[int], experts: int) -> None:
 def test_a_fresh_placement_is_sound_and_uses_every_slot(instance: tuple[np.ndarray, int, list[int]]) -> None:
     load, slots, topology = instance
     ranks = list(range(len(topology)))
-    placement = plan(load, None, ranks, slots, topology)
+    placement = plan_placement(load, None, ranks, slots, topology)
     assert_sound(placement, ranks, load.shape[1])
     idle = (placement.physical_to_logical == EMPTY).sum(axis=1)
     assert (idle == max(0, slots - load.shape[1]) * len(ranks)).all()
@@ -69,15 +69,15 @@ def test_losses_and_returns_move_only_what_they_must(
 ) -> None:
     load, slots, topology = instance
     experts = load.shape[1]
-    everyone = list(range(len(topology)))
-    placement = plan(load, None, everyone, slots, topology)
+    all_ranks = list(range(len(topology)))
+    placement = plan_placement(load, None, all_ranks, slots, topology)
     for _ in range(4):
-        active = sorted(data.draw(st.sets(st.sampled_from(everyone), min_size=1)))
+        active = sorted(data.draw(st.sets(st.sampled_from(all_ranks), min_size=1)))
         if len(active) * slots < experts:
             with pytest.raises(CoverageError):
-                plan(load, placement, active, slots, topology)
+                plan_placement(load, placement, active, slots, topology)
             continue
-        after = plan(load, placement, active, slots, topology)
+        after = plan_placement(load, placement, active, slots, topology)
         assert_sound(after, active, experts)
         left = placement.on(active)
         columns = np.concatenate([np.arange(rank * slots, (rank + 1) * slots) for rank in active])
@@ -87,7 +87,7 @@ def test_losses_and_returns_move_only_what_they_must(
         written = (after.physical_to_logical != left.physical_to_logical)[:, columns]
         uncovered = (left.replica_counts == 0).sum(axis=1)
         assert (written.sum(axis=1) <= np.maximum(bound, uncovered)).all()
-        assert moves(left, after) == written.sum()
+        assert count_moves(left, after) == written.sum()
         placement = after
 
 
@@ -95,36 +95,36 @@ def test_losses_and_returns_move_only_what_they_must(
 @given(instances(), st.floats(0, 3))
 def test_extra_moves_stay_within_their_budget(instance: tuple[np.ndarray, int, list[int]], extra: float) -> None:
     load, slots, topology = instance
-    everyone = list(range(len(topology)))
-    placement = plan(load, None, everyone, slots, topology)
-    active = everyone[: max(1, -(-load.shape[1] // slots))]
-    fewest = plan(load, placement, active, slots, topology)
-    more = plan(load[:, ::-1], placement, active, slots, topology, extra_moves=extra)
+    all_ranks = list(range(len(topology)))
+    placement = plan_placement(load, None, all_ranks, slots, topology)
+    active = all_ranks[: max(1, -(-load.shape[1] // slots))]
+    fewest = plan_placement(load, placement, active, slots, topology)
+    more = plan_placement(load[:, ::-1], placement, active, slots, topology, extra_moves=extra)
     assert_sound(more, active, load.shape[1])
     left = placement.on(active)
     columns = np.concatenate([np.arange(rank * slots, (rank + 1) * slots) for rank in active])
     bound = int(fewest_moves(left.physical_to_logical[:, columns], load.shape[1]).sum())
-    assert moves(left, more) <= moves(left, fewest) + int(extra * bound)
+    assert count_moves(left, more) <= count_moves(left, fewest) + int(extra * bound)
 
 
 @relaxed
 @given(instances())
 def test_the_same_arguments_give_the_same_placement(instance: tuple[np.ndarray, int, list[int]]) -> None:
     load, slots, topology = instance
-    everyone = list(range(len(topology)))
-    first = plan(load, None, everyone, slots, topology)
-    assert plan(load.copy(), None, reversed(everyone), slots, list(topology)).digest == first.digest
-    again = plan(load, first, everyone, slots, topology)
+    all_ranks = list(range(len(topology)))
+    first = plan_placement(load, None, all_ranks, slots, topology)
+    assert plan_placement(load.copy(), None, reversed(all_ranks), slots, list(topology)).digest == first.digest
+    again = plan_placement(load, first, all_ranks, slots, topology)
     assert again.digest == first.digest, "nothing was lost, so nothing may move"
 
 
 @pytest.mark.parametrize(("experts", "ranks", "slots"), [(256, 8, 37), (256, 16, 18), (128, 8, 19), (256, 32, 9)])
 def test_what_was_lost_is_brought_in_by_all_who_are_left(experts: int, ranks: int, slots: int) -> None:
     load, topology = np.ones((48, experts)), [0] * ranks
-    first = plan(load, None, range(ranks), slots, topology)
+    first = plan_placement(load, None, range(ranks), slots, topology)
     for lost in range(ranks):
         active = [rank for rank in range(ranks) if rank != lost]
-        after = plan(load, first, active, slots, topology)
+        after = plan_placement(load, first, active, slots, topology)
         written = after.physical_to_logical != first.on(active).physical_to_logical
         by_each = written.reshape(-1, ranks, slots).sum(axis=(0, 2))[active]
         assert by_each.max() <= 1.4 * by_each.mean()
@@ -134,7 +134,7 @@ def test_what_was_lost_is_brought_in_by_all_who_are_left(experts: int, ranks: in
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 9))
 def test_ranks_take_turns_with_those_of_their_host(hosts: list[int], layers: int) -> None:
     cluster = Cluster(2, np.unique(hosts, return_inverse=True)[1], len(hosts))
-    order = turned(cluster, layers)
+    order = turn_order(cluster, layers)
     assert (np.sort(order, axis=1) == np.arange(len(hosts))).all()
     assert (cluster.host[order] == cluster.host).all()
     slots = np.arange(layers * len(hosts) * 2).reshape(layers, -1)
@@ -145,7 +145,7 @@ def test_ranks_take_turns_with_those_of_their_host(hosts: list[int], layers: int
 def test_copies_are_on_different_hosts_when_hosts_have_room() -> None:
     load = np.random.default_rng(3).lognormal(0, 1, (20, 64))
     topology = [rank // 4 for rank in range(16)]
-    placement = plan(load, None, range(16), 6, topology)
+    placement = plan_placement(load, None, range(16), 6, topology)
     for layer, expert in np.ndindex(20, 64):
         slots = placement.logical_to_physical[layer, expert]
         slots = slots[slots != EMPTY]
@@ -164,24 +164,26 @@ def test_balance_is_within_five_percent_of_the_greedy_yardstick(kind: str, lost:
     topology = [rank // 8 for rank in range(32)]
     active = range(32 - lost)
     yardstick = Placement(eplb_greedy(load, len(active), 9), 256, 9).imbalance(load)
-    start = plan(load, None, range(32), 9, topology)
-    ours = plan(load, start, active, 9, topology, extra_moves=math.inf).imbalance(load)
+    start = plan_placement(load, None, range(32), 9, topology)
+    ours = plan_placement(load, start, active, 9, topology, extra_moves=math.inf).imbalance(load)
     assert (ours <= yardstick * 1.05).all()
 
 
 def test_more_moves_make_it_more_even() -> None:
     load = np.random.default_rng(5).lognormal(0, 1, (8, 256))
     topology = [0] * 32
-    start = plan(load, None, range(32), 9, topology)
-    worst = [plan(load, start, range(31), 9, topology, extra_moves=e).imbalance(load).max() for e in (0, 1, 4)]
+    start = plan_placement(load, None, range(32), 9, topology)
+    worst = [
+        plan_placement(load, start, range(31), 9, topology, extra_moves=e).imbalance(load).max() for e in (0, 1, 4)
+    ]
     assert worst[0] > worst[1] > worst[2]
 
 
 def test_too_few_slots_are_refused_with_the_way_out() -> None:
     load = np.arange(1, 11, dtype=float)[None, :].repeat(2, axis=0)
-    start = plan(load, None, range(5), 2, [0] * 5)
+    start = plan_placement(load, None, range(5), 2, [0] * 5)
     with pytest.raises(CoverageError) as caught:
-        plan(load, start, [0, 1, 2], 2, [0] * 5)
+        plan_placement(load, start, [0, 1, 2], 2, [0] * 5)
     assert caught.value.missing.sum(axis=1).tolist() == [4, 4]
     for part in ("hold 6 experts", "has 10", "Bring back 2 rank(s)", "give each rank 4 slots", "mask"):
         assert part in str(caught.value)
@@ -189,41 +191,41 @@ def test_too_few_slots_are_refused_with_the_way_out() -> None:
 
 def test_masking_leaves_out_the_least_asked_for_and_moves_nothing_that_is_there() -> None:
     load = np.arange(1, 11, dtype=float)[None, :].repeat(2, axis=0)
-    start = plan(load, None, range(5), 2, [0] * 5)
-    degraded = plan(load, start, [0, 1, 2], 2, [0] * 5, when_short="mask")
+    start = plan_placement(load, None, range(5), 2, [0] * 5)
+    degraded = plan_placement(load, start, [0, 1, 2], 2, [0] * 5, when_short="mask")
     assert degraded.degraded
     assert degraded.masked.sum(axis=1).tolist() == [4, 4]
     left = start.on([0, 1, 2])
-    assert moves(left, degraded) == 0
+    assert count_moves(left, degraded) == 0
     assert (degraded.masked == (left.replica_counts == 0)).all()
-    whole = plan(load, degraded, range(5), 2, [0] * 5)
+    whole = plan_placement(load, degraded, range(5), 2, [0] * 5)
     assert not whole.degraded
-    assert moves(degraded, whole) == 8
+    assert count_moves(degraded, whole) == 8
 
 
 @relaxed
 @given(instances(), st.data())
 def test_masking_is_as_small_as_it_can_be(instance: tuple[np.ndarray, int, list[int]], data: st.DataObject) -> None:
     load, slots, topology = instance
-    everyone = list(range(len(topology)))
-    placement = plan(load, None, everyone, slots, topology)
-    active = sorted(data.draw(st.sets(st.sampled_from(everyone), min_size=1)))
-    after = plan(load, placement, active, slots, topology, when_short="mask")
+    all_ranks = list(range(len(topology)))
+    placement = plan_placement(load, None, all_ranks, slots, topology)
+    active = sorted(data.draw(st.sets(st.sampled_from(all_ranks), min_size=1)))
+    after = plan_placement(load, placement, active, slots, topology, when_short="mask")
     short = max(0, load.shape[1] - len(active) * slots)
     assert (after.masked.sum(axis=1) == short).all()
 
 
 def test_a_copy_beside_its_twin_is_put_to_use() -> None:
     twins = Placement(np.array([[0, 0, 1, 1]]), experts=3, slots_per_rank=2)
-    after = plan(np.ones((1, 3)), twins, [0, 1], 2, [0, 0])
+    after = plan_placement(np.ones((1, 3)), twins, [0, 1], 2, [0, 0])
     assert_sound(after, [0, 1], 3)
 
 
 def test_no_expert_gets_more_copies_than_the_tables_can_hold() -> None:
     load = np.ones((2, 8))
     load[:, 0] = 1000
-    assert plan(load, None, range(8), 4, [0] * 8).replica_counts.max() == 8
-    assert plan(load, None, range(8), 4, [0] * 8, max_copies=4).replica_counts.max() == 4
+    assert plan_placement(load, None, range(8), 4, [0] * 8).replica_counts.max() == 8
+    assert plan_placement(load, None, range(8), 4, [0] * 8, max_copies=4).replica_counts.max() == 4
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_bad_arguments_are_refused_in_a_sentence(change: dict[str, object], comp
         "load": np.ones((1, 4)), "current": None, "active": [0, 1], "slots_per_rank": 2, "topology": [0, 0],
     }  # fmt: skip
     with pytest.raises(ValueError, match=complaint):
-        plan(**{**good, **change})  # type: ignore[arg-type]
+        plan_placement(**{**good, **change})  # type: ignore[arg-type]
 
 
 def test_a_placement_checks_its_own_table() -> None:

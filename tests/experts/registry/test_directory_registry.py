@@ -19,14 +19,14 @@ from eep.errors import EepError
 from eep.experts.registry.directory_registry import MOST_BYTES, DirectoryRegistry, wait_for_change
 from eep.experts.registry.published_records import (
     BACKUPS,
+    BackupExtent,
     BackupRecord,
     BadRecord,
-    Extent,
+    ModelShape,
     RankRecord,
-    Shape,
-    decode,
-    decode_all,
-    encode,
+    decode_record,
+    decode_records,
+    encode_record,
 )
 
 WRITER = """
@@ -63,12 +63,12 @@ def test_records_are_replaced_and_withdrawn(tmp_path: pathlib.Path) -> None:
     assert second.scan("ranks/") == {"ranks/1": b"b"}
     second.close()
     assert os.listdir(tmp_path / "r") == []
-    with pytest.raises(ValueError, match="a record may have"):
+    with pytest.raises(ValueError, match="at most 8388608 are allowed"):
         first.publish("ranks/0", b"x" * (MOST_BYTES + 1))
     assert os.listdir(tmp_path / "r") == []
 
 
-def test_who_withdraws_leaves_the_record_of_whoever_took_its_place(tmp_path: pathlib.Path) -> None:
+def test_withdrawing_leaves_the_record_of_the_next_writer(tmp_path: pathlib.Path) -> None:
     """As when a service is replaced by a new one of its name, and ends a moment later."""
     old, new = DirectoryRegistry(tmp_path / "r"), DirectoryRegistry(tmp_path / "r")
     old.publish("backups/host", b"old")
@@ -83,7 +83,7 @@ def test_who_withdraws_leaves_the_record_of_whoever_took_its_place(tmp_path: pat
     assert os.listdir(tmp_path / "r") == []
 
 
-def test_a_record_that_is_replaced_while_somebody_looks_is_there(
+def test_a_record_that_is_replaced_during_a_look_is_there(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = DirectoryRegistry(tmp_path / "r"), DirectoryRegistry(tmp_path / "r")
@@ -111,17 +111,17 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path) ->
         DirectoryRegistry(tmp_path / "open")
 
 
-SHAPE = Shape(2, 3, (10, 6))
+SHAPE = ModelShape(2, 3, (10, 6))
 
 
-def backup(*numbers: int, shape: Shape | None = SHAPE) -> BackupRecord:
+def backup(*numbers: int, shape: ModelShape | None = SHAPE) -> BackupRecord:
     ids = np.array(numbers, dtype="<i8").tobytes()
-    return BackupRecord(0, "127.0.0.1:1", shape, (Extent(4096, ids, bytes(len(ids))),))
+    return BackupRecord(0, "127.0.0.1:1", shape, (BackupExtent(4096, ids, bytes(len(ids))),))
 
 
 def test_records_survive_the_journey() -> None:
     record = backup(4, 1)
-    assert decode(encode(record), BackupRecord) == record
+    assert decode_record(encode_record(record), BackupRecord) == record
     assert record.addresses() == {4: 4096, 1: 4096 + 16}
 
 
@@ -131,20 +131,20 @@ def test_records_survive_the_journey() -> None:
         backup(6),
         backup(-1),
         backup(1, shape=None),
-        BackupRecord(0, "s", SHAPE, (Extent(0, b"1234567", b"1234567"),)),
-        BackupRecord(0, "s", SHAPE, (Extent(0, bytes(8), bytes(16)),)),
+        BackupRecord(0, "s", SHAPE, (BackupExtent(0, b"1234567", b"1234567"),)),
+        BackupRecord(0, "s", SHAPE, (BackupExtent(0, bytes(8), bytes(16)),)),
         RankRecord(0, "s", 0, 1, SHAPE, bytes(8), bytes(16)),
         RankRecord(0, "s", 0, 1, SHAPE, np.array([0, 6], dtype="<i8").tobytes(), bytes(16)),
     ],
 )
 def test_impossible_records_are_dropped(record: RankRecord | BackupRecord) -> None:
     with pytest.raises(BadRecord):
-        encode(record)
+        encode_record(record)
     raw = msgspec.msgpack.encode(record)
     with pytest.raises(BadRecord):
-        decode(raw, type(record))
-    good = encode(backup(2))
-    assert set(decode_all({"backups/a": good, "backups/b": raw}, BACKUPS, BackupRecord)) == {"a"}
+        decode_record(raw, type(record))
+    good = encode_record(backup(2))
+    assert set(decode_records({"backups/a": good, "backups/b": raw}, BACKUPS, BackupRecord)) == {"a"}
 
 
 @settings(deadline=None)
@@ -152,4 +152,4 @@ def test_impossible_records_are_dropped(record: RankRecord | BackupRecord) -> No
 @example(b"\xdf\x00\x00\x00\x01\xa4\x00\x00\x00\x80")  # the name of a field that is no text
 def test_garbage_is_a_bad_record_and_nothing_else(value: bytes) -> None:
     with pytest.raises(BadRecord):
-        decode(value, BackupRecord)
+        decode_record(value, BackupRecord)

@@ -1,4 +1,4 @@
-"""Checksums of experts that were loaded elsewhere: who has them, and what if nobody has."""
+"""Checksums of experts that were loaded elsewhere: which source has them, and what if none has."""
 
 from __future__ import annotations
 

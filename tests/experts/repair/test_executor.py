@@ -17,8 +17,8 @@ from eep.errors import EepError
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
 from eep.experts.placement.slot_plan import Placement
-from eep.experts.repair.executor import LocalReader, Reader, RepairFailed, SourceLost, Want, repair
-from eep.experts.repair.repair_plan import Backup, Origin, RepairPlan, Tier, plan_repair
+from eep.experts.repair.executor import LocalReader, Reader, RepairFailed, SourceLost, Want, execute_repair
+from eep.experts.repair.repair_plan import BackupContents, Origin, RepairPlan, Tier, plan_repair
 from tests.experts import model
 
 
@@ -53,12 +53,12 @@ def empty_rank(**sources: Source) -> tuple[RepairPlan, ExpertMemory, dict[str, S
     empty = Placement(np.full((model.LAYERS, model.EXPERTS), -1), model.EXPERTS, model.EXPERTS)
     full = Placement(np.tile(np.arange(model.EXPERTS), (model.LAYERS, 1)), model.EXPERTS, model.EXPERTS)
     held = np.ones((model.LAYERS, model.EXPERTS), dtype=bool)
-    backups = {name: Backup(0, held) for name in sources}
+    backups = {name: BackupContents(0, held) for name in sources}
     return plan_repair(empty, full, [0], [0], layout.expert_bytes, backups=backups), memory, sources, full
 
 
 def run(plan: RepairPlan, memory: ExpertMemory, sources: dict[str, Source], **options: float) -> list[str]:
-    return repair(plan, 0, memory, lambda origin: sources[origin.backup], model.checksums(), **options).setbacks  # type: ignore[arg-type]
+    return execute_repair(plan, 0, memory, lambda origin: sources[origin.backup], model.checksums(), **options).setbacks  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("trouble", ["dead", "breaks off", "lies"])
@@ -98,7 +98,7 @@ def test_a_source_that_cannot_be_opened_is_passed_over() -> None:
             raise SourceLost("no such service")
         return sources[origin.backup]
 
-    assert repair(plan, 0, memory, reader_of, model.checksums()).setbacks
+    assert execute_repair(plan, 0, memory, reader_of, model.checksums()).setbacks
     assert model.wrong_slots(memory, full, 0) == []
 
 
@@ -106,7 +106,9 @@ def test_a_source_that_is_stuck_ends_the_repair_with_an_error() -> None:
     stuck = Source("stuck")
     plan, memory, sources, _ = empty_rank(stuck=stuck)
     try:
-        with pytest.raises(RepairFailed, match="backup stuck did not deliver 24 experts before the timeout") as caught:
+        with pytest.raises(
+            RepairFailed, match="backup stuck did not deliver 24 experts before the repair ran out of time"
+        ) as caught:
             run(plan, memory, sources, timeout=2.0)
         assert len(caught.value.transfers) == 24
         assert [future.done() for future in caught.value.still_reading] == [False]
@@ -168,16 +170,16 @@ def test_an_error_of_ours_is_not_taken_for_a_lost_source() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        repair(plan, 0, memory, reader_of, model.checksums())
+        execute_repair(plan, 0, memory, reader_of, model.checksums())
 
 
 def test_what_cannot_be_done_is_refused_before_anything_is_written() -> None:
     plan, memory, sources, _ = empty_rank()
-    with pytest.raises(RepairFailed, match="24 experts could be had from no source"):
+    with pytest.raises(RepairFailed, match="no source delivered 24 experts"):
         run(plan, memory, sources)
     plan, memory, sources, _ = empty_rank(a=Source())
     with pytest.raises(ValueError, match="no checksum is known"):
-        repair(plan, 0, memory, lambda _: sources["a"], Checksums.none(model.LAYERS, model.EXPERTS))
+        execute_repair(plan, 0, memory, lambda _: sources["a"], Checksums.none(model.LAYERS, model.EXPERTS))
     assert not sources["a"].reads
     assert not memory.region.any()
 
@@ -195,7 +197,7 @@ def exchanging_rank() -> tuple[RepairPlan, ExpertMemory, Placement, Placement]:
 def test_staging_is_enough_for_slots_that_exchange_their_experts() -> None:
     plan, memory, _, after = exchanging_rank()
     assert all(transfer.staged for transfer in plan.transfers)
-    report = repair(plan, 0, memory, lambda _: LocalReader(memory), model.checksums())
+    report = execute_repair(plan, 0, memory, lambda _: LocalReader(memory), model.checksums())
     assert set(report.bytes_by_tier) == {Tier.LOCAL}
     assert model.wrong_slots(memory, after, 0) == []
 
@@ -203,8 +205,8 @@ def test_staging_is_enough_for_slots_that_exchange_their_experts() -> None:
 @pytest.mark.parametrize("trouble", ["dead", "breaks off", "lies"])
 def test_staging_that_fails_leaves_every_slot_as_it_was(trouble: str) -> None:
     plan, memory, before, _ = exchanging_rank()
-    with pytest.raises(RepairFailed, match="could be had from no source"):
-        repair(plan, 0, memory, lambda _: Source(trouble), model.checksums())
+    with pytest.raises(RepairFailed, match="no source delivered"):
+        execute_repair(plan, 0, memory, lambda _: Source(trouble), model.checksums())
     assert model.wrong_slots(memory, before, 0) == []
 
 

@@ -14,7 +14,7 @@ import torch
 
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import PeerUnreachable
-from eep.experts.repair.peer_memory import MappedPeers, RegionServer, copy_all, socket_path
+from eep.experts.repair.peer_memory import MappedPeers, copy_all, region_socket, serve_region
 from eep.view import View
 
 VIEW = View(1, (0, 1), (0, 0, -1))
@@ -26,7 +26,7 @@ def memory() -> SharedMemory:
 
 
 def test_a_region_is_seen_by_peers_as_it_changes(tmp_path: pathlib.Path, memory: SharedMemory) -> None:
-    server = RegionServer(tmp_path, 1, 0, memory)
+    server = serve_region(tmp_path, 1, 0, memory)
     peers = MappedPeers(tmp_path, VIEW, 8192)
     assert peers.alive(1)
     memory.bytes_at(0, memory.size)[100] = 42
@@ -36,7 +36,9 @@ def test_a_region_is_seen_by_peers_as_it_changes(tmp_path: pathlib.Path, memory:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("rank", "complaint"), [(2, "not part of epoch 1"), (0, "does not offer its experts")])
+@pytest.mark.parametrize(
+    ("rank", "complaint"), [(2, "not part of epoch 1"), (0, "asked for its experts, does not answer")]
+)
 def test_who_is_not_there_is_not_alive(tmp_path: pathlib.Path, rank: int, complaint: str) -> None:
     peers = MappedPeers(tmp_path, VIEW, 8192)
     assert not peers.alive(rank)
@@ -45,7 +47,7 @@ def test_who_is_not_there_is_not_alive(tmp_path: pathlib.Path, rank: int, compla
 
 
 def test_a_region_of_another_size_is_refused(tmp_path: pathlib.Path, memory: SharedMemory) -> None:
-    server = RegionServer(tmp_path, 1, 0, memory)
+    server = serve_region(tmp_path, 1, 0, memory)
     peers = MappedPeers(tmp_path, VIEW, 4096)
     with pytest.raises(PeerUnreachable, match="8192 bytes where 4096 were due"):
         peers.region(1)
@@ -53,9 +55,9 @@ def test_a_region_of_another_size_is_refused(tmp_path: pathlib.Path, memory: Sha
 
 
 def test_who_does_not_say_hello_gets_nothing(tmp_path: pathlib.Path, memory: SharedMemory) -> None:
-    server = RegionServer(tmp_path, 1, 0, memory)
+    server = serve_region(tmp_path, 1, 0, memory)
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(socket_path(tmp_path, 1, 0))
+        stranger.connect(region_socket(tmp_path, 1, 0))
         stranger.sendall(b"GIVE-ME-MEMORY")
         answer, descriptors, _, _ = socket.recv_fds(stranger, 64, 1)
         assert (answer, descriptors) == (b"", [])
@@ -64,7 +66,7 @@ def test_who_does_not_say_hello_gets_nothing(tmp_path: pathlib.Path, memory: Sha
 
 
 def fail_at_first(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Nobody is let in at first, as when descriptors have run out."""
+    """The first accepts fail, as when descriptors have run out."""
     accept, failures = socket.socket.accept, iter(range(times))
 
     def failing(listening: socket.socket) -> Any:
@@ -79,7 +81,7 @@ def test_who_has_no_descriptors_left_for_a_moment_answers_afterwards(
     tmp_path: pathlib.Path, memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_at_first(monkeypatch, 3)
-    server = RegionServer(tmp_path, 1, 0, memory)
+    server = serve_region(tmp_path, 1, 0, memory)
     peers = MappedPeers(tmp_path, VIEW, 8192)
     assert peers.alive(1)
     assert server.refused == 3
@@ -93,7 +95,7 @@ def test_who_has_no_descriptors_left_can_be_closed(
 ) -> None:
     fail_at_first(monkeypatch, 10**9)
     began = time.monotonic()
-    server = RegionServer(tmp_path, 1, 0, memory)
+    server = serve_region(tmp_path, 1, 0, memory)
     while server.refused < 3 and time.monotonic() < began + 60:
         time.sleep(0.01)
     refused = server.refused
@@ -106,7 +108,7 @@ def test_a_descriptor_that_could_shrink_is_refused(tmp_path: pathlib.Path) -> No
     loose = SharedMemory.create("loose", 8192)
     os.dup2(os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), loose.fd)
     os.ftruncate(loose.fd, 8192)
-    server = RegionServer(tmp_path, 1, 0, loose)
+    server = serve_region(tmp_path, 1, 0, loose)
     with pytest.raises(PeerUnreachable, match="could still shrink"):
         MappedPeers(tmp_path, VIEW, 8192).region(1)
     server.close()
@@ -114,10 +116,10 @@ def test_a_descriptor_that_could_shrink_is_refused(tmp_path: pathlib.Path) -> No
 
 def test_a_peer_that_answers_nonsense_is_unreachable(tmp_path: pathlib.Path) -> None:
     with socket.socket(socket.AF_UNIX) as liar:
-        liar.bind(socket_path(tmp_path, 1, 0))
+        liar.bind(region_socket(tmp_path, 1, 0))
         liar.listen(1)
         peers = MappedPeers(tmp_path, VIEW, 8192)
-        # Nobody accepts: the connection is made by the kernel, and the answer never comes.
+        # No process accepts: the kernel makes the connection, and the answer never comes.
         assert not peers.alive(1)
 
 

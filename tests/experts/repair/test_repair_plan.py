@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eep.experts.placement.packing import EMPTY
-from eep.experts.placement.slot_plan import Placement, moves, plan
-from eep.experts.repair.repair_plan import Backup, Origin, Tier, plan_repair
+from eep.experts.placement.slot_plan import Placement, count_moves, plan_placement
+from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
 
 MIB = 1 << 20
 
@@ -21,8 +21,8 @@ def placement(*rows: list[int], slots: int = 2) -> Placement:
     return Placement(table, int(table.max()) + 1, slots)
 
 
-def everything(layers: int, experts: int, host: int = 0) -> Backup:
-    return Backup(host, np.ones((layers, experts), dtype=bool))
+def everything(layers: int, experts: int, host: int = 0) -> BackupContents:
+    return BackupContents(host, np.ones((layers, experts), dtype=bool))
 
 
 def test_each_tier_is_used_when_no_cheaper_one_is_there() -> None:
@@ -32,7 +32,7 @@ def test_each_tier_is_used_when_no_cheaper_one_is_there() -> None:
     after = Placement(after.physical_to_logical.copy(), 5, 2)
     held = np.zeros((1, 5), dtype=bool)
     held[0, 3] = True
-    result = plan_repair(before, after, [0, 1], [0, 0, 0], MIB, backups={"b": Backup(0, held)}, disk=True)
+    result = plan_repair(before, after, [0, 1], [0, 0, 0], MIB, backups={"b": BackupContents(0, held)}, disk=True)
     tiers = {(t.expert, t.rank): [o.tier for o in t.origins] for t in result.transfers}
     assert tiers == {
         (3, 0): [Tier.DRAM, Tier.DISK],
@@ -98,11 +98,11 @@ def test_placements_of_different_shapes_are_refused() -> None:
 def test_every_slot_that_changes_has_sources_that_hold_its_expert(seed: int, extra: float) -> None:
     rng = np.random.default_rng(seed)
     ranks, slots, experts = 5, 4, 12
-    start = plan(rng.lognormal(0, 1, (3, experts)), None, range(ranks), slots, [0, 0, 1, 1, 1])
+    start = plan_placement(rng.lognormal(0, 1, (3, experts)), None, range(ranks), slots, [0, 0, 1, 1, 1])
     active = sorted(rng.choice(ranks, size=3 + seed % 3, replace=False).tolist())
-    after = plan(rng.lognormal(0, 1, (3, experts)), start, active, slots, [0, 0, 1, 1, 1], extra_moves=extra)
+    after = plan_placement(rng.lognormal(0, 1, (3, experts)), start, active, slots, [0, 0, 1, 1, 1], extra_moves=extra)
     result = plan_repair(start, after, active, [0, 0, 1, 1, 1], 1, backups={"b": everything(3, experts)})
-    assert len(result.transfers) == moves(start.on(active), after)
+    assert len(result.transfers) == count_moves(start.on(active), after)
     assert not result.unreachable
     written = {(t.layer, t.rank, t.slot) for t in result.transfers}
     for t in result.transfers:

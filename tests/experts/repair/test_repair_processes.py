@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from eep.experts.placement.slot_plan import Placement, plan
+from eep.experts.placement.slot_plan import Placement, plan_placement
 from tests.experts import model
 from tests.experts.ranks import Rank
 
@@ -50,13 +50,13 @@ def loaded(start: Start, placement: Placement, *numbers: int) -> dict[int, Rank]
 @pytest.mark.parametrize(("copies", "tier"), [(1, "DISK"), (2, "PEER")])
 def test_several_losses_in_a_row_down_to_one_rank(start: Start, checkpoint: str, copies: int, tier: str) -> None:
     size, topology = model.EXPERTS, [0] * 4
-    placement = plan(LOAD, None, range(4), size, topology, max_copies=copies)
+    placement = plan_placement(LOAD, None, range(4), size, topology, max_copies=copies)
     ranks = loaded(start, placement, 0, 1, 2, 3)
     addresses = {n: rank.ask("look", placement=table(placement))["address"] for n, rank in ranks.items()}
     tiers = set()
     for victim in (2, 0, 3):
         ranks.pop(victim).kill()
-        after = plan(LOAD, placement, ranks, size, topology, max_copies=copies)
+        after = plan_placement(LOAD, placement, ranks, size, topology, max_copies=copies)
         for rank in ranks.values():
             rank.tell(
                 "repair",
@@ -85,7 +85,7 @@ def joiner(start: Start) -> Callable[[], tuple[dict[int, Rank], Placement, Place
         before = Placement(
             np.tile(np.r_[np.arange(size), np.arange(size), np.full(size, -1)], (model.LAYERS, 1)), size, size
         )
-        after = plan(LOAD, before, range(3), size, [0] * 3)
+        after = plan_placement(LOAD, before, range(3), size, [0] * 3)
         ranks = loaded(start, before, 0, 1)
         ranks |= loaded(start, before, 2)
         return ranks, before, after
@@ -155,7 +155,7 @@ def test_an_expert_that_is_damaged_everywhere_is_reported_not_served(
     for rank in (0, 1):
         ranks[rank].ask("flip", layer=1, slot=5, bit=7)
     said = ranks[2].ask("repair", before=table(before), after=table(after), active=[0, 1, 2], incarnations=[0] * 3)
-    assert "1 experts could be had from no source, among them expert 5 of layer 1" in said["failed"]
+    assert "no source delivered 1 experts, among them expert 5 of layer 1" in said["failed"]
 
 
 EXCHANGED = (
@@ -165,7 +165,7 @@ EXCHANGED = (
 """Before and after: two ranks exchange two experts of each layer. There are no other copies in memory."""
 
 
-def test_ranks_that_exchange_experts_wait_for_nobody(start: Start, checkpoint: str) -> None:
+def test_ranks_that_exchange_experts_do_not_wait_for_each_other(start: Start, checkpoint: str) -> None:
     """Each reads what it can of the other before that is overwritten; what comes too late comes from disk."""
     before, after = EXCHANGED
     ranks = loaded(start, before, 0, 1)
@@ -185,7 +185,7 @@ def test_a_rank_that_comes_too_late_to_an_exchange_reads_the_next_source(start: 
     order = {"before": table(before), "after": table(after), "active": [0, 1], "incarnations": [0, 0]}
     assert ranks[0].ask("repair", **order) == {"moved": {"PEER": 2 * model.LAYERS}, "setbacks": []}
     said = ranks[1].ask("repair", **order)
-    assert f"{2 * model.LAYERS} experts could be had from no source" in said["failed"]
+    assert f"no source delivered {2 * model.LAYERS} experts" in said["failed"]
     assert ranks[1].ask("look", placement=table(before))["wrong"] == [], "staged: nothing was written"
     said = ranks[1].ask("repair", **order, disk=checkpoint)
     assert said["moved"] == {"DISK": 2 * model.LAYERS}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eep.experts.placement.packing import EMPTY
-from eep.experts.placement.slot_plan import moves, plan
+from eep.experts.placement.slot_plan import count_moves, plan_placement
 from sglang_patches.rank.expert_location import ExpertLocation, choose_copies, initial_placement
 
 
@@ -36,9 +36,11 @@ def test_all_ranks_start_from_the_same_placement() -> None:
 def test_a_server_starts_with_every_expert_and_grows_without_moving_any(slots: int, ranks: int, max_ranks: int) -> None:
     first, load = initial_placement(3, 16, slots, ranks, max_ranks), np.ones((3, 16))
     for active in range(ranks, max_ranks + 1):
-        view = plan(load, first, range(active), slots, [0] * max_ranks)
+        view = plan_placement(load, first, range(active), slots, [0] * max_ranks)
         assert view.replica_counts.min() >= 1
-        assert moves(first, view) == 0, "a rank that joins has loaded what it is to hold, and the others keep theirs"
+        assert count_moves(first, view) == 0, (
+            "a rank that joins has loaded what it is to hold, and the others keep theirs"
+        )
 
 
 def test_a_new_placement_is_written_where_the_old_one_was() -> None:

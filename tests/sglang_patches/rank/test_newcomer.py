@@ -14,7 +14,7 @@ from eep.control.launch.processes import INCARNATION
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
-from eep.experts.placement.slot_plan import plan
+from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
 from tests.experts import model
 
@@ -42,7 +42,7 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
         instance.garbage_collector, "leave_out_what_is_here", lambda collect: look("left out of collections")
     )
     slots = 4
-    first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(2), slots, [0, 0])
+    first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(2), slots, [0, 0])
     shared = SharedMemory.create("experts", model.layout(slots).region_bytes)
     memory = ExpertMemory(model.layout(slots), shared.bytes_at(0, shared.size))
     model.load(memory, first, 1)
