@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import hooks
-from sglang_patches.rank import instance
+from sglang_patches.rank import rank_data_plane
 
 _RUNNER = "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
 
@@ -19,9 +19,9 @@ def register() -> None:
 
 
 def _capture(original: Callable[..., None], runner: Any, *arguments: Any, **named: Any) -> None:
-    here = instance.current()
-    here.use_for(all_decode=True)
+    plane = rank_data_plane.get_plane()
+    plane.use_for(all_decode=True)
     try:
         original(runner, *arguments, **named)
     finally:
-        here.use_for(all_decode=False)
+        plane.use_for(all_decode=False)

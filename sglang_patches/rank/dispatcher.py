@@ -19,7 +19,8 @@ import torch
 
 from eep.data_plane.tokens import ExpertTokens, RankTokens
 from sglang_patches import cpu, hooks, options
-from sglang_patches.rank import instance
+from sglang_patches.rank import model_facts, rank_data_plane
+from sglang_patches.rank.rank_data_plane import RankDataPlane
 from sglang_patches.rank.token_forms import MoeShape
 
 
@@ -44,8 +45,8 @@ def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
     # Models scale what comes back from a backend that exchanges tokens; kernels that do so where nothing is exchanged, and
     # are taken for ours, would do it too.
     moe_runner_config.routed_scaling_factor = None
-    here = instance.current()
-    return make_dispatcher(here, here.add_layer(moe_runner_config.layer_id, shape))
+    layer = model_facts.get_facts().add_layer(moe_runner_config.layer_id, shape)
+    return make_dispatcher(rank_data_plane.get_plane(), layer)
 
 
 def _impl_class(*_: Any, **__: Any) -> Any:
@@ -68,20 +69,20 @@ def _kernels_in_one(original: Callable[..., Any], pool: Any, dispatch_name: str,
 def _mask_scores(
     hidden_states: torch.Tensor, router_logits: torch.Tensor | None, topk_config: Any, **named: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    here, layer_id = instance.current(), named.get("layer_id")
-    if router_logits is None or layer_id not in here.layer_ids:
+    layer_ids, layer_id = model_facts.get_facts().layer_ids, named.get("layer_id")
+    if router_logits is None or layer_id not in layer_ids:
         return None
-    masked = here.location.tables.masked[here.layer_ids.index(layer_id)]
+    masked = rank_data_plane.get_plane().location.tables.masked[layer_ids.index(layer_id)]
     return (hidden_states, router_logits.masked_fill(masked, float("-inf")), topk_config), named
 
 
-def make_dispatcher(here: instance.Instance, layer: int) -> Any:
+def make_dispatcher(plane: RankDataPlane, layer: int) -> Any:
     """A dispatcher for one MoE layer. The class is made here because its base is SGLang's."""
     from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
 
     class EepDispatcher(BaseDispatcher):  # type: ignore[misc]
         def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> Any:
-            self._exchange = Exchange(here, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
+            self._exchange = TokenExchange(plane, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
             return self._exchange.received(topk_output.router_logits)
 
         def combine(self, combine_input: Any) -> torch.Tensor:
@@ -90,20 +91,20 @@ def make_dispatcher(here: instance.Instance, layer: int) -> Any:
     return EepDispatcher()
 
 
-class Exchange:
+class TokenExchange:
     """One dispatch and its combine. What SGLang gets of our memory are aliases, which it may dispose of."""
 
     def __init__(
-        self, here: instance.Instance, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+        self, plane: RankDataPlane, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> None:
         # As few kernels as can be, since prefill is eager: -1, for rows that are only padding, is the last column.
-        chosen = here.location.choice[layer][topk_ids.long()]
+        chosen = plane.location.choice[layer][topk_ids.long()]
         weights = topk_weights.float()
-        if here.used is not None:
+        if plane.used is not None:
             experts = topk_ids.long().clamp(min=0)
-            here.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
+            plane.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
             weights = torch.where(chosen >= 0, weights, 0.0)
-        self._buffer = here.buffer
+        self._buffer = plane.buffer
         self._dtype = x.dtype
         self._tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), weights.contiguous())
         self._rows: torch.Tensor | None = None

@@ -24,6 +24,13 @@ def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int
     return plan(load, at_start, range(max_ranks), slots_per_rank, host)
 
 
+def experts_in_slots(placement: Placement, rank: int, layer: int) -> list[int]:
+    """The expert in each slot of a rank, ``EMPTY`` for none."""
+    size = placement.slots_per_rank
+    held: list[int] = placement.physical_to_logical[layer, rank * size : (rank + 1) * size].tolist()
+    return held
+
+
 class ExpertLocation:
     """The placement in force, and ``choice[layer, expert]``: the slot to which this rank sends its tokens. Its last column
     is for expert -1, of rows that are only padding: they go nowhere.
@@ -50,12 +57,6 @@ class ExpertLocation:
         self.choice[:, :-1].copy_(torch.from_numpy(choose_copies(placement, self.rank)))
         self.placement = placement
         check_routing(placement, self.tables, self._addresses)
-
-    def held_by(self, rank: int, layer: int) -> list[int]:
-        """The expert in each slot of a rank, ``EMPTY`` for none."""
-        size = self.placement.slots_per_rank
-        held: list[int] = self.placement.physical_to_logical[layer, rank * size : (rank + 1) * size].tolist()
-        return held
 
 
 def choose_copies(placement: Placement, rank: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

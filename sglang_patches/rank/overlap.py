@@ -23,7 +23,8 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from sglang_patches.rank import instance
+from eep.recovery.session import Session
+from sglang_patches.rank.rank_data_plane import RankDataPlane
 
 T = TypeVar("T")
 
@@ -107,25 +108,25 @@ class Launched:
         global _is_launching
         _is_launching = False
 
-    def begin(self, here: instance.Instance, forward: Callable[[], Any], batch: Any) -> Any:
+    def begin(self, session: Session, plane: RankDataPlane, forward: Callable[[], Any], batch: Any) -> Any:
         """From within ``run_batch``, where SGLang starts the forward pass of ``batch``."""
         self._batch = _keep(batch)
         if batch.forward_mode.is_decode():
             self._began_with, self._batch.input_ids = batch.input_ids, None  # to be had from the future map
-        using = here.using
+        using = plane.using
 
         def start() -> Any:
             made = forward()
-            if made.delay_sample_func is not None and here.device != "cpu":  # SGLang marks the end when it samples
+            if made.delay_sample_func is not None and plane.device != "cpu":  # SGLang marks the end when it samples
                 self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._mark.record()
             return made
 
         def again() -> Any:
-            with here.through(using), _stream_context_of_its_own(self._scheduler):
+            with plane.through(using), _stream_context_of_its_own(self._scheduler):
                 return self._again()
 
-        return here.session.begin(start, using, again=again, wait=self._wait, ahead=1)
+        return session.begin(start, using, again=again, wait=self._wait, ahead=1)
 
     def _wait(self) -> None:
         if self._mark is not None:

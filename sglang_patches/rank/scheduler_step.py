@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from eep.errors import RankRemoved
 from sglang_patches import hooks
-from sglang_patches.rank import instance, overlap, warm_up
+from sglang_patches.rank import overlap, rank_data_plane, rank_session, warm_up
 
 T = TypeVar("T")
 
@@ -41,13 +41,13 @@ def register() -> None:
 
 def _all_gather(original: Callable[..., None], info: Any, device: Any, group: Any, **named: Any) -> None:
     """Ranks that are not in the view have sent nothing; SGLang takes their rows for those of idle ranks."""
-    here = instance.current()
-    gather = partial(original, info, "cpu", _host_group() if here.device != "cpu" else group, **named)
+    plane = rank_data_plane.get_plane()
+    gather = partial(original, info, "cpu", _host_group() if plane.device != "cpu" else group, **named)
     if warm_up.is_under_way():
         gather()
     else:
-        until_removed(here.rank, lambda: here.session.collect(gather))
-    here.use_for(all_decode=info.can_run_decode_cuda_graph)
+        until_removed(plane.rank, lambda: rank_session.get_session().join().collect(gather))
+    plane.use_for(all_decode=info.can_run_decode_cuda_graph)
 
 
 def _exchange_rows(global_flat: torch.Tensor, local_row: torch.Tensor, group: Any) -> None:
@@ -67,22 +67,23 @@ _is_stepping = False
 
 def _step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Generation is a forward pass and sampling; for other models the forward pass is all."""
-    here = instance.current()
-    if _is_stepping or not here.has_joined:  # it warms up, alone
+    session = rank_session.get_session().joined
+    if _is_stepping or session is None:  # it warms up, alone
         return original(*arguments, **named)
+    plane = rank_data_plane.get_plane()
     work = partial(original, *arguments, **named)
     launched = overlap.launching()
     with _stepping():
         if launched is not None:
-            result: T = until_removed(here.rank, lambda: launched.begin(here, work, batch=arguments[1]))
+            result: T = until_removed(plane.rank, lambda: launched.begin(session, plane, work, batch=arguments[1]))
             return result
 
         def step() -> T:
             result = work()
-            here.wait()
+            plane.wait()
             return result
 
-        return until_removed(here.rank, lambda: here.session.run(step, here.using))
+        return until_removed(plane.rank, lambda: session.run(step, plane.using))
 
 
 @contextlib.contextmanager
@@ -100,8 +101,9 @@ def _stepping() -> Iterator[None]:
 
 
 def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *arguments: Any, **named: Any) -> T:
-    here = instance.current()
-    if _is_stepping or not here.has_joined or not overlap.overlaps(scheduler):
+    here = rank_session.get_session()
+    session = here.joined
+    if _is_stepping or session is None or not overlap.overlaps(scheduler):
         return original(scheduler, batch, *arguments, **named)
 
     def again(kept: Any) -> Any:
@@ -109,7 +111,7 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
             return original(scheduler, kept, *arguments, **named)
 
     if overlap.needs_what_is_known(batch):
-        until_removed(here.rank, here.session.settle)
+        until_removed(here.rank, session.settle)
         overlap.count_tokens(scheduler, batch)
     with overlap.launch(scheduler, again) as launched:
         result = original(scheduler, batch, *arguments, **named)
@@ -119,9 +121,10 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
 
 def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any, *arguments: Any, **named: Any) -> T:
     """The results of a step are handed out, and nobody has looked at it yet."""
-    here = instance.current()
-    if here.has_joined and overlap.overlaps(scheduler):
-        until_removed(here.rank, lambda: here.session.settle(overlap.launched_after(result)))
+    here = rank_session.get_session()
+    session = here.joined
+    if session is not None and overlap.overlaps(scheduler):
+        until_removed(here.rank, lambda: session.settle(overlap.launched_after(result)))
     return original(scheduler, batch, result, *arguments, **named)
 
 

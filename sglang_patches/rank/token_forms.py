@@ -33,7 +33,7 @@ class MoeShape:
 
 
 @dataclass(frozen=True)
-class Form:
+class TokenForm:
     wire: str
     layout: str
 
@@ -46,7 +46,7 @@ class _Layer(Protocol):
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertKernels:
     """What matters of the experts and their kernels."""
 
     plain: str
@@ -58,7 +58,7 @@ class Experts:
     """Whether DeepGEMM wants scales as exponents, as it does from Blackwell on."""
 
     @classmethod
-    def of(cls, layer: _Layer, shape: MoeShape) -> Experts:
+    def of(cls, layer: _Layer, shape: MoeShape) -> ExpertKernels:
         method = layer.quant_method
         runner = getattr(getattr(method, "runner", None), "runner_backend", None)
         deep_gemm = bool(runner is not None and runner.is_deep_gemm())
@@ -74,13 +74,13 @@ class Experts:
         )
 
 
-def of_buffers(experts: Experts, buffers: int) -> tuple[Form, ...]:
+def of_buffers(experts: ExpertKernels, buffers: int) -> tuple[TokenForm, ...]:
     """Of the buffer for any step, and of that for decode if there is one."""
-    plain = Form(experts.plain, "rank")
+    plain = TokenForm(experts.plain, "rank")
     if not experts.deep_gemm:
-        return (Form("fp8", "rank") if experts.in_blocks else plain,) * buffers
+        return (TokenForm("fp8", "rank") if experts.in_blocks else plain,) * buffers
     quantised = "fp8_ue8m0" if experts.exponents else "fp8"
-    decode = Form(quantised if experts.in_blocks else experts.plain, "expert")
+    decode = TokenForm(quantised if experts.in_blocks else experts.plain, "expert")
     return (plain, decode)[:buffers]
 
 

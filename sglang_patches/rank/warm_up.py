@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_patches import cpu, hooks
-from sglang_patches.rank import instance
+from sglang_patches.rank import rank_data_plane
 
 ASKED_FOR = "EEP_WARM_UP"
 """The environment variable that has it done on a CPU too, where there is nothing to compile: for tests."""
@@ -97,14 +97,13 @@ def is_under_way() -> bool:
 
 def _receive(original: Callable[..., Any], receiver: Any, *arguments: Any, **named: Any) -> Any:
     global _warm_up
-    here = instance.current()
     if _warm_up is None:
         _warm_up = WarmUp(_rounds(), _request, time.monotonic() + _WITHIN)
     if is_under_way():
         requests = _warm_up.receive()
         if is_under_way():
             return requests
-        here.wait()
+        rank_data_plane.get_plane().wait()
     return original(receiver, *arguments, **named)
 
 

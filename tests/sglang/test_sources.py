@@ -32,7 +32,7 @@ from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches import expert_backup
-from sglang_patches.rank import dispatcher, instance
+from sglang_patches.rank import dispatcher, model_facts, rank_data_plane
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.server import server_store
 from tests.control.store.etcd_cluster import EtcdCluster, why_not
@@ -211,26 +211,27 @@ class Noted:
 
 
 def masking(masked: list[int]) -> Any:
-    """A rank with one layer of four experts, of which some have no slot."""
+    """The data plane of a rank with one layer of four experts, of which some have no slot."""
     held = [expert for expert in range(4) if expert not in masked] + [-1] * len(masked)
     location = ExpertLocation(Placement(np.array([held]), 4, 4), rank=0)
     used = torch.zeros((1, 4), dtype=torch.int64)
-    return SimpleNamespace(location=location, buffer=Noted(), used=used, layer_ids=[7])
+    return SimpleNamespace(location=location, buffer=Noted(), used=used)
 
 
 def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
-    here = masking([2])
+    plane = masking([2])
     ids = torch.tensor([[0, 2], [3, -1]], dtype=torch.int32)
     weights = torch.tensor([[0.7, float("-inf")], [0.5, 0.5]])
-    dispatcher.Exchange(here, 0, torch.ones((2, 8)), ids, weights)
-    assert here.buffer.chosen.tolist() == [[0, -1], [2, -1]]
-    assert here.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
-    assert here.used.tolist() == [[1, 0, 1, 1]]
+    dispatcher.TokenExchange(plane, 0, torch.ones((2, 8)), ids, weights)
+    assert plane.buffer.chosen.tolist() == [[0, -1], [2, -1]]
+    assert plane.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
+    assert plane.used.tolist() == [[1, 0, 1, 1]]
 
 
 def test_the_gate_is_kept_from_masked_experts_of_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = masking([1, 2])
-    monkeypatch.setattr(instance, "current", lambda: here)
+    plane = masking([1, 2])
+    monkeypatch.setattr(model_facts, "get_facts", lambda: SimpleNamespace(layer_ids=[7]))
+    monkeypatch.setattr(rank_data_plane, "get_plane", lambda: plane)
     logits = torch.tensor([[1.0, 9.0, 9.0, 0.5]])
     changed = dispatcher._mask_scores(torch.ones((1, 8)), logits, None, layer_id=7)
     assert changed is not None

@@ -16,9 +16,14 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import plan
 from eep.experts.registry.directory_registry import DirectoryRegistry
+from sglang_patches.options import Options
+from sglang_patches.rank import rank_session
+from sglang_patches.rank.expert_weights import ExpertWeights
+from sglang_patches.rank.model_facts import ModelFacts
+from sglang_patches.rank.rank_data_plane import RankDataPlane
+from sglang_patches.rank.rank_session import RankSession
+from sglang_patches.rank.token_forms import MoeShape
 from tests.experts import model
-
-instance = pytest.importorskip("sglang_patches.rank.instance", reason="the SGLang plugin is not here")
 
 
 def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,12 +39,11 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
 
     (tmp_path / "experts").mkdir(mode=0o700)
     monkeypatch.setenv(INCARNATION, "5")
-    monkeypatch.setattr(instance, "Session", session)
-    monkeypatch.setattr(instance, "member_rendezvous", lambda: tmp_path)
-    monkeypatch.setattr(instance.Instance, "directory", tmp_path)
-    monkeypatch.setattr(instance.process_groups, "world", lambda: None)
+    monkeypatch.setattr(rank_session, "Session", session)
+    monkeypatch.setattr(rank_session, "member_rendezvous", lambda: tmp_path)
+    monkeypatch.setattr(rank_session.process_groups, "world", lambda: None)
     monkeypatch.setattr(
-        instance.garbage_collector, "leave_out_what_is_here", lambda collect: look("left out of collections")
+        rank_session.garbage_collector, "leave_out_what_is_here", lambda collect: look("left out of collections")
     )
     slots = 4
     first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(2), slots, [0, 0])
@@ -47,11 +51,11 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
     memory = ExpertMemory(model.layout(slots), shared.bytes_at(0, shared.size))
     model.load(memory, first, 1)
     sums = Checksums.of_rank(memory, first, 1)
-    rank = instance.Instance(1, (8,), "cpu", instance.options.Options(ranks=2, max_ranks=2))
-    rank.weights = SimpleNamespace(memory=memory, shared=shared, checksums=sums)
-    rank.shape = SimpleNamespace(experts=model.EXPERTS, slots_per_rank=slots, dtype=torch.float32)
-    rank.__dict__["first_placement"] = first
-    assert rank.session is rank.session
+    facts = ModelFacts(1, "cpu", (8,), Options(ranks=2, max_ranks=2))
+    facts.shape = MoeShape(model.EXPERTS, slots, 8, 2, torch.float32)
+    facts.__dict__["first_placement"] = first
+    rank = RankSession(facts, RankDataPlane(facts), ExpertWeights(memory, shared, sums), None, tmp_path)
+    assert rank.join() is rank.join()
     # Left out as well, since it stays as long as the process does.
     assert seen == {"left out of collections": ["held/r1.i5"], "ready": ["held/r1.i5"]}
     rank.coverage.close()

@@ -110,7 +110,8 @@ class Scheduler:
         self.future_map = SimpleNamespace(output_tokens_buf=self.tokens)
         self.barriers = 0
         self._samples_later = samples_later
-        self._here: Any = SimpleNamespace(device=device, using=0, session=session, through=through)
+        self._session: Any = session
+        self._plane: Any = SimpleNamespace(device=device, using=0, through=through)
 
     def launch(self, batch: Any) -> Any:
         def again(kept: Any) -> Any:
@@ -119,7 +120,7 @@ class Scheduler:
 
         with overlap.launch(self, again) as launched, self.forward_stream_ctx:
             batch.input_ids = self.tokens[batch.req_pool_indices]
-            launched.result = launched.begin(self._here, lambda: self._forward(batch, bad=True), batch)
+            launched.result = launched.begin(self._session, self._plane, lambda: self._forward(batch, bad=True), batch)
         return launched.result
 
     def _forward(self, batch: Any, bad: bool = False) -> Any:
