@@ -28,7 +28,7 @@ def register() -> None:
         flags.register()
         if cpu.is_asked_for():
             launcher.prepare_cpu()
-        elif float32.is_asked_for():
+        elif float32.is_requested():
             float32.prepare()
             float32.register()
             hooks.apply()

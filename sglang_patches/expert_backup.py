@@ -55,7 +55,7 @@ class BackupProcess:
     def __init__(self, directory: Path, from_checkpoint: bool) -> None:
         self._directory, self._from_checkpoint = directory, from_checkpoint
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._is_ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="eep-backup", daemon=True)
         self._thread.start()
@@ -63,7 +63,7 @@ class BackupProcess:
     def stop(self) -> None:
         """End the service. Doing it again does nothing."""
         with self._lock:
-            self._stop.set()
+            self._is_ending.set()
             if self._process is not None:
                 self._process.terminate()
         self._thread.join(_ENDS_WITHIN)
@@ -73,26 +73,26 @@ class BackupProcess:
 
     def _run(self) -> None:
         wait = _FIRST_WAIT
-        while not self._stop.is_set():
+        while not self._is_ending.is_set():
             command = self._command()
             if command is None:
-                self._stop.wait(_LOOKS_EVERY)
+                self._is_ending.wait(_LOOKS_EVERY)
                 continue
             began = time.monotonic()
-            process = self._start(command)
+            process = self._spawn(command)
             if process is None:
                 return
             code = process.wait()
-            if self._stop.is_set():
+            if self._is_ending.is_set():
                 return
             wait = _FIRST_WAIT if time.monotonic() - began > _LIVED_WELL else min(2 * wait, _LONGEST_WAIT)
             logger.warning("eep: the backup has ended (%s); another starts in %g s", describe_exit(code), wait)
-            self._stop.wait(wait)
+            self._is_ending.wait(wait)
 
-    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+    def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
         """None if it is not wanted any more."""
         with self._lock:
-            if self._stop.is_set():
+            if self._is_ending.is_set():
                 return None
             self._process = subprocess.Popen(
                 command,
@@ -133,24 +133,24 @@ def describe_checkpoint(directory: Path, path: Path, layers: Sequence[int], layo
 
 
 @dataclass(frozen=True)
-class Access:
+class BackupAccess:
     """What a rank needs of the backup: to read from it, and to fill it."""
 
     client: BackupClient | None = None
     offer: LiveOffer | None = None
 
 
-def connect(directory: Path, kind: str, rank: int, memory: ExpertMemory, shared: Memory, experts: int) -> Access:
+def connect(directory: Path, kind: str, rank: int, memory: ExpertMemory, shared: Memory, experts: int) -> BackupAccess:
     """A rank that cannot reach the backup serves without it, and says so."""
     if kind == "off":
-        return Access()
+        return BackupAccess()
     try:
         registry, engine = DirectoryRegistry(_registry(directory)), Engine()
     except (EepError, OSError) as error:
         logger.warning("eep: rank %d does without the backup: %s", rank, error)
-        return Access()
+        return BackupAccess()
     client = BackupClient(registry, engine, memory.layout, experts)
     if kind == "checkpoint":
-        return Access(client)
+        return BackupAccess(client)
     on_host = shared if isinstance(shared, SharedMemory) else None
-    return Access(client, LiveOffer(rank, registry, engine, client, memory, on_host, experts))
+    return BackupAccess(client, LiveOffer(rank, registry, engine, client, memory, on_host, experts))

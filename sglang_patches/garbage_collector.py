@@ -13,13 +13,13 @@ import gc
 from typing import Any
 
 
-def leave_out_what_is_here(*, collect: bool = False) -> None:
+def freeze_this_process(*, collect: bool = False) -> None:
     """In a process that is up. ``collect``: but not what is garbage already, since it may hold memory of a device."""
     if collect:
         gc.collect()
     gc.freeze()
 
 
-def leave_out_what_is_there(manager: Any) -> None:
+def freeze_server(manager: Any) -> None:
     """In the front end, as soon as it serves, and from there in the ranks and the detokenizer."""
     asyncio.run_coroutine_threadsafe(manager.freeze_gc(), manager.event_loop)

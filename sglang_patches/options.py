@@ -16,7 +16,7 @@ DIRECTORY = "EEP_SERVER_DIR"
 """Where a server's processes find its supervisor. Not the variable of the ranks: by that a keeper finds whom to end."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The values of the ``--eep-*`` flags. That there are any means that ``--ep-backend eep`` was given."""
 
     ranks: int
@@ -46,13 +46,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         os.environ[VARIABLE] = msgspec.json.encode(self).decode()
 
 
-def current() -> Options | None:
+def current() -> ServerOptions | None:
     """The options of this server; None if it was started without ``--ep-backend eep``."""
     text = os.environ.get(VARIABLE)
-    return msgspec.json.decode(text, type=Options) if text else None
+    return msgspec.json.decode(text, type=ServerOptions) if text else None
 
 
-def required() -> Options:
+def required() -> ServerOptions:
     """The options, in code that runs only with ``--ep-backend eep``."""
     options = current()
     if options is None:

@@ -19,7 +19,7 @@ ASKED_FOR = "EEP_CUDA_FLOAT32"
 _EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
 
 
-def is_asked_for() -> bool:
+def is_requested() -> bool:
     return os.environ.get(ASKED_FOR) == "1"
 
 

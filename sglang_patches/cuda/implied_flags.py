@@ -15,7 +15,7 @@ KERNELS = ("triton", "deep_gemm")
 """For experts; see :mod:`sglang_patches.rank.token_forms`."""
 
 
-def imply(arguments: argparse.Namespace) -> None:
+def imply_gpu_flags(arguments: argparse.Namespace) -> None:
     """Sets flags of SGLang, as far as this version has them, and variables that its processes inherit."""
     implied = {
         # Prefill runs eagerly: its tokens go through the buffer for any step.

@@ -24,14 +24,14 @@ def warm() -> None:
 
     from eep.abi import native
 
-    torch.cuda.set_device(device_of(Path(os.environ[CONTROL_DIRECTORY]), int(os.environ[SPARE_FOR])))
+    torch.cuda.set_device(gpu_of_rank(Path(os.environ[CONTROL_DIRECTORY]), int(os.environ[SPARE_FOR])))
     square = torch.zeros(16, 16, device="cuda")
     torch.mm(square, square)  # opens cuBLAS too
     torch.cuda.synchronize()
     native.load("cuda")
 
 
-def device_of(directory: Path, rank: int) -> int:
+def gpu_of_rank(directory: Path, rank: int) -> int:
     """The number of the device that the notes on a rank name."""
     gpu = recipe.read(rank_process.recipe_path(directory, rank))["arguments"][_GPU_ID]
     if not isinstance(gpu, int):

@@ -13,13 +13,13 @@ from typing import Any
 
 from sglang_patches import hooks
 
-_NOBODY = "_eep_nobody_is_in"
+_NO_RANK = "_eep_no_rank_is_in"
 _MANAGER = "managers.tokenizer_manager.TokenizerManager."
 _CONTROL = "managers.tokenizer_control_mixin.TokenizerControlMixin."
 
 
 def register() -> None:
-    hooks.hook("managers.communicator.FanOutCommunicator.__call__", ask)
+    hooks.hook("managers.communicator.FanOutCommunicator.__call__", ask_all_ranks)
     hooks.hook(_MANAGER + "pause_generation", refuse_to_pause)
     hooks.hook(_MANAGER + "update_weights_from_disk", refuse_to_change, "replace")
     hooks.hook(_CONTROL + "update_weights_from_distributed", refuse_to_change, "replace")
@@ -36,7 +36,7 @@ def expect_answers(manager: Any, lost: int, live: int) -> None:
     answer: whoever asked goes on with the answers of the others. What is asked next is asked of those that are left.
     """
     for communicator in _communicators(manager):
-        setattr(communicator, _NOBODY, live == 0)
+        setattr(communicator, _NO_RANK, live == 0)
         communicator.set_fan_out(live)
         if communicator._result_fan_out is not None and communicator._result_event is not None:
             # More than are in, when it was asked before the first view: SGLang begins with all ranks that there may be.
@@ -51,9 +51,9 @@ def _communicators(manager: Any) -> list[Any]:
     return [each for each in vars(manager).values() if isinstance(each, FanOutCommunicator)]
 
 
-async def ask(original: Callable[[Any, Any], Awaitable[Any]], communicator: Any, question: Any) -> Any:
+async def ask_all_ranks(original: Callable[[Any, Any], Awaitable[Any]], communicator: Any, question: Any) -> Any:
     """Nobody would answer while nobody is in, not even when ranks are back: they were not asked."""
-    if getattr(communicator, _NOBODY, False):
+    if getattr(communicator, _NO_RANK, False):
         from fastapi import HTTPException
 
         raise HTTPException(

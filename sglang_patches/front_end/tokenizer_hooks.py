@@ -95,7 +95,7 @@ def _start_watching(_: None, manager: Any) -> None:
         call(front_end.on_gone, rank, incarnation)
 
     front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
-    garbage_collector.leave_out_what_is_there(manager)
+    garbage_collector.freeze_server(manager)
 
 
 def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:

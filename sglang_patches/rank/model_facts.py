@@ -23,7 +23,7 @@ class ModelFacts:
     device: str
     max_tokens: tuple[int, ...]
     """The most tokens that a rank can have in a step, for each buffer: any step, and one in which all ranks decode."""
-    options: options.Options
+    options: options.ServerOptions
     shape: MoeShape | None = None
     layer_ids: list[int] = field(default_factory=list)
     """SGLang's numbers of the MoE layers, in the order of the layers of the placement."""

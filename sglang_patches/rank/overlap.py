@@ -28,7 +28,7 @@ from sglang_patches.rank.rank_data_plane import RankDataPlane
 
 T = TypeVar("T")
 
-NOBODYS_TOKEN = 2**31 - 1
+UNUSED_TOKEN = 2**31 - 1
 """That no model has."""
 _OF_THE_SCHEDULER = ("extend_input_len_per_req", "extend_logprob_start_len_per_req")
 """What SGLang notes in a result about its requests, which have gone on since."""
@@ -39,7 +39,7 @@ def overlaps(scheduler: Any) -> bool:
     return bool(scheduler.enable_overlap and scheduler.is_generation)
 
 
-def needs_what_is_known(batch: Any) -> bool:
+def must_wait_for_last_step(batch: Any) -> bool:
     """Whether it may be launched only when the step before is known to be good."""
     return bool(batch.has_grammar or _has_penalties(batch))
 
@@ -62,7 +62,7 @@ def release(original: Callable[..., T], req: Any, *arguments: Any, **named: Any)
     if not tokens:  # given up within its prompt, a part of which may be under way
         req.skip_radix_cache_insert = True
         return original(req, *arguments, **named)
-    newest, tokens[-1] = tokens[-1], NOBODYS_TOKEN
+    newest, tokens[-1] = tokens[-1], UNUSED_TOKEN
     try:
         return original(req, *arguments, **named)
     finally:
@@ -86,10 +86,10 @@ def count_tokens(scheduler: Any, batch: Any) -> None:
     scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
 
 
-class Launched:
+class LaunchedStep:
     """A step as SGLang launched it, with all that it takes to run it again. ``with`` it, while SGLang launches it."""
 
-    def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any], before: Launched | None) -> None:
+    def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any], before: LaunchedStep | None) -> None:
         self._scheduler, self._run_batch = scheduler, run_batch
         self._batch: Any = None
         self._began_with: torch.Tensor | None = None
@@ -124,7 +124,7 @@ class Launched:
 
         def again() -> Any:
             with plane.through(using), _stream_context_of_its_own(self._scheduler):
-                return self._again()
+                return self._run_again()
 
         return session.begin(start, using, again=again, wait=self._wait, ahead=1)
 
@@ -135,7 +135,7 @@ class Launched:
             self.result.copy_done.synchronize()
             self.result.copy_done = None  # SGLang would wait for it once more
 
-    def _again(self) -> Any:
+    def _run_again(self) -> Any:
         later = _newest if _newest is not None and _newest.before is self else None
         with self._scheduler.forward_stream_ctx:
             for launched in (later, self):
@@ -166,23 +166,23 @@ class Launched:
         return tokens
 
 
-_newest: Launched | None = None
+_newest: LaunchedStep | None = None
 _is_launching = False
 
 
-def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> Launched:
+def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> LaunchedStep:
     """The next step: ``with`` that, SGLang is to run its batch."""
     if _newest is not None:
         _newest.before = None  # its results are handed out already
-    return Launched(scheduler, run_batch, before=_newest)
+    return LaunchedStep(scheduler, run_batch, before=_newest)
 
 
-def launching() -> Launched | None:
+def current_launch() -> LaunchedStep | None:
     """The step that SGLang is about to start; None where it does not overlap any."""
     return _newest if _is_launching else None
 
 
-def launched_after(result: Any) -> int:
+def count_launched_after(result: Any) -> int:
     """How many steps were launched after the one with that result."""
     after = 0
     step = _newest

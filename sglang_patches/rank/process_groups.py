@@ -37,7 +37,7 @@ def register() -> None:
     hooks.hook("distributed.bootstrap._resolve_backend", _backend, "replace")
     hooks.hook("distributed.parallel_state.init_distributed_environment", _start_alone, "before")
     hooks.hook("distributed.parallel_state.GroupCoordinator.__init__", _make_coordinator)
-    hooks.hook(_BARRIER, _wait_for_nobody, "replace")
+    hooks.hook(_BARRIER, _skip_barrier, "replace")
     hooks.hook("utils.common.broadcast_pyobj", _broadcast)
 
 
@@ -51,7 +51,7 @@ def _backend(*_: Any, **__: Any) -> str:
     return "eep"
 
 
-def _wait_for_nobody(*_: Any, **__: Any) -> None:
+def _skip_barrier(*_: Any, **__: Any) -> None:
     """A rank that has loaded its weights is alone still."""
 
 

@@ -62,7 +62,7 @@ class RankDataPlane:
         facts, shape = self._facts, self._facts.moe_shape
         self._layers = layers
         self.location  # noqa: B018  (its tensors are to be there before SGLang measures the memory that is left)
-        forms = token_forms.of_buffers(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
+        forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
         logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
         for number, (max_tokens, form) in enumerate(zip(facts.max_tokens, forms, strict=True)):
             buffer = Buffer(

@@ -18,7 +18,7 @@ from sglang_patches import recipe, targets
 ENTRY = "sglang_patches.rank.rank_process:main"
 
 
-class InitialInfo:
+class LoadedReport:
     """Where a scheduler says that it is loaded. The controller waits for the first word of each rank."""
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     progress_bars.leave_no_lock()
     _outlive_the_parent()
     arguments = list(written["arguments"])
-    arguments[written["writer"]] = InitialInfo(info_path(directory, rank))
+    arguments[written["writer"]] = LoadedReport(info_path(directory, rank))
     _restore_model_config(arguments[0])
     from sglang.srt.managers.scheduler import run_scheduler_process
 

@@ -56,7 +56,7 @@ class RankSession:
         if self.joined is None:
             # As soon as a view has this rank in it the others look for what it holds, and look again only in the next view.
             self.coverage  # noqa: B018
-            garbage_collector.leave_out_what_is_here(collect=True)
+            garbage_collector.freeze_this_process(collect=True)
             self.joined = Session(process_groups.world(), self._plane.buffers, self._repair, self._plane.run_empty)
         return self.joined
 
@@ -108,7 +108,7 @@ class RankSession:
 _session: RankSession | None = None
 
 
-def start(weights: ExpertWeights, checkpoint: Path) -> None:
+def start_session(weights: ExpertWeights, checkpoint: Path) -> None:
     """Make the session of this process, when its weights are loaded. SystemExit if ``--eep-backup`` cannot have its way."""
     global _session
     facts, directory = get_facts(), Path(os.environ[CONTROL_DIRECTORY])
@@ -124,7 +124,7 @@ def start(weights: ExpertWeights, checkpoint: Path) -> None:
 
 
 def get_session() -> RankSession:
-    """The session of this process, once :func:`start` has made it."""
+    """The session of this process, once :func:`start_session` has made it."""
     if _session is None:
         raise RuntimeError("this rank has no session yet: it is made when the weights are loaded")
     return _session

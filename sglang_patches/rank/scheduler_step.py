@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 def register() -> None:
     hooks.hook("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", _all_gather)
-    hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _step)
+    hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _run_step)
     hooks.hook("managers.scheduler.Scheduler.run_batch", _run_batch)
     hooks.hook("managers.scheduler.Scheduler.process_batch_result", _process)
-    hooks.hook("layers.sampler.Sampler._sync_token_ids_across_tp", _nobody_to_agree_with, "replace")
+    hooks.hook("layers.sampler.Sampler._sync_token_ids_across_tp", _sample_alone, "replace")
     hooks.hook("managers.scheduler_components.batch_result_processor.release_kv_cache", overlap.release)
     hooks.hook("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", overlap.count_later)
     hooks.hook("managers.scheduler_components.dp_attn.exchange_sync_rows", _exchange_rows, "replace")
-    hooks.hook("model_executor.model_runner.ModelRunner.forward", _step)
+    hooks.hook("model_executor.model_runner.ModelRunner.forward", _run_step)
 
 
 def _all_gather(original: Callable[..., None], info: Any, device: Any, group: Any, **named: Any) -> None:
@@ -46,7 +46,7 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
     if warm_up.is_under_way():
         gather()
     else:
-        until_removed(plane.rank, lambda: rank_session.get_session().join().collect(gather))
+        end_if_removed(plane.rank, lambda: rank_session.get_session().join().collect(gather))
     plane.use_for(all_decode=info.can_run_decode_cuda_graph)
 
 
@@ -65,25 +65,25 @@ def _host_group() -> Any:
 _is_stepping = False
 
 
-def _step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Generation is a forward pass and sampling; for other models the forward pass is all."""
     session = rank_session.get_session().joined
     if _is_stepping or session is None:  # it warms up, alone
         return original(*arguments, **named)
     plane = rank_data_plane.get_plane()
     work = partial(original, *arguments, **named)
-    launched = overlap.launching()
+    launched = overlap.current_launch()
     with _stepping():
         if launched is not None:
-            result: T = until_removed(plane.rank, lambda: launched.begin(session, plane, work, batch=arguments[1]))
+            result: T = end_if_removed(plane.rank, lambda: launched.begin(session, plane, work, batch=arguments[1]))
             return result
 
-        def step() -> T:
+        def run_and_wait() -> T:
             result = work()
             plane.wait()
             return result
 
-        return until_removed(plane.rank, lambda: session.run(step, plane.using))
+        return end_if_removed(plane.rank, lambda: session.run(run_and_wait, plane.using))
 
 
 @contextlib.contextmanager
@@ -110,8 +110,8 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
         with _stepping():
             return original(scheduler, kept, *arguments, **named)
 
-    if overlap.needs_what_is_known(batch):
-        until_removed(here.rank, session.settle)
+    if overlap.must_wait_for_last_step(batch):
+        end_if_removed(here.rank, session.settle)
         overlap.count_tokens(scheduler, batch)
     with overlap.launch(scheduler, again) as launched:
         result = original(scheduler, batch, *arguments, **named)
@@ -124,11 +124,11 @@ def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any
     here = rank_session.get_session()
     session = here.joined
     if session is not None and overlap.overlaps(scheduler):
-        until_removed(here.rank, lambda: session.settle(overlap.launched_after(result)))
+        end_if_removed(here.rank, lambda: session.settle(overlap.count_launched_after(result)))
     return original(scheduler, batch, result, *arguments, **named)
 
 
-def until_removed(rank: int, work: Callable[[], T]) -> T:
+def end_if_removed(rank: int, work: Callable[[], T]) -> T:
     """A rank that was taken out ends with a line, not with the traceback of a fault: nothing is wrong with it."""
     try:
         return work()
@@ -139,6 +139,6 @@ def until_removed(rank: int, work: Callable[[], T]) -> T:
         os._exit(1)
 
 
-def _nobody_to_agree_with(*_: Any, **__: Any) -> None:
+def _sample_alone(*_: Any, **__: Any) -> None:
     """Where a grammar has a say, the ranks that share a request's attention agree on its token. Here that is one rank. It
     would ask itself, apart from the step, and be told that the view is over when another was lost: a survivor would end."""

@@ -41,7 +41,7 @@ class TokenForm:
         return f"{self.wire} by {self.layout}"
 
 
-class _Layer(Protocol):
+class _MoeLayer(Protocol):
     quant_method: Any
 
 
@@ -58,7 +58,7 @@ class ExpertKernels:
     """Whether DeepGEMM wants scales as exponents, as it does from Blackwell on."""
 
     @classmethod
-    def of(cls, layer: _Layer, shape: MoeShape) -> ExpertKernels:
+    def of(cls, layer: _MoeLayer, shape: MoeShape) -> ExpertKernels:
         method = layer.quant_method
         runner = getattr(getattr(method, "runner", None), "runner_backend", None)
         deep_gemm = bool(runner is not None and runner.is_deep_gemm())
@@ -74,7 +74,7 @@ class ExpertKernels:
         )
 
 
-def of_buffers(experts: ExpertKernels, buffers: int) -> tuple[TokenForm, ...]:
+def choose_forms(experts: ExpertKernels, buffers: int) -> tuple[TokenForm, ...]:
     """Of the buffer for any step, and of that for decode if there is one."""
     plain = TokenForm(experts.plain, "rank")
     if not experts.deep_gemm:

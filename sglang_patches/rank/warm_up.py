@@ -35,11 +35,11 @@ _IDLE_ROUNDS = 2
 def register() -> None:
     if cpu.is_asked_for() and os.environ.get(ASKED_FOR) != "1":
         return
-    hooks.hook(_COMPONENTS + "request_receiver.SchedulerRequestReceiver.recv_requests", _receive)
+    hooks.hook(_COMPONENTS + "request_receiver.SchedulerRequestReceiver.recv_requests", _receive_requests)
     hooks.hook(_COMPONENTS + "output_streamer.SchedulerOutputStreamer.stream_output", _stream)
 
 
-def prompts(chunk: int) -> list[tuple[int, ...]]:
+def choose_prompts(chunk: int) -> list[tuple[int, ...]]:
     """Lengths of prompts: those of a round are prefilled together. Kernels differ by whether a number is 1, or divisible by
     16, and by how many tokens there are. ``chunk`` is the most that are prefilled at once; one more comes in two parts."""
     lengths = [(1,), (2,), (16,), (17,), (3, 18), (31, 32, 33), (5, 16, 24, 48), (8,) * 8, (64,), (chunk + 1,)]
@@ -95,10 +95,10 @@ def is_under_way() -> bool:
     return _warm_up is not None and not _warm_up.is_over
 
 
-def _receive(original: Callable[..., Any], receiver: Any, *arguments: Any, **named: Any) -> Any:
+def _receive_requests(original: Callable[..., Any], receiver: Any, *arguments: Any, **named: Any) -> Any:
     global _warm_up
     if _warm_up is None:
-        _warm_up = WarmUp(_rounds(), _request, time.monotonic() + _WITHIN)
+        _warm_up = WarmUp(_choose_rounds(), _request, time.monotonic() + _WITHIN)
     if is_under_way():
         requests = _warm_up.receive()
         if is_under_way():
@@ -107,11 +107,11 @@ def _receive(original: Callable[..., Any], receiver: Any, *arguments: Any, **nam
     return original(receiver, *arguments, **named)
 
 
-def _rounds() -> list[tuple[int, ...]]:
+def _choose_rounds() -> list[tuple[int, ...]]:
     from sglang.srt.runtime_context import get_schedule, get_server_args
 
     # Models that embed are asked otherwise.
-    return [] if get_server_args().is_embedding else prompts(int(get_schedule().chunked_prefill_size))
+    return [] if get_server_args().is_embedding else choose_prompts(int(get_schedule().chunked_prefill_size))
 
 
 def _stream(original: Callable[..., Any], streamer: Any, reqs: Sequence[Any], *arguments: Any, **named: Any) -> Any:

@@ -41,7 +41,7 @@ def _after_loading(_: None, model_runner: Any) -> None:
     facts = model_facts.get_facts()
     layers = _moe_layers(model_runner.model, facts.layer_ids)
     weights = adopt(layers, facts.first_placement, facts.rank, facts.device)
-    rank_session.start(weights, Path(model_runner.model_config.model_path))
+    rank_session.start_session(weights, Path(model_runner.model_config.model_path))
     rank_data_plane.get_plane().start(layers)
 
 

@@ -11,7 +11,7 @@ import torch
 _LOW = 0xFFFFFFFF
 
 
-def draw(
+def draw_tokens(
     weights: torch.Tensor, tokens: torch.Tensor | None, seeds: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """For each row a column of ``weights`` [n, m], as [n, 1]. ``tokens`` [n, m]: of which token a column is, if not of its

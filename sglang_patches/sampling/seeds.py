@@ -92,7 +92,7 @@ def _sample(original: Callable[..., Any], probs: Any, sampling_seed: Any = None,
 
     from sglang_patches.sampling import seeded_choice
 
-    return seeded_choice.draw(probs, None, sampling_seed, positions).view(-1).to(torch.int32)
+    return seeded_choice.draw_tokens(probs, None, sampling_seed, positions).view(-1).to(torch.int32)
 
 
 def _filter_and_sample(
@@ -113,7 +113,7 @@ def _filter_and_sample(
     from sglang_patches.sampling import seeded_choice
 
     weights, tokens = seeded_choice.keep_likely(probs, top_ks, top_ps, min_ps if need_min_p_sampling else None)
-    drawn = seeded_choice.draw(weights, tokens, sampling_seed, positions)
+    drawn = seeded_choice.draw_tokens(weights, tokens, sampling_seed, positions)
     tokens = tokens.to(torch.int32)
     chosen = tokens.gather(1, drawn).view(-1)
     if more.get("return_filtered_probs"):

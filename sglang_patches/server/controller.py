@@ -26,10 +26,10 @@ from eep.membership import Effect, Notify, Policy, Transition
 from eep.observe.metrics import InstanceMetrics
 from sglang_patches import cpu, expert_backup, garbage_collector, hooks, options, recipe
 from sglang_patches.cuda import spare_preparation as gpu_preload
-from sglang_patches.options import DIRECTORY, Options
+from sglang_patches.options import DIRECTORY, ServerOptions
 from sglang_patches.rank import rank_process
 from sglang_patches.server import controller_process, launcher, server_store
-from sglang_patches.server.launch_records import Notes
+from sglang_patches.server.launch_records import LaunchRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _FAILS_AT_START = 3
 PRELOAD = ("sglang_patches.server.preload", "sglang_patches.rank.rank_process")
 
 
-def policy(wanted: Options) -> Policy:
+def policy(wanted: ServerOptions) -> Policy:
     """Patient with a rank that keeps dying, as long as it lives for a while in between; and with one that loads a large
     model."""
     return Policy(
@@ -65,7 +65,7 @@ class Ranks:
     Those with which the server starts are started; an operator may ask for the others.
     """
 
-    def __init__(self, directory: Path, wanted: Options) -> None:
+    def __init__(self, directory: Path, wanted: ServerOptions) -> None:
         self.directory, self._wanted = directory, wanted
         self.live: dict[int, int] = {}
         self.ended: deque[int] = deque()
@@ -200,7 +200,7 @@ def _launch(original: Callable[..., Any], controller: Any, *arguments: Any, **na
         return ranks
 
     real = module.mp
-    module.mp = Notes(directory, start)
+    module.mp = LaunchRecorder(directory, start)
     try:
         result = original(controller, *arguments, **named)
         # SGLang passes their process ids on; those that were not started have none.
@@ -232,7 +232,7 @@ def _event_loop(controller: Any) -> None:
 
     ranks: Ranks = getattr(controller, _ATTRIBUTE)
     outlive_failed_ranks()
-    garbage_collector.leave_out_what_is_here()
+    garbage_collector.freeze_this_process()
     outbox = Outbox(module.sock_send)
     module.sock_send = outbox
     poller = zmq.Poller()

@@ -43,7 +43,7 @@ def fewest_ranks(experts: int, slots_per_rank: int) -> int:
     return -(-experts // slots_per_rank)
 
 
-def capacity(experts: int, slots_per_rank: int, ranks: int, on_lost_coverage: str) -> str:
+def describe_capacity(experts: int, slots_per_rank: int, ranks: int, on_lost_coverage: str) -> str:
     """What the slots are enough for, in a sentence."""
     covered = ranks - fewest_ranks(experts, slots_per_rank)
     slots = f"{experts} experts in {slots_per_rank * ranks} slots, {slots_per_rank} on each of {ranks} ranks"

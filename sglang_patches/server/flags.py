@@ -11,7 +11,7 @@ from typing import Any, Literal
 from sglang_patches import cpu, hooks, installation
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
-from sglang_patches.options import Options
+from sglang_patches.options import ServerOptions
 from sglang_patches.server import expert_slots, launcher, model_shape, refusals
 
 logger = logging.getLogger(__name__)
@@ -121,12 +121,12 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         require_cores(options.max_ranks, os.environ.get(_CORES, ""))
         launcher.start_fork_server()
     else:
-        gpu_flags.imply(arguments)
+        gpu_flags.imply_gpu_flags(arguments)
     installation.install_all()
     return original(cls, arguments)
 
 
-def parse(arguments: argparse.Namespace) -> Options:
+def parse(arguments: argparse.Namespace) -> ServerOptions:
     """The options, or SystemExit with what is wrong with them."""
     refusals.refuse_combinations(arguments)
     ranks = arguments.tp_size
@@ -146,7 +146,9 @@ def parse(arguments: argparse.Namespace) -> Options:
     refusals.check_services(arguments)
     on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"
     if experts is not None:
-        logger.info("%s", expert_slots.capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage))
+        logger.info(
+            "%s", expert_slots.describe_capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage)
+        )
     spares = arguments.eep_spares or 0
     if spares < 0:
         raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
@@ -155,7 +157,7 @@ def parse(arguments: argparse.Namespace) -> Options:
             "--eep-spares cannot be used with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare has looked for devices before "
             "it is known which rank it will be"
         )
-    return Options(
+    return ServerOptions(
         ranks=ranks,
         max_ranks=max_ranks,
         fewest_ranks=1 if experts is None else expert_slots.fewest_ranks(experts, (experts + redundant) // ranks),
@@ -191,7 +193,7 @@ def require_cores(max_ranks: int, cores: str) -> None:
         )
 
 
-def imply(arguments: argparse.Namespace, options: Options) -> None:
+def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
     """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line tells what a user may wonder about."""
     ranks, max_ranks = options.ranks, options.max_ranks
     if max_ranks > ranks:

@@ -142,7 +142,7 @@ def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: An
         if each in named:
             named[each] = ChildProcess.of(named[each])
     result = original(cls, *arguments, **named)
-    _have_swept(next((part for part in result if hasattr(part, "instance_id")), None))
+    _list_for_sweep(next((part for part in result if hasattr(part, "instance_id")), None))
     return result
 
 
@@ -157,7 +157,7 @@ def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *argume
         return original(cls, *arguments, **named)
 
 
-def _have_swept(ports: Any) -> None:
+def _list_for_sweep(ports: Any) -> None:
     """Name what SGLang keeps in shared memory under a name, for the keeper to remove: a server that is killed cannot."""
     directory = os.environ.get(DIRECTORY)
     if directory is not None and ports is not None:

@@ -19,7 +19,7 @@ def experts_of(arguments: argparse.Namespace) -> int | None:
     if not path:
         return None
     try:
-        return count(_configuration(path, arguments))
+        return count_experts(_configuration(path, arguments))
     except (OSError, ValueError, ImportError) as error:
         logger.warning("the number of experts of %s is not known before it is loaded: %s", path, error)
         return None
@@ -35,7 +35,7 @@ def architectures_of(arguments: argparse.Namespace) -> list[str]:
     return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
-def count(configuration: Mapping[str, Any]) -> int | None:
+def count_experts(configuration: Mapping[str, Any]) -> int | None:
     """In a configuration, or in the part of it that is about text."""
     for part in (configuration, configuration.get("text_config") or {}):
         for name in _NAMES:

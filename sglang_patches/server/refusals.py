@@ -139,4 +139,4 @@ def check_services(arguments: argparse.Namespace) -> None:
         except EepError as error:
             raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
     if arguments.eep_store is not None:
-        server_store.check(arguments.eep_store)
+        server_store.check_reachable(arguments.eep_store)

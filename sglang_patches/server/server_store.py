@@ -55,7 +55,7 @@ class ServerStore(EtcdStore):
         await super().close()
 
 
-def endpoints(url: str) -> tuple[str, ...]:
+def parse_endpoints(url: str) -> tuple[str, ...]:
     """The nodes that ``url`` names, with commas between them. ValueError if it does not."""
     found = tuple(each.strip() for each in url.split(","))
     for each in found:
@@ -68,10 +68,10 @@ def endpoints(url: str) -> tuple[str, ...]:
     return found
 
 
-def check(url: str) -> None:
+def check_reachable(url: str) -> None:
     """SystemExit if there is no etcd that answers."""
     try:
-        asyncio.run(EtcdStore(endpoints(url), "probe").get("probe"))
+        asyncio.run(EtcdStore(parse_endpoints(url), "probe").get("probe"))
     except (ValueError, StoreError) as error:
         raise SystemExit(f"--eep-store {url}: {error}") from None
 
@@ -82,4 +82,4 @@ def open_store(url: str) -> Store | None:
         return None
     name = f"{socket.gethostname()}-{secrets.token_hex(6)}"
     logger.info("eep: views are agreed on at %s, under /eep/%s/", url, name)
-    return ServerStore(endpoints(url), name)
+    return ServerStore(parse_endpoints(url), name)

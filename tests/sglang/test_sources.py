@@ -196,7 +196,7 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
         assert keys_in(etcd) == {}
 
     try:
-        server_store.check(etcd.endpoints[0])
+        server_store.check_reachable(etcd.endpoints[0])
         asyncio.run(body())
     finally:
         etcd.close()

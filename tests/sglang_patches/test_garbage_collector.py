@@ -32,13 +32,13 @@ class Node:
 
 def test_what_is_here_is_left_out_but_not_what_is_garbage() -> None:
     Node()
-    garbage.leave_out_what_is_here(collect=True)
+    garbage.freeze_this_process(collect=True)
     assert gc.get_freeze_count() > 1000
     assert Node.lives == 0
 
 
 def test_what_comes_later_is_collected() -> None:
-    garbage.leave_out_what_is_here()
+    garbage.freeze_this_process()
     Node()
     gc.collect()
     assert Node.lives == 0
@@ -55,7 +55,7 @@ def test_the_front_end_tells_all_that_it_serves_with() -> None:
 
     async def serve() -> int:
         manager = Manager()
-        garbage.leave_out_what_is_there(manager)
+        garbage.freeze_server(manager)
         await asyncio.sleep(0.01)
         return manager.told
 

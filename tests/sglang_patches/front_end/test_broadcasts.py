@@ -102,7 +102,9 @@ def test_what_is_asked_while_nobody_is_in_is_refused_until_somebody_is(manager: 
     happens(manager, 1)
 
     async def asks() -> Any:
-        return await asyncio.wait_for(broadcasts.ask(type(manager.ask).__call__, manager.ask, "how are you?"), 5)
+        return await asyncio.wait_for(
+            broadcasts.ask_all_ranks(type(manager.ask).__call__, manager.ask, "how are you?"), 5
+        )
 
     with pytest.raises(fastapi.HTTPException, match="no rank is in") as refused:
         asyncio.run(asks())

@@ -213,12 +213,12 @@ def test_written_arguments_come_back_and_are_private(tmp_path: Path) -> None:
     assert recipe.read(path) == value
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(recipe.NotSayable, match=r"the arguments\.f"):
-        recipe.encode({"f": lambda: None})
-    with pytest.raises(recipe.NotSayable, match="not SGLang's"):
-        recipe.encode(Parameters())
+    with pytest.raises(recipe.UnwritableValue, match=r"the arguments\.f"):
+        recipe.to_json({"f": lambda: None})
+    with pytest.raises(recipe.UnwritableValue, match="not SGLang's"):
+        recipe.to_json(Parameters())
     with pytest.raises(ValueError, match="not made here"):
-        recipe.decode({"eep:kind": "dataclass subprocess:Popen", "eep:value": {"fields": {}, "extra": {}}})
+        recipe.from_json({"eep:kind": "dataclass subprocess:Popen", "eep:value": {"fields": {}, "extra": {}}})
 
 
 def test_an_output_that_says_less_of_some_requests_is_not_taken_for_one_of_fewer() -> None:

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
 
 from sglang_patches import options
-from sglang_patches.options import Options
+from sglang_patches.options import ServerOptions
 from sglang_patches.rank import dispatcher, expert_weights, model_facts, rank_data_plane
 from sglang_patches.rank.model_facts import ModelFacts
 from sglang_patches.rank.token_forms import MoeShape
@@ -47,7 +47,7 @@ def test_kernels_do_not_scale_what_the_model_scales(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_tokens_of_another_type_are_refused_while_the_model_is_made(dtype: torch.dtype) -> None:
-    facts = ModelFacts(0, "cpu", (8,), Options(ranks=4, max_ranks=4))
+    facts = ModelFacts(0, "cpu", (8,), ServerOptions(ranks=4, max_ranks=4))
     with pytest.raises(SystemExit, match=r"float32 or bfloat16.*--dtype bfloat16"):
         facts.add_layer(0, MoeShape(16, 6, 64, 2, dtype))
     assert facts.layer_ids == []

@@ -16,7 +16,7 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import plan
 from eep.experts.registry.directory_registry import DirectoryRegistry
-from sglang_patches.options import Options
+from sglang_patches.options import ServerOptions
 from sglang_patches.rank import rank_session
 from sglang_patches.rank.expert_weights import ExpertWeights
 from sglang_patches.rank.model_facts import ModelFacts
@@ -43,7 +43,7 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
     monkeypatch.setattr(rank_session, "member_rendezvous", lambda: tmp_path)
     monkeypatch.setattr(rank_session.process_groups, "world", lambda: None)
     monkeypatch.setattr(
-        rank_session.garbage_collector, "leave_out_what_is_here", lambda collect: look("left out of collections")
+        rank_session.garbage_collector, "freeze_this_process", lambda collect: look("left out of collections")
     )
     slots = 4
     first = plan(np.ones((model.LAYERS, model.EXPERTS)), None, range(2), slots, [0, 0])
@@ -51,7 +51,7 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
     memory = ExpertMemory(model.layout(slots), shared.bytes_at(0, shared.size))
     model.load(memory, first, 1)
     sums = Checksums.of_rank(memory, first, 1)
-    facts = ModelFacts(1, "cpu", (8,), Options(ranks=2, max_ranks=2))
+    facts = ModelFacts(1, "cpu", (8,), ServerOptions(ranks=2, max_ranks=2))
     facts.shape = MoeShape(model.EXPERTS, slots, 8, 2, torch.float32)
     facts.__dict__["first_placement"] = first
     rank = RankSession(facts, RankDataPlane(facts), ExpertWeights(memory, shared, sums), None, tmp_path)

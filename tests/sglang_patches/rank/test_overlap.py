@@ -205,7 +205,7 @@ def key(request: SimpleNamespace, owned: int) -> list[int] | None:
 
 def test_what_an_unjudged_step_writes_goes_under_no_token_that_anybody_asks_for() -> None:
     request = ended([7, 8, 9])
-    assert overlap.release(key, request, owned=5) == [1, 2, 7, 8, overlap.NOBODYS_TOKEN]
+    assert overlap.release(key, request, owned=5) == [1, 2, 7, 8, overlap.UNUSED_TOKEN]
     assert request.output_ids == [7, 8, 9], "which are still to be sent"
 
 

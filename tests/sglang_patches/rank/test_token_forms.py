@@ -14,7 +14,7 @@ import torch
 
 import eep
 from sglang_patches.rank.dispatcher import TokenExchange
-from sglang_patches.rank.token_forms import ExpertKernels, MoeShape, TokenForm, of_buffers
+from sglang_patches.rank.token_forms import ExpertKernels, MoeShape, TokenForm, choose_forms
 
 HIDDEN, SLOTS, TOPK, TOKENS = 256, 4, 2, 6
 SHAPE = MoeShape(SLOTS, SLOTS, HIDDEN, TOPK, torch.bfloat16)
@@ -42,12 +42,12 @@ def layer(*, block: list[int] | None = None, deep_gemm: bool = False) -> Any:
 )
 def test_triton_gets_rows_by_rank(dtype: torch.dtype, block: list[int] | None, expected: TokenForm) -> None:
     experts = ExpertKernels.of(layer(block=block), MoeShape(SLOTS, SLOTS, HIDDEN, TOPK, dtype))
-    assert of_buffers(experts, 2) == (expected, expected)
-    assert of_buffers(experts, 1) == (expected,)
+    assert choose_forms(experts, 2) == (expected, expected)
+    assert choose_forms(experts, 1) == (expected,)
 
 
 def test_a_method_that_says_nothing_of_itself_gets_rows_as_they_are() -> None:
-    assert of_buffers(ExpertKernels.of(SimpleNamespace(quant_method=object()), SHAPE), 1) == (
+    assert choose_forms(ExpertKernels.of(SimpleNamespace(quant_method=object()), SHAPE), 1) == (
         TokenForm("bf16", "rank"),
     )
 
@@ -61,8 +61,8 @@ def test_deep_gemm_gets_rows_by_expert_where_all_decode(
 ) -> None:
     monkeypatch.setattr("sglang_patches.rank.token_forms._wants_exponents", lambda: exponents)
     experts = ExpertKernels.of(layer(block=block, deep_gemm=True), SHAPE)
-    assert of_buffers(experts, 2) == (TokenForm("bf16", "rank"), TokenForm(decode, "expert"))
-    assert of_buffers(experts, 1) == (TokenForm("bf16", "rank"),)
+    assert choose_forms(experts, 2) == (TokenForm("bf16", "rank"), TokenForm(decode, "expert"))
+    assert choose_forms(experts, 1) == (TokenForm("bf16", "rank"),)
 
 
 class StandardTopKOutput(NamedTuple):

@@ -42,7 +42,7 @@ def test_the_hash_is_murmur3() -> None:
 
 def drawn(weights: Any, seeds: list[int], positions: list[int], tokens: Any = None) -> list[int]:
     found: list[int] = (
-        seeded_choice.draw(weights, tokens, torch.tensor(seeds), torch.tensor(positions)).view(-1).tolist()
+        seeded_choice.draw_tokens(weights, tokens, torch.tensor(seeds), torch.tensor(positions)).view(-1).tolist()
     )
     return found
 

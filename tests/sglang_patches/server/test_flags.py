@@ -94,14 +94,14 @@ def test_whether_ranks_share_gpus(
 
 def test_kernels_for_experts_on_a_gpu() -> None:
     known = given(device="cuda", dtype="bfloat16", moe_runner_backend="auto", disable_prefill_cuda_graph=False)
-    implied_flags.imply(known)
+    implied_flags.imply_gpu_flags(known)
     assert (known.moe_runner_backend, known.disable_prefill_cuda_graph) == ("triton", True)
     known.moe_runner_backend = "deep_gemm"
-    implied_flags.imply(known)
+    implied_flags.imply_gpu_flags(known)
     assert known.moe_runner_backend == "deep_gemm"
     known.moe_runner_backend = "flashinfer_cutlass"
     with pytest.raises(SystemExit, match="choose from triton, deep_gemm"):
-        implied_flags.imply(known)
+        implied_flags.imply_gpu_flags(known)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_by_default_the_others_have_room_for_all_experts_when_one_rank_is_lost(
     ],
 )
 def test_what_the_slots_are_enough_for_is_stated(slots_per_rank: int, when_short: str, said: str) -> None:
-    assert said in expert_slots.capacity(16, slots_per_rank, 4, when_short)
+    assert said in expert_slots.describe_capacity(16, slots_per_rank, 4, when_short)
 
 
 @pytest.mark.parametrize(
