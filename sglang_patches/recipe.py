@@ -1,8 +1,8 @@
-"""Arguments of SGLang's own as JSON, so that a rank can be started again from a file and nothing is unpickled.
+"""The recipe of a rank: SGLang's arguments for it as JSON, so that a rank can start again from a file without unpickling.
 
-Beside what JSON can say there are tuples, sets, enums, and records (dataclasses and msgspec structs), which are
-written with their name and rebuilt as they were, without running their constructors again: they have been resolved.
-Only records of SGLang and of this plugin are rebuilt.
+Beside the types of JSON there are tuples, sets, enums and records (dataclasses and msgspec structs). A record is written with
+the name of its class, and rebuilt without running its constructor: its fields are resolved already. Only records of SGLang
+and of this plugin are rebuilt.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import msgspec
 _KIND, _VALUE = "eep:kind", "eep:value"
 _PACKAGES = ("sglang", "sglang_patches")
 CACHES = ("_model_config", "model_config", "_mx_config_cache")
-"""Attributes that SGLang makes again when they are missing, and that are not worth writing down. The second is the name that
-the first has up to 0.5.18."""
+"""Attributes that are not written: SGLang makes them again when they are missing. The second is what the first is called up
+to 0.5.18."""
 
 
 class UnwritableValue(TypeError):
-    """A value that cannot be written down."""
+    """JSON has no form for a value."""
 
 
 def write(path: Path, value: object) -> None:
-    """Write ``value`` where only its owner can read it; a reader sees all of it or nothing."""
+    """Write ``value`` so that only the owner of the file can read it. A reader sees all of it or nothing."""
     text = json.dumps(to_json(value))
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -64,7 +64,7 @@ def to_json(value: Any, where: str = "the arguments") -> Any:
         extra = {name: each for name, each in getattr(value, "__dict__", {}).items() if name not in fields}
         return _record("dataclass", kind, fields, extra, where)
     raise UnwritableValue(
-        f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot be written for a new process"
+        f"{where} holds a {kind.__module__}.{kind.__qualname__}, which has no form in JSON: a new process cannot get it"
     )
 
 
@@ -95,7 +95,7 @@ def from_json(value: Any) -> Any:
             for key, each in {**held["fields"], **held["extra"]}.items():
                 object.__setattr__(made, key, from_json(each))
             return made
-    raise ValueError(f"nothing is written as {kind!r}")
+    raise ValueError(f"{kind!r} names no kind of value: the file was not written by this version of eep")
 
 
 def _record(kind: str, cls: type, fields: dict[str, Any], extra: dict[str, Any], where: str) -> Any:
@@ -113,14 +113,16 @@ def _tagged(kind: str, value: object) -> dict[str, object]:
 
 def _name(cls: type, where: str) -> str:
     if cls.__module__.split(".")[0] not in _PACKAGES or "<" in cls.__qualname__:
-        raise UnwritableValue(f"{where} holds a {cls.__module__}.{cls.__qualname__}, which is not SGLang's")
+        raise UnwritableValue(
+            f"{where} holds a {cls.__module__}.{cls.__qualname__}, which is not of SGLang or eep: a new process cannot get it"
+        )
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _find(name: str) -> Any:
     module, _, path = name.partition(":")
     if module.split(".")[0] not in _PACKAGES:
-        raise ValueError(f"{name} is not SGLang's, and is not made here")
+        raise ValueError(f"{name} is not of SGLang or eep, and is not rebuilt")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)

@@ -1,7 +1,7 @@
 """Which names of SGLang the plugin hooks, in which versions they exist, and a check that they are there.
 
-The check reads the source files of the installed package and imports none of them, so it can run before anything else, and
-against the wheel of a version that is not installed.
+The check reads source files and imports none of them. So it can run before anything else, and on the wheel of a version that
+is not installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 PREFIX = "sglang.srt."
 OLDEST, NEWEST = "0.5.17", "0.5.23"
-"""The versions between which the plugin was run."""
+"""The plugin was run with these versions and some between them."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class HookTarget:
     name: str
     why: str
     parameters: tuple[str, ...] = ()
-    """Those that our hook relies on."""
+    """The parameters that our hook relies on."""
     since: str = OLDEST
     until: str = "9999"
     on_gpu: bool = False
-    """Hooked only where there is one; SGLang itself may bind the name only there."""
+    """Hooked only on a machine with a GPU. SGLang may bind the name only there."""
 
     def is_in(self, version: str) -> bool:
         return numbers(self.since) <= numbers(version) < numbers(self.until)
@@ -42,7 +42,7 @@ _CONTROL = "managers.tokenizer_control_mixin.TokenizerControlMixin."
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
 _EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
 _FLOAT32 = "float32 on a GPU"
-_UNALIKE = "a rank that comes later would differ from the others"
+_UNALIKE = "a rank that joins later would differ from its peers"
 
 TARGETS = (
     HookTarget("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
@@ -79,7 +79,7 @@ TARGETS = (
     HookTarget(_MANAGER + "_handle_batch_output", "what was delivered"),
     HookTarget(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
     HookTarget(
-        "managers.communicator.FanOutCommunicator.__call__", "what is asked of all ranks while nobody is in", ("obj",)
+        "managers.communicator.FanOutCommunicator.__call__", "a question to all ranks while none is in", ("obj",)
     ),
     HookTarget(_MANAGER + "pause_generation", "a rank that is paused would be taken for lost", ("obj",)),
     HookTarget(_MANAGER + "update_weights_from_disk", _UNALIKE),
@@ -95,7 +95,7 @@ TARGETS = (
     ),
     HookTarget(
         "managers.scheduler_components.dp_attn.exchange_sync_rows",
-        "it goes through one rank, which may be lost",
+        "SGLang's goes through one rank, which may be lost",
         ("global_flat", "local_row", "group"),
         since="0.5.23",
     ),
@@ -104,7 +104,7 @@ TARGETS = (
     ),
     HookTarget(
         "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
-        "nothing of that is sent",
+        "what a rank makes while it warms up is not sent",
         ("reqs",),
     ),
     HookTarget(
@@ -114,16 +114,18 @@ TARGETS = (
     HookTarget("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),
     HookTarget("managers.scheduler.Scheduler._apply_war_barrier", "overlap scheduling: a step is run again"),
     HookTarget(
-        "managers.scheduler.Scheduler.process_batch_result", "overlap scheduling: handed out", ("batch", "result")
+        "managers.scheduler.Scheduler.process_batch_result",
+        "overlap scheduling: results are handed out",
+        ("batch", "result"),
     ),
     HookTarget("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", "overlap scheduling: penalties"),
     HookTarget(
         "managers.scheduler_components.batch_result_processor.release_kv_cache",
-        "overlap scheduling: nothing that may be off goes into the prefix cache",
+        "overlap scheduling: nothing that may be wrong goes into the prefix cache",
     ),
     HookTarget(
         "managers.scheduler.Scheduler.launch_batch_sample_if_needed",
-        "overlap scheduling: sampled apart",
+        "overlap scheduling: some tokens are sampled later",
         ("batch_result", "cur_batch"),
     ),
     HookTarget(
@@ -146,13 +148,14 @@ TARGETS = (
     ),
     HookTarget("distributed.parallel_state.GroupCoordinator.__init__", "process groups on eep", ("group_ranks",)),
     HookTarget(
-        "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load", "alone, it waits for nobody"
+        "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load",
+        "alone, a rank waits for no other",
     ),
-    HookTarget("utils.common.broadcast_pyobj", "alone, it is told nothing", ("data",)),
+    HookTarget("utils.common.broadcast_pyobj", "alone, a rank is told nothing", ("data",)),
     HookTarget("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
     HookTarget(
         "layers.moe.moe_runner.base.FusedOpPool.get_fused_func",
-        "Triton's experts, all in one",
+        "Triton's experts, fused into one call",
         ("dispatch_name", "runner_name"),
         on_gpu=True,
     ),
@@ -182,7 +185,7 @@ TARGETS = (
     ),
     HookTarget(
         "layers.moe.topk.select_experts",
-        "the torch-native gate knows no padding, and no gate knows what is masked",
+        "the torch-native gate knows no padding, and no gate knows masked experts",
         ("hidden_states", "router_logits", "topk_config", "layer_id"),
     ),
     HookTarget("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU", on_gpu=True),
@@ -217,7 +220,7 @@ _BY_NAME = {target.name: target for target in TARGETS}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare: what follows the third is of no matter here."""
+    """A version as numbers that compare. What follows the third is left out."""
     return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
 
 
@@ -232,23 +235,25 @@ def exists_in(name: str, version: str) -> bool:
 
 
 def missing(version: str, package: Path) -> list[str]:
-    """What the table expects of ``version`` and the source files in ``package`` (``.../sglang/srt``) do not have."""
+    """The targets of ``version`` that the source files in ``package`` (``.../sglang/srt``) do not have."""
     return [f"{PREFIX}{target.name} ({trouble})" for target, trouble in _troubles(version, package)]
 
 
 def require_supported() -> None:
-    """Ends the process with a sentence if the installed SGLang lacks a target."""
+    """SystemExit if the installed SGLang lacks a target."""
     try:
         version = installed_version()
     except importlib.metadata.PackageNotFoundError:
-        raise SystemExit("--ep-backend eep needs SGLang, which is not installed") from None
+        raise SystemExit(
+            f"--ep-backend eep needs SGLang, which is not installed; install a version from {OLDEST} to {NEWEST}"
+        ) from None
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
     lacking = missing(version, Path(next(iter(spec.submodule_search_locations or ()))) / "srt")
     if lacking:
         raise SystemExit(
             f"--ep-backend eep cannot run on SGLang {version}: it has no {', no '.join(lacking)}. "
-            f"Versions {OLDEST} to {NEWEST} are known to work."
+            f"Install a version from {OLDEST} to {NEWEST}."
         )
 
 

@@ -1,6 +1,6 @@
-"""CUDA graphs of decode steps: captured while a rank is alone, and replayed in whatever view it is in.
+"""CUDA graphs of decode steps: captured while a rank is alone, and replayed in every later view.
 
-Nothing of membership is in a graph, so it is captured once in the life of a rank, before the rank joins.
+A graph holds nothing of the membership. So a rank captures it once, before it joins.
 """
 
 from __future__ import annotations

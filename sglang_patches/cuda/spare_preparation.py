@@ -1,7 +1,7 @@
-"""What a spare process does on a GPU beyond importing: what takes long there and is the same for every rank.
+"""What a spare does on a GPU beyond importing: what takes long there and is the same for every rank.
 
-It opens the device of the rank that it is prepared for (``EEP_SPARE_FOR``), as SGLang gave it to the life of that rank
-before. A rank on another device can be made from it too, and opens its own.
+It opens the device of the rank that it is prepared for (``EEP_SPARE_FOR``), as SGLang gave it to the rank's last incarnation.
+It may also become a rank on another device, and then opens that one too.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ def warm() -> None:
 
 
 def gpu_of_rank(directory: Path, rank: int) -> int:
-    """The number of the device that the notes on a rank name."""
+    """The number of the device in the recipe of a rank."""
     gpu = recipe.read(rank_process.recipe_path(directory, rank))["arguments"][_GPU_ID]
     if not isinstance(gpu, int):
-        raise RuntimeError(f"argument {_GPU_ID} of rank {rank} should be the number of its GPU, and is {gpu!r}")
+        raise RuntimeError(
+            f"argument {_GPU_ID} in the recipe of rank {rank} should be the number of its GPU, and is {gpu!r}"
+        )
     return gpu

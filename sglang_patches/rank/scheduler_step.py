@@ -1,12 +1,11 @@
-"""The step of a scheduler: where it begins, and whether what came of it may be used.
+"""The step of a scheduler: where it begins, and whether its results may be used.
 
-A step begins at the exchange of batch sizes between ranks (``MLPSyncBatchInfo.all_gather``): that is where views change. It
-ends when the tokens of its batch are sampled: if a rank was lost meanwhile, all of that is done again with the same batch.
-That is safe because a forward pass writes only to the cache slots of its batch, and what it writes there does not depend on
-how often it runs.
+A step begins at the exchange of batch sizes between ranks (``MLPSyncBatchInfo.all_gather``): its boundary, where views
+change. It ends when the tokens of its batch are sampled. If a rank was lost meanwhile, the step runs again with the same
+batch. That is safe: a forward pass writes only to the cache slots of its batch, and always the same.
 
-The host waits for the step and learns from the status words whether it can be trusted. That costs nothing: SGLang waits for
-the sampled tokens in the very next line. With overlap scheduling that is later, and :mod:`.overlap` says what is different.
+The host waits for the step and reads in the status words whether it can be trusted. That costs nothing: SGLang waits for the
+sampled tokens in the very next line. With overlap scheduling it waits later; :mod:`.overlap` says what is different.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def register() -> None:
 
 
 def _all_gather(original: Callable[..., None], info: Any, device: Any, group: Any, **named: Any) -> None:
-    """Ranks that are not in the view have sent nothing; SGLang takes their rows for those of idle ranks."""
+    """Ranks outside the view send nothing; SGLang takes their rows for those of idle ranks."""
     plane = rank_data_plane.get_plane()
     gather = partial(original, info, "cpu", _host_group() if plane.device != "cpu" else group, **named)
     if warm_up.is_under_way():
@@ -51,12 +50,12 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
 
 
 def _exchange_rows(global_flat: torch.Tensor, local_row: torch.Tensor, group: Any) -> None:
-    """Version 0.5.23 has one rank gather the rows and send them round; the others would be lost with it."""
+    """In version 0.5.23 one rank gathers the rows and sends them to all. Its loss would be the loss of all."""
     dist.all_gather_into_tensor(global_flat, local_row, group=group)
 
 
 def _host_group() -> Any:
-    """What is told are a few numbers that the host has and needs; SGLang would send them through the GPU."""
+    """SGLang would exchange these few numbers through the GPU, though the host has them and needs them."""
     from sglang.srt.distributed.parallel_state import get_tp_group
 
     return get_tp_group().cpu_group
@@ -66,9 +65,9 @@ _is_stepping = False
 
 
 def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Generation is a forward pass and sampling; for other models the forward pass is all."""
+    """Generation is a forward pass and sampling. For other models the forward pass is the whole step."""
     session = rank_session.get_session().joined
-    if _is_stepping or session is None:  # it warms up, alone
+    if _is_stepping or session is None:  # this rank is still alone, and warms up
         return original(*arguments, **named)
     plane = rank_data_plane.get_plane()
     work = partial(original, *arguments, **named)
@@ -88,7 +87,7 @@ def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
 @contextlib.contextmanager
 def _stepping() -> Iterator[None]:
-    """Within a step there are no others, though SGLang's functions call each other."""
+    """Within a step no other begins, though SGLang's hooked functions call each other."""
     global _is_stepping
     before, _is_stepping = _is_stepping, True
     try:
@@ -120,7 +119,7 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
 
 
 def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any, *arguments: Any, **named: Any) -> T:
-    """The results of a step are handed out, and nobody has looked at it yet."""
+    """SGLang is about to hand out the results of a step, which is judged only now."""
     here = rank_session.get_session()
     session = here.joined
     if session is not None and overlap.overlaps(scheduler):
@@ -129,16 +128,16 @@ def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any
 
 
 def end_if_removed(rank: int, work: Callable[[], T]) -> T:
-    """A rank that was taken out ends with a line, not with the traceback of a fault: nothing is wrong with it."""
+    """Run ``work``. A rank that was taken out meanwhile ends here with one line and no traceback: it has no fault."""
     try:
         return work()
     except RankRemoved as removed:
         print(f"eep: rank {rank} ends: {removed}", flush=True)
-        # At once, for SGLang's threads would keep the process from ending. Not 0: whether another life of it is wanted is
-        # for the supervisor to say, and 0 would tell it that none is.
+        # At once: SGLang's threads would keep the process from ending. Not 0, which would tell the supervisor that this
+        # rank wants no other incarnation; the supervisor decides that.
         os._exit(1)
 
 
 def _sample_alone(*_: Any, **__: Any) -> None:
-    """Where a grammar has a say, the ranks that share a request's attention agree on its token. Here that is one rank. It
-    would ask itself, apart from the step, and be told that the view is over when another was lost: a survivor would end."""
+    """With a grammar, SGLang has the ranks that share the attention of a request agree on its token. Here that is one rank.
+    It would ask itself outside of the step; if a peer was lost, the call would fail and a survivor would end."""

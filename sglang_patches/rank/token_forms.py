@@ -1,4 +1,4 @@
-"""In which form tokens cross ranks and reach the kernels of the experts. Decisions only.
+"""The form in which tokens cross ranks and reach the kernels of the experts. Decisions only.
 
 ========================= =========== ====================================================================================
 experts                   kernels     tokens
@@ -47,10 +47,10 @@ class _MoeLayer(Protocol):
 
 @dataclass(frozen=True)
 class ExpertKernels:
-    """What matters of the experts and their kernels."""
+    """The properties of the experts and their kernels that decide the form."""
 
     plain: str
-    """The form of tokens that are not quantised."""
+    """The element type of tokens that are not quantised."""
     in_blocks: bool
     """Whether their weights are fp8, and want tokens in fp8 with a scale for each 128 values."""
     deep_gemm: bool
@@ -75,7 +75,7 @@ class ExpertKernels:
 
 
 def choose_forms(experts: ExpertKernels, buffers: int) -> tuple[TokenForm, ...]:
-    """Of the buffer for any step, and of that for decode if there is one."""
+    """The forms for each buffer: the one for any step, and the one for decode if there is one."""
     plain = TokenForm(experts.plain, "rank")
     if not experts.deep_gemm:
         return (TokenForm("fp8", "rank") if experts.in_blocks else plain,) * buffers

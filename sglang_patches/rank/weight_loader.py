@@ -1,4 +1,4 @@
-"""Expert weights are loaded into the slots that the placement names, and then moved to where repair finds them."""
+"""Loads experts into the slots that the placement names, and then moves them to where repair finds them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ def _load_expert(
     shard_id: str,
     expert_id: int | None,
 ) -> None:
-    """Load an expert of the checkpoint into every slot of this rank that is to hold it."""
+    """Load an expert of the checkpoint into every slot of this rank that starts with it."""
     if expert_id is None:
-        raise SystemExit("--ep-backend eep: checkpoints with all experts in one tensor cannot be loaded yet")
+        raise SystemExit(
+            "--ep-backend eep: this checkpoint has all experts in one tensor, which eep cannot load yet; use a checkpoint "
+            "with one tensor per expert"
+        )
     for slot, expert in enumerate(model_facts.get_facts().experts_to_load(layer.layer_id)):
         if expert == expert_id:
             layer._weight_loader_impl(

@@ -82,7 +82,7 @@ def test_a_restart_that_goes_another_way_is_told_to_the_client_and_stopped() -> 
     assert server.dropped == ["a~1"]
     ((name, reason),) = server.answered
     assert (name, reason["status_code"]) == ("a", 503)
-    assert "another way" in reason["message"]
+    assert "differs from what was sent to you" in reason["message"]
     assert len(server.front_end.ledger) == 0
 
 
