@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from sglang_patches.rank import dispatcher, model_facts, rank_data_plane
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.server import server_store
 from tests.control.store.etcd_cluster import EtcdCluster, why_not
+from tests.sglang.drills import wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,10 +69,10 @@ class Served:
         return Story(self.directory, Load(self.server.url, self.prompts, self.wanted, 3))
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, f"waited for {what}\n{self.server.log[-4000:]}"
-            time.sleep(0.1)
+        try:
+            wait_for(condition, what, PATIENCE)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.server.log[-4000:]}") from None
 
     def backups(self) -> list[int]:
         """The processes of the backup, one after the other."""
@@ -132,7 +132,7 @@ def test_lost_experts_come_from_the_backup(served: Served) -> None:
     served.until_backed_up()
     story = served.story()
     with story.load:
-        time.sleep(0.5)
+        wait_for_answers(story.load)
         assert story.wait_until_noticed(story.kill(1))
         assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
     check(served, story)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
-
 from eep.requests.request_records import Manner
 from sglang_patches import options, recipe
 from sglang_patches.front_end import ledger_adapter, tokenizer_hooks
@@ -140,15 +138,15 @@ def test_a_health_check_is_sent_once_and_leaves_nothing_behind() -> None:
         ("HEALTH_CHECK_1", 0),
         ("a", 0),
         ("HEALTH_CHECK_2", 1),
-    ], "a check that was dropped by its rank, which nobody tells us, is no load"
+    ], "a check that its rank dropped, of which the front end is not told, is no load"
     assert server.sent[0].sampling_params.custom_params is None, "not a client's to say, whatever id it chooses"
     assert server.deliver("HEALTH_CHECK_2", [3], "c", 1, finished=True).rids == ["HEALTH_CHECK_2"]
     server.front_end.on_gone(0, 0)
-    assert [message.rid for message in server.sent[3:]] == ["a~1"], "nobody waits for a check that is replayed"
+    assert [message.rid for message in server.sent[3:]] == ["a~1"], "a check is not replayed: no client waits for it"
     assert (len(server.front_end.ledger), server.answered) == (1, [])
 
 
-def test_while_nobody_is_in_the_last_health_check_waits() -> None:
+def test_while_no_rank_is_in_the_last_health_check_waits() -> None:
     server = Server(health_checks=("HEALTH_CHECK",))
     server.accept("HEALTH_CHECK_1")
     server.accept("HEALTH_CHECK_2")

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
-
 from sglang_patches import options
 from sglang_patches.options import ServerOptions
 from sglang_patches.rank import dispatcher, expert_weights, model_facts, rank_data_plane

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
-
 from sglang_patches.rank import overlap
 
 
@@ -203,7 +201,7 @@ def key(request: SimpleNamespace, owned: int) -> list[int] | None:
     return [*request.origin_input_ids, *request.output_ids][:owned]
 
 
-def test_what_an_unjudged_step_writes_goes_under_no_token_that_anybody_asks_for() -> None:
+def test_what_an_unjudged_step_writes_goes_under_a_token_that_no_request_has() -> None:
     request = ended([7, 8, 9])
     assert overlap.release(key, request, owned=5) == [1, 2, 7, 8, overlap.UNUSED_TOKEN]
     assert request.output_ids == [7, 8, 9], "which are still to be sent"

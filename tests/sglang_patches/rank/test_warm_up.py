@@ -6,8 +6,6 @@ import time
 
 import pytest
 
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
-
 from sglang_patches.rank.warm_up import WarmUp, choose_prompts
 
 
