@@ -23,7 +23,7 @@ from sglang_patches.sampling.seeds import Seeds
 logger = logging.getLogger(__name__)
 
 DEFAULT_WAIT_LIMIT = 300.0
-_LOOKS_EVERY = 1.0
+_CHECKS_EVERY = 1.0
 MAY_DIFFER = "may continue differently"
 """What the log says of a request that moves and is sampled without a seed."""
 _DIVERGED = (
@@ -69,7 +69,7 @@ class FrontEnd:
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
-        self._looking = False
+        self._is_check_scheduled = False
         self._metrics = Sheet("front-end")
         self._metrics.add("requests_moved", 0)
 
@@ -148,7 +148,7 @@ class FrontEnd:
                     )
             else:
                 self.ledger.assigned(request_id, rank, self.live[rank])
-        self._look_later()
+        self._schedule_check()
         if failed is not None:
             raise failed
 
@@ -231,18 +231,18 @@ class FrontEnd:
 
     # Requests that no rank can serve.
 
-    def look(self) -> None:
+    def end_stale_requests(self) -> None:
         """End the requests that have waited too long for a rank."""
-        self._looking = False
+        self._is_check_scheduled = False
         for request_id in self.ledger.give_up(self._clock(), self._wait_limit):
             why = f"no rank came back within {self._wait_limit:g} s to serve this request"
             self._end(request_id, finish_reasons.try_again(why))
-        self._look_later()
+        self._schedule_check()
 
-    def _look_later(self) -> None:
-        if not self._looking and self.ledger.waiting():
-            self._looking = True
-            self._later(min(_LOOKS_EVERY, self._wait_limit), self.look)
+    def _schedule_check(self) -> None:
+        if not self._is_check_scheduled and self.ledger.waiting():
+            self._is_check_scheduled = True
+            self._later(min(_CHECKS_EVERY, self._wait_limit), self.end_stale_requests)
 
     def _end(self, request_id: str, finish_reason: dict[str, Any] | None) -> None:
         kept = self._kept.pop(request_id, None)

@@ -143,18 +143,22 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
     assert served.server.log.count(_ENDS) == ends, "a survivor has ended"
     assert served.moved() - moved >= 1 + sum(kind.samples for kind in served.kinds.values())
     for name, reply in replies.items():
-        wanted = served.wanted[name]
-        assert (reply.status, reply.problem) == (200, ""), name
-        assert reply.tokens == wanted.tokens, name
-        assert reply.texts == wanted.texts, name
-        assert reply.counts == wanted.counts, name
-        assert reply.finished == wanted.finished, name
-        assert reply.logprobs == pytest.approx(wanted.logprobs, abs=_LOGPROB_TOLERANCE), name
-        assert reply.other_logprobs == wanted.other_logprobs, name
+        check_reply(name, reply, served.wanted[name])
     reply = unseeded.result()
     assert (reply.status, reply.problem, len(reply.tokens)) == (200, "", TOKENS)
     assert reply.counts == served.wanted["generate"].counts
     assert MAY_DIFFER not in served.server.log, "it was given a seed, which went with it"
+
+
+def check_reply(name: str, reply: Reply, wanted: Reply) -> None:
+    """The client cannot tell that its rank was killed."""
+    assert (reply.status, reply.problem) == (200, ""), name
+    assert reply.tokens == wanted.tokens, name
+    assert reply.texts == wanted.texts, name
+    assert reply.counts == wanted.counts, name
+    assert reply.finished == wanted.finished, name
+    assert reply.logprobs == pytest.approx(wanted.logprobs, abs=_LOGPROB_TOLERANCE), name
+    assert reply.other_logprobs == wanted.other_logprobs, name
 
 
 def test_an_aborted_request_of_a_lost_rank_ends_and_is_not_replayed(served: Served) -> None:
@@ -219,7 +223,10 @@ def test_a_rank_is_taken_out_and_brought_back_as_planned(served: Served) -> None
     assert [answer.problem for answer in load.failed] == []
     assert load.wrong == []
     assert Asking(served.server, GREEDY["generate"], 3).result().tokens == wanted
-    log = served.server.log[log_before:]
-    assert "Traceback" not in log
-    assert "did not end" not in eep("events", "--dir", str(served.directory)), "it ended by itself"
+    check_that_it_ended_by_itself(served, served.server.log[log_before:])
+
+
+def check_that_it_ended_by_itself(served: Served, log: str) -> None:
     assert "eep: rank 3 ends: " in log
+    assert "Traceback" not in log
+    assert "did not end" not in eep("events", "--dir", str(served.directory))

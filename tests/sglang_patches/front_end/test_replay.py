@@ -83,22 +83,29 @@ def test_a_view_that_still_has_a_rank_that_is_gone_does_not_bring_it_back() -> N
     assert server.front_end.live == {0: 1, 1: 0}
 
 
-def test_aborts_reach_every_life_and_are_answered_when_no_rank_will() -> None:
+def test_an_abort_is_answered_at_once_while_no_rank_has_the_request() -> None:
     server = Server()
     server.accept("a")
     server.front_end.send(AbortReq("a"))
     assert server.answered == [("a", None)]
+
+
+def test_an_abort_is_answered_by_the_rank_or_when_the_rank_is_lost() -> None:
+    server = Server()
     server.view(1, r0=0)
-    server.accept("b")
-    server.front_end.send(AbortReq("b"))
-    assert server.answered == [("a", None)], "the rank will answer"
+    server.accept("a")
+    server.front_end.send(AbortReq("a"))
+    assert server.answered == [], "the rank will answer"
     server.front_end.on_gone(0, 0)
-    assert server.answered == [("a", None), ("b", None)]
-    server.view(2, r1=0)
-    server.accept("c")
-    message = AbortReq("c")
-    assert server.front_end.abort_answer(message)
-    assert not server.front_end.abort_answer(AbortReq("c")), "told twice"
+    assert server.answered == [("a", None)]
+
+
+def test_an_aborted_request_is_answered_once() -> None:
+    server = Server()
+    server.view(1, r0=0)
+    server.accept("a")
+    assert server.front_end.abort_answer(AbortReq("a"))
+    assert not server.front_end.abort_answer(AbortReq("a")), "told twice"
     assert server.front_end._kept == {}
 
 
