@@ -79,7 +79,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         "--eep-store",
         metavar="URL",
         default=None,
-        help="The etcd in which supervisors agree on views, e.g. http://host:2379, with commas between its nodes "
+        help="The etcd that keeps the views of the supervisor, e.g. http://host:2379, with commas between its nodes "
         "(default: a store inside this server).",
     )
     add(

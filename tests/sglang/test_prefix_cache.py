@@ -1,5 +1,5 @@
-"""The real server with its prefix cache on, which other servers of the tests do without: what is in it must be what the whole
-model computes, and not what a rank computed alone before it joined, nor what a step left that was cut short by a loss."""
+"""The real server with its prefix cache on, which other servers of the tests do without. It may hold only what the whole
+model computes: nothing that a rank computed alone before it joined, and nothing of a step that a loss cut short."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where a real server gets what it needs from outside its ranks: lost experts from a backup in host memory, views from etcd.
-And what it does when the experts that are left cannot be all: the others are masked."""
+"""A real server that gets lost experts from a backup in host memory and keeps its views in etcd. When the slots that are
+left cannot hold all experts, it masks the others."""
 
 from __future__ import annotations
 
@@ -202,8 +202,8 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
         etcd.close()
 
 
-class Noted:
-    """A buffer that only takes note of what is dispatched."""
+class RecordingBuffer:
+    """A buffer that only records what is dispatched."""
 
     def dispatch(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
         self.chosen, self.weights = chosen, weights
@@ -215,7 +215,7 @@ def masking(masked: list[int]) -> Any:
     held = [expert for expert in range(4) if expert not in masked] + [-1] * len(masked)
     location = ExpertLocation(Placement(np.array([held]), 4, 4), rank=0)
     used = torch.zeros((1, 4), dtype=torch.int64)
-    return SimpleNamespace(location=location, buffer=Noted(), used=used)
+    return SimpleNamespace(location=location, buffer=RecordingBuffer(), used=used)
 
 
 def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:

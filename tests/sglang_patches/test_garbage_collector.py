@@ -1,4 +1,4 @@
-"""What a process has when it is up is left out by the garbage collector. No SGLang needed."""
+"""The garbage collector leaves out what a process has when it is up. Needs no SGLang."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The real server with four ranks says what the model says by itself, and what one rank of stock SGLang says, by every
-endpoint."""
+"""By every endpoint, the real server with four ranks answers as the model does by itself, and as one rank of stock SGLang
+does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests of every kind go on elsewhere when the rank that serves them is killed, and their clients cannot tell.
+"""Requests of every kind continue on another rank when theirs is killed, and their clients cannot tell.
 
-All kinds are asked at once and of one rank, first without a fault and then while that rank is killed. That they were there
-is seen twice: none had ended when the rank was killed, and the front end says how many it moved.
+One rank gets all kinds at once, first without a fault, and then it is killed. Two checks show that it had them: none had
+ended when it was killed, and the front end says how many it moved.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ENDS = "Scheduler hit an exception"
 
 @dataclass
 class Served:
-    """``kinds``: those whose answer must be the same whatever happens, which is ``wanted``."""
+    """``kinds``: requests whose answer must always be the one in ``wanted``."""
 
     server: Server
     directory: Path
@@ -67,7 +67,7 @@ class Served:
 
 
 def late_words(text: str) -> str:
-    """A piece of a text that comes first somewhere in its last third: to stop there."""
+    """A piece of a text that first occurs in its last third: a stop string."""
     plain = set(string.printable)
     for start in range(2 * len(text) // 3, len(text) - 4):
         piece = text[start : start + 4]
@@ -91,7 +91,7 @@ def served(roomy: Server) -> Iterator[Served]:
     assert roomy.directory is not None
     served = Served(roomy, roomy.directory, kinds, wanted)
     yield served
-    served.wait_until_all_are_in()  # or a rank that the last test killed would be launched while the server ends
+    served.wait_until_all_are_in()  # else a rank that the last test killed would start while the server ends
 
 
 # First, that the kinds are what they are called. Otherwise the tests after these would compare nothing with nothing.
@@ -129,7 +129,7 @@ def test_samples_differ_by_their_seeds(served: Served) -> None:
 
 @pytest.mark.parametrize(("rank", "after"), [(1, 5), pytest.param(0, 62, marks=pytest.mark.long)])
 def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, after: int) -> None:
-    """Early, and late: what is not streamed comes to the front end in pieces of 50 tokens."""
+    """Early, and late: ranks send what is not streamed to the front end in pieces of 50 tokens."""
     served.wait_until_all_are_in()
     moved, ends = served.moved(), served.server.log.count(_ENDS)
     asked = {name: Asking(served.server, kind, rank) for name, kind in served.kinds.items()}

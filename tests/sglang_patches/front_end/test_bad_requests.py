@@ -1,4 +1,4 @@
-"""Requests that cannot be served, or that do harm: each is told to its client, and is no hindrance to others."""
+"""Requests that cannot be served, or that do harm: their client gets an error, and other requests go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin's front end and written arguments, with messages that look like SGLang's. No SGLang needed."""
+"""The plugin's front end and recipes, with messages that look like SGLang's. Needs no SGLang."""
 
 from __future__ import annotations
 

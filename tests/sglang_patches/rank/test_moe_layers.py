@@ -1,5 +1,5 @@
-"""What is made of the MoE layers of a model when it is loaded, and which cannot be had. With layers that are made up: no
-model of the kinds meant here is small enough, or runs on a CPU."""
+"""What the plugin makes of the MoE layers of a model, and which layers it refuses. The layers are made up: no model with
+such layers is small enough, or runs on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a rank says that it is ready, the others can already see what it holds. No SGLang needed."""
+"""When a rank says that it is ready, its peers can already see what it holds. Needs no SGLang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.experts import model
 
 
 def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else those who see it in a view may look too early, and would not know its checksums until the next one."""
+    """Else a peer that sees it in a view may look too early, and would not know its checksums until the next view."""
     seen: dict[str, list[str]] = {}
 
     def look(when: str) -> None:
@@ -56,7 +56,7 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
     facts.__dict__["first_placement"] = first
     rank = RankSession(facts, RankDataPlane(facts), ExpertWeights(memory, shared, sums), None, tmp_path)
     assert rank.join() is rank.join()
-    # Left out as well, since it stays as long as the process does.
+    # It is frozen as well, since it stays as long as the process does.
     assert seen == {"left out of collections": ["held/r1.i5"], "ready": ["held/r1.i5"]}
     rank.coverage.close()
     shared.close()

@@ -1,5 +1,5 @@
-"""In which form tokens reach the kernels of the experts, and that what these make of them comes back. The kernels are torch's
-here, and SGLang's types stand-ins: DeepGEMM and Triton run on a GPU only. That SGLang has such types, its targets check."""
+"""The form in which tokens reach the kernels of the experts, and that the results come back. The kernels are torch's, and
+SGLang's types are stand-ins: DeepGEMM and Triton need a GPU. test_targets.py checks that SGLang has such types."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def types_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exchange(place: Path, form: TokenForm, run: Callable[[Any], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What comes back to a rank that is alone, twice over, and what should: expert ``e`` multiplies by ``e + 1``."""
+    """What comes back to a rank that is alone, in two exchanges, and what should. Expert ``e`` multiplies by ``e + 1``."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, HIDDEN, generator=generator).to(torch.bfloat16)
     ids = torch.stack([torch.randperm(SLOTS, generator=generator)[:TOPK] for _ in range(TOKENS)]).to(torch.int32)

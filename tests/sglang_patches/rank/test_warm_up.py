@@ -1,4 +1,4 @@
-"""The requests with which a rank warms up. That ranks serve them, tests/sglang/test_scale.py shows."""
+"""The requests with which a rank warms up. tests/sglang/test_scale.py shows that ranks serve them."""
 
 from __future__ import annotations
 

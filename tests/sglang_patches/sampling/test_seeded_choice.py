@@ -1,4 +1,4 @@
-"""Sampling by seed and position: the hash, that draws are fair, and that nothing but the row itself decides them."""
+"""Sampling by seed and position: the hash is right, draws are fair, and only the row itself decides them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 def test_a_filter_of_another_request_changes_nothing() -> None:
-    """All rows of a batch are filtered when one of them wants to be."""
+    """SGLang filters all rows of a batch when one request asks for it."""
     probs = torch.rand(200, 64, generator=torch.Generator().manual_seed(2)).mul(6).softmax(dim=-1)
     seeds, positions = [8] * 200, list(range(200))
     everything = torch.full((200,), 1 << 30), torch.ones(200)
