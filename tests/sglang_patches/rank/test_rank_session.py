@@ -26,6 +26,11 @@ from sglang_patches.rank.token_forms import MoeShape
 from tests.experts import model
 
 
+def test_there_is_no_session_before_the_weights_are_loaded() -> None:
+    with pytest.raises(RuntimeError, match="no session yet"):
+        rank_session.get_session()
+
+
 def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a peer that sees it in a view may look too early, and would not know its checksums until the next view."""
     seen: dict[str, list[str]] = {}
