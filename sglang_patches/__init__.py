@@ -1,8 +1,8 @@
 """The SGLang plugin: ``--ep-backend eep``.
 
 SGLang calls :func:`register` in every process that it prepares (entry-point group ``sglang.srt.plugins``). Without the flag
-all it does is to add the flags to the command line. With it, the hooks of one module per area of SGLang are installed, and a
-version of SGLang that lacks one of their targets is refused at the start.
+the plugin only adds its flags to the command line. With it, the plugin installs the hooks of one module per area of SGLang.
+It refuses, at the start, a version of SGLang that lacks a name to hook.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def register() -> None:
-    """The entry point. SGLang logs and forgets ordinary exceptions of a plugin, so what must stop it is SystemExit."""
+    """The entry point. SGLang logs ordinary exceptions of a plugin and goes on; only SystemExit stops it."""
     from sglang_patches import cpu, hooks, installation, options, targets
     from sglang_patches.cuda import float32
     from sglang_patches.server import flags, launcher
@@ -19,16 +19,16 @@ def register() -> None:
     if options.current() is not None:
         installation.install_all()
     elif launcher.is_child():
-        pass  # of a server without the flag
+        pass  # its server was started without the flag
     elif any(each == "--ep-backend" or each.startswith("--ep-backend=") for each in sys.argv):
-        # Before anything is hooked: a version that we do not know must not get as far as "unrecognized arguments".
+        # Before anything is hooked: else an unknown version would fail with "unrecognized arguments" and no reason.
         targets.require_supported()
         flags.register()
     else:
         flags.register()
         if cpu.is_asked_for():
             launcher.prepare_cpu()
-        elif float32.is_asked_for():
+        elif float32.is_requested():
             float32.prepare()
             float32.register()
             hooks.apply()

@@ -1,7 +1,7 @@
-"""``--eep-backup``: every expert in host memory, kept by a process beside the supervisor, and how ranks get at it.
+"""``--eep-backup``: a process beside the supervisor keeps every expert in host memory, and ranks read from it.
 
-The process is ``eep backup serve`` on a registry below the supervisor's private directory. It belongs to no rank: it is
-started again when it ends, it is told to end with the server, and if the server cannot tell it, the supervisor's keeper does.
+The process is ``eep backup serve`` on a registry below the supervisor's private directory. It belongs to no rank. The
+controller starts it again when it ends, and ends it with the server; if the controller cannot, the supervisor's keeper does.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def _description(directory: Path) -> Path:
 
 
 class BackupProcess:
-    """Keeps the service of a server running, from a thread of its own, until it is stopped."""
+    """Keeps the backup service of a server running, from a thread of its own, until :meth:`stop`."""
 
     def __init__(self, directory: Path, from_checkpoint: bool) -> None:
         self._directory, self._from_checkpoint = directory, from_checkpoint
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._is_ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="eep-backup", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the service. Doing it again does nothing."""
+        """End the service. A second call does nothing."""
         with self._lock:
-            self._stop.set()
+            self._is_ending.set()
             if self._process is not None:
                 self._process.terminate()
         self._thread.join(_ENDS_WITHIN)
@@ -73,30 +73,34 @@ class BackupProcess:
 
     def _run(self) -> None:
         wait = _FIRST_WAIT
-        while not self._stop.is_set():
+        while not self._is_ending.is_set():
             command = self._command()
             if command is None:
-                self._stop.wait(_LOOKS_EVERY)
+                self._is_ending.wait(_LOOKS_EVERY)
                 continue
             began = time.monotonic()
-            process = self._start(command)
+            process = self._spawn(command)
             if process is None:
                 return
             code = process.wait()
-            if self._stop.is_set():
+            if self._is_ending.is_set():
                 return
             wait = _FIRST_WAIT if time.monotonic() - began > _LIVED_WELL else min(2 * wait, _LONGEST_WAIT)
-            logger.warning("eep: the backup has ended (%s); another starts in %g s", describe_exit(code), wait)
-            self._stop.wait(wait)
+            logger.warning(
+                "eep: the backup process has ended (%s); the controller starts another in %g s",
+                describe_exit(code),
+                wait,
+            )
+            self._is_ending.wait(wait)
 
-    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
-        """None if it is not wanted any more."""
+    def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """None if :meth:`stop` was called meanwhile."""
         with self._lock:
-            if self._stop.is_set():
+            if self._is_ending.is_set():
                 return None
             self._process = subprocess.Popen(
                 command,
-                # By this the keeper knows whom to end.
+                # By this variable the keeper finds the processes that it must end.
                 env={**os.environ, CONTROL_DIRECTORY: str(self._directory)},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -105,7 +109,7 @@ class BackupProcess:
         return self._process
 
     def _command(self) -> list[str] | None:
-        """None while it is not known yet what is to be kept."""
+        """None until a rank has said what the backup is to keep."""
         command = [sys.executable, "-m", "eep.experts.backup.command", "backup", "serve", "--name", _NAME]
         command += ["--registry", str(_registry(self._directory)), "--memory", _ALL_THAT_IS_FREE]
         if not self._from_checkpoint:
@@ -118,7 +122,7 @@ class BackupProcess:
 
 
 def start(directory: Path, kind: str) -> BackupProcess | None:
-    """The service that ``--eep-backup`` asks for, if it asks for one."""
+    """The service that ``--eep-backup`` asks for; None if that is off."""
     return None if kind == "off" else BackupProcess(directory, kind == "checkpoint")
 
 
@@ -126,31 +130,31 @@ def start(directory: Path, kind: str) -> BackupProcess | None:
 
 
 def describe_checkpoint(directory: Path, path: Path, layers: Sequence[int], layout: ExpertLayout) -> None:
-    """Tell the controller what a service is to keep. Every rank says the same."""
+    """Tell the controller what the backup is to keep. Every rank says the same."""
     dtypes = [str(spec.dtype).removeprefix("torch.") for spec in layout.tensors]
-    said = {"path": str(path), "layers": ",".join(map(str, layers)), "dtypes": ",".join(dtypes)}
-    recipe.write(_description(directory), said)
+    description = {"path": str(path), "layers": ",".join(map(str, layers)), "dtypes": ",".join(dtypes)}
+    recipe.write(_description(directory), description)
 
 
 @dataclass(frozen=True)
-class Access:
+class BackupAccess:
     """What a rank needs of the backup: to read from it, and to fill it."""
 
     client: BackupClient | None = None
     offer: LiveOffer | None = None
 
 
-def connect(directory: Path, kind: str, rank: int, memory: ExpertMemory, shared: Memory, experts: int) -> Access:
-    """A rank that cannot reach the backup serves without it, and says so."""
+def connect(directory: Path, kind: str, rank: int, memory: ExpertMemory, shared: Memory, experts: int) -> BackupAccess:
+    """A rank that cannot reach the backup serves without it, and logs why."""
     if kind == "off":
-        return Access()
+        return BackupAccess()
     try:
         registry, engine = DirectoryRegistry(_registry(directory)), Engine()
     except (EepError, OSError) as error:
-        logger.warning("eep: rank %d does without the backup: %s", rank, error)
-        return Access()
+        logger.warning("eep: rank %d cannot reach the backup and serves without it: %s", rank, error)
+        return BackupAccess()
     client = BackupClient(registry, engine, memory.layout, experts)
     if kind == "checkpoint":
-        return Access(client)
+        return BackupAccess(client)
     on_host = shared if isinstance(shared, SharedMemory) else None
-    return Access(client, LiveOffer(rank, client, memory, on_host))
+    return BackupAccess(client, LiveOffer(rank, client, memory, on_host))

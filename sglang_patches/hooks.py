@@ -1,7 +1,7 @@
-"""Installing hooks through SGLang's own registry, and making sure that they took.
+"""Installs hooks through SGLang's own registry, and checks that each of them took.
 
-The registry logs a hook that cannot be applied and goes on, which would leave a server that looks elastic and is not. So
-every hook is checked after it was applied, and the process ends with a sentence if one is missing.
+When the registry cannot apply a hook it logs that and goes on. The server would look elastic and not be. So the process ends
+with a message if a hook is missing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ def hook(target: str, function: Callable[..., Any], kind: Kind = "around") -> No
 
 
 def rebind(target: str, value: object) -> None:
-    """Give the name ``target`` another value. For functions that are pickled by name into child processes: a hooked one
-    would be looked up there by the name of the original, and found without the hook."""
+    """Give the name ``target`` another value. For functions that are pickled by name into child processes: a child would
+    look up a hooked function by the name of the original, and find it without the hook."""
     module, _, attribute = (targets.PREFIX + target).rpartition(".")
     setattr(importlib.import_module(module), attribute, value)
 
 
 def apply() -> None:
-    """Apply what was registered; ends the process if a hook did not take."""
+    """Apply what was registered. SystemExit if a hook did not take."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     HookRegistry.apply_hooks()
     missing = sorted(_wanted - HookRegistry._patched)
     if missing:
         version = targets.installed_version()
-        raise SystemExit(f"--ep-backend eep cannot run on SGLang {version}: hooks could not be installed on {missing}")
+        raise SystemExit(
+            f"--ep-backend eep cannot run on SGLang {version}: it could not hook {', '.join(missing)}; install a version "
+            f"from {targets.OLDEST} to {targets.NEWEST}"
+        )

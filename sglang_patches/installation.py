@@ -1,6 +1,6 @@
-"""Which hooks ``--ep-backend eep`` needs: one module for each area of SGLang, installed together.
+"""Installs all the hooks that ``--ep-backend eep`` needs, from one module for each area of SGLang.
 
-An area is imported only here, by its name: its module imports SGLang.
+Only this module imports those, by their names: they import SGLang.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ AREAS = (
     "rank.resumption",
     "sampling.seeds",
 )
-"""The modules that have a ``register()`` of their own, in the order in which they are installed."""
+"""The modules with a ``register()``, in the order in which they are installed."""
 GPU_AREAS = ("cuda.alignment", "cuda.gpu_sharing", "cuda.float32", "cuda.graphs")
-"""Those that are installed where there is a GPU. On a CPU it is ``cpu.native_path``."""
+"""More modules, for ranks on a GPU. On a CPU it is ``cpu.native_path``."""
 _installed = False
 
 
 def install_all() -> None:
-    """Everything that ``--ep-backend eep`` needs, in this process. Safe to repeat."""
+    """Install everything in this process. A second call does nothing."""
     global _installed
     if _installed:
         return

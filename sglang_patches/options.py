@@ -1,7 +1,7 @@
-"""What the user asked the plugin for, as every process of the server knows it.
+"""What the operator asked the plugin for, as every process of the server knows it.
 
-The launcher parses the flags once and leaves them in one environment variable, which all its child processes inherit.
-SGLang's own ``ServerArgs`` is sealed and travels by pickle, so nothing of ours is added to it.
+The launcher parses the flags once and leaves them in one environment variable, which its child processes inherit. SGLang's
+own ``ServerArgs`` is sealed and travels by pickle, so the plugin adds nothing to it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import msgspec
 
 VARIABLE = "EEP_SGLANG_OPTIONS"
 DIRECTORY = "EEP_SERVER_DIR"
-"""Where a server's processes find its supervisor. Not the variable of the ranks: by that a keeper finds whom to end."""
+"""Where a server's processes find its supervisor. Ranks have another variable, by which the keeper finds what to end."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The values of the ``--eep-*`` flags. That there are any means that ``--ep-backend eep`` was given."""
 
     ranks: int
-    """With how many the server starts."""
+    """How many ranks the server starts with."""
     max_ranks: int
-    """How many there may ever be. SGLang is told this number, and everything is laid out for it."""
+    """How many ranks there may ever be. SGLang is told this number, and everything is laid out for it."""
     fewest_ranks: int = 1
-    """How many it takes to hold every expert."""
+    """How many ranks it takes to hold every expert."""
     timeout_ms: float = 1000.0
     repair_timeout_s: float = 120.0
-    """How long ranks have to settle in a view: mostly to bring in experts."""
+    """How long ranks may take to enter a view. Mostly they bring in experts."""
     redundant_experts: int = 0
     """Slots beyond the number of experts, over all ``max_ranks``."""
     backup: Literal["off", "live", "checkpoint"] = "off"
@@ -36,25 +36,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     relaunch: bool = True
     faults: bool = False
     seeded: bool = False
-    """Sampling goes by a request's seed and the position of the token, and by nothing else."""
+    """Sampling depends on the seed of a request and the position of the token, and on nothing else."""
     spares: int = 0
     shares_gpu: bool = False
     """There are fewer GPUs than ranks."""
 
     def publish(self) -> None:
-        """Let this process and those it starts from now on know."""
+        """Leave the options where this process, and those that it starts from now on, find them."""
         os.environ[VARIABLE] = msgspec.json.encode(self).decode()
 
 
-def current() -> Options | None:
+def current() -> ServerOptions | None:
     """The options of this server; None if it was started without ``--ep-backend eep``."""
     text = os.environ.get(VARIABLE)
-    return msgspec.json.decode(text, type=Options) if text else None
+    return msgspec.json.decode(text, type=ServerOptions) if text else None
 
 
-def required() -> Options:
+def required() -> ServerOptions:
     """The options, in code that runs only with ``--ep-backend eep``."""
     options = current()
     if options is None:
-        raise RuntimeError(f"{VARIABLE} is not set: this process belongs to no server started with --ep-backend eep")
+        raise RuntimeError(f"{VARIABLE} is not set: no server with --ep-backend eep has started this process")
     return options

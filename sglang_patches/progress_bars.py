@@ -1,10 +1,10 @@
-"""What a progress bar would leave behind."""
+"""Progress bars would leave files in shared memory."""
 
 from __future__ import annotations
 
 
 def leave_no_lock() -> None:
-    """A progress bar makes a lock that has a name in shared memory, once in a process; one that is killed leaves it there."""
+    """A progress bar makes a named lock in shared memory, once in a process. A process that is killed leaves it there."""
     import threading
 
     from tqdm import tqdm

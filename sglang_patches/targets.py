@@ -1,7 +1,7 @@
 """Which names of SGLang the plugin hooks, in which versions they exist, and a check that they are there.
 
-The check reads the source files of the installed package and imports none of them, so it can run before anything else, and
-against the wheel of a version that is not installed.
+The check reads source files and imports none of them. So it can run before anything else, and on the wheel of a version that
+is not installed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 
 PREFIX = "sglang.srt."
 OLDEST, NEWEST = "0.5.17", "0.5.23"
-"""The versions between which the plugin was run."""
+"""The plugin was run with these versions and some between them."""
 
 
 @dataclass(frozen=True)
-class Target:
+class HookTarget:
     """A name below ``sglang.srt``: a module, then a function, or a class and a method."""
 
     name: str
     why: str
     parameters: tuple[str, ...] = ()
-    """Those that our hook relies on."""
+    """The parameters that our hook relies on."""
     since: str = OLDEST
     until: str = "9999"
     on_gpu: bool = False
-    """Hooked only where there is one; SGLang itself may bind the name only there."""
+    """Hooked only on a machine with a GPU. SGLang may bind the name only there."""
 
     def is_in(self, version: str) -> bool:
         return numbers(self.since) <= numbers(version) < numbers(self.until)
@@ -42,161 +42,174 @@ _CONTROL = "managers.tokenizer_control_mixin.TokenizerControlMixin."
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
 _EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
 _FLOAT32 = "float32 on a GPU"
-_UNALIKE = "a rank that comes later would differ from the others"
+_UNALIKE = "a rank that joins later would differ from its peers"
 
 TARGETS = (
-    Target("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
-    Target("server_args.ServerArgs.from_cli_args", "the flags, and those that they imply", ("cls", "args")),
-    Target("plugins.load_plugins", "our own hooks in processes that SGLang does not prepare"),
-    Target("plugins.hook_registry.HookRegistry.apply_hooks", "installing hooks"),
-    Target("entrypoints.engine._set_envs_and_config", "how child processes are started", ("server_args",)),
-    Target("entrypoints.engine.run_data_parallel_controller_process", "plugins in the controller"),
-    Target("entrypoints.engine.run_detokenizer_process", "plugins in the detokenizer"),
-    Target(
+    HookTarget("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
+    HookTarget("server_args.ServerArgs.from_cli_args", "the flags, and those that they imply", ("cls", "args")),
+    HookTarget("plugins.load_plugins", "our own hooks in processes that SGLang does not prepare"),
+    HookTarget("plugins.hook_registry.HookRegistry.apply_hooks", "installing hooks"),
+    HookTarget("entrypoints.engine._set_envs_and_config", "how child processes are started", ("server_args",)),
+    HookTarget("entrypoints.engine.run_data_parallel_controller_process", "plugins in the controller"),
+    HookTarget("entrypoints.engine.run_detokenizer_process", "plugins in the detokenizer"),
+    HookTarget(
         "entrypoints.engine.Engine._launch_scheduler_processes",
         "the controller owns the schedulers",
         ("cls",),
         since="0.5.22",
     ),
-    Target(
+    HookTarget(
         "entrypoints.engine.Engine._launch_subprocesses",
         "what child processes run",
         ("cls", "run_scheduler_process_func"),
     ),
-    Target(
+    HookTarget(
         "managers.scheduler.run_scheduler_process",
         "what a rank runs",
         ("server_args", "port_args", "tp_rank", "dp_rank"),
     ),
-    Target(
+    HookTarget(
         _CONTROLLER + "launch_tensor_parallel_group", "start, watch and relaunch ranks", ("server_args", "worker_ports")
     ),
-    Target(_CONTROLLER + "event_loop", "route to ranks that live"),
-    Target(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),
-    Target(_MANAGER + "auto_create_handle_loop", "the front end hears of views"),
-    Target(_MANAGER + "freeze_gc", "the garbage collector leaves out what is there when the server is up"),
-    Target(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
-    Target(_MANAGER + "_handle_batch_output", "what was delivered"),
-    Target(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
-    Target(
-        "managers.communicator.FanOutCommunicator.__call__", "what is asked of all ranks while nobody is in", ("obj",)
+    HookTarget(_CONTROLLER + "event_loop", "route to ranks that live"),
+    HookTarget(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),
+    HookTarget(_MANAGER + "auto_create_handle_loop", "the front end hears of views"),
+    HookTarget(_MANAGER + "freeze_gc", "the garbage collector leaves out what is there when the server is up"),
+    HookTarget(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
+    HookTarget(_MANAGER + "_handle_batch_output", "what was delivered"),
+    HookTarget(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
+    HookTarget(
+        "managers.communicator.FanOutCommunicator.__call__", "a question to all ranks while none is in", ("obj",)
     ),
-    Target(_MANAGER + "pause_generation", "a rank that is paused would be taken for lost", ("obj",)),
-    Target(_MANAGER + "update_weights_from_disk", _UNALIKE),
-    Target(_CONTROL + "update_weights_from_distributed", _UNALIKE),
-    Target(_CONTROL + "update_weights_from_tensor", _UNALIKE),
-    Target(_CONTROL + "update_weights_from_ipc", _UNALIKE),
-    Target(_CONTROL + "begin_weight_update", _UNALIKE, since="0.5.21"),
-    Target(_CONTROL + "release_memory_occupation", _UNALIKE),
-    Target(_CONTROL + "resume_memory_occupation", _UNALIKE),
-    Target(_CONTROL + "check_weights", _UNALIKE),
-    Target(
+    HookTarget(_MANAGER + "pause_generation", "a rank that is paused would be taken for lost", ("obj",)),
+    HookTarget(_MANAGER + "update_weights_from_disk", _UNALIKE),
+    HookTarget(_CONTROL + "update_weights_from_distributed", _UNALIKE),
+    HookTarget(_CONTROL + "update_weights_from_tensor", _UNALIKE),
+    HookTarget(_CONTROL + "update_weights_from_ipc", _UNALIKE),
+    HookTarget(_CONTROL + "begin_weight_update", _UNALIKE, since="0.5.21"),
+    HookTarget(_CONTROL + "release_memory_occupation", _UNALIKE),
+    HookTarget(_CONTROL + "resume_memory_occupation", _UNALIKE),
+    HookTarget(_CONTROL + "check_weights", _UNALIKE),
+    HookTarget(
         "managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", "the step boundary", ("device", "group")
     ),
-    Target(
+    HookTarget(
         "managers.scheduler_components.dp_attn.exchange_sync_rows",
-        "it goes through one rank, which may be lost",
+        "SGLang's goes through one rank, which may be lost",
         ("global_flat", "local_row", "group"),
         since="0.5.23",
     ),
-    Target("managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests", "a rank warms up"),
-    Target(
+    HookTarget(
+        "managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests", "a rank warms up"
+    ),
+    HookTarget(
         "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
-        "nothing of that is sent",
+        "what a rank makes while it warms up is not sent",
         ("reqs",),
     ),
-    Target("managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)),
-    Target("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
-    Target("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),
-    Target("managers.scheduler.Scheduler._apply_war_barrier", "overlap scheduling: a step is run again"),
-    Target("managers.scheduler.Scheduler.process_batch_result", "overlap scheduling: handed out", ("batch", "result")),
-    Target("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", "overlap scheduling: penalties"),
-    Target(
-        "managers.scheduler_components.batch_result_processor.release_kv_cache",
-        "overlap scheduling: nothing that may be off goes into the prefix cache",
+    HookTarget(
+        "managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)
     ),
-    Target(
+    HookTarget("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
+    HookTarget("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),
+    HookTarget("managers.scheduler.Scheduler._apply_war_barrier", "overlap scheduling: a step is run again"),
+    HookTarget(
+        "managers.scheduler.Scheduler.process_batch_result",
+        "overlap scheduling: results are handed out",
+        ("batch", "result"),
+    ),
+    HookTarget("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", "overlap scheduling: penalties"),
+    HookTarget(
+        "managers.scheduler_components.batch_result_processor.release_kv_cache",
+        "overlap scheduling: nothing that may be wrong goes into the prefix cache",
+    ),
+    HookTarget(
         "managers.scheduler.Scheduler.launch_batch_sample_if_needed",
-        "overlap scheduling: sampled apart",
+        "overlap scheduling: some tokens are sampled later",
         ("batch_result", "cur_batch"),
     ),
-    Target(
+    HookTarget(
         "model_executor.model_runner.ModelRunner.load_model",
         "expert weights in memory that repair can write",
         ("self",),
     ),
-    Target("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
-    Target("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
-    Target("layers.sampler.Sampler._sync_token_ids_across_tp", "a rank samples for itself alone"),
-    Target("layers.sampler.sampling_from_probs_torch", "draws by seed", ("probs", "sampling_seed", "positions")),
-    Target(
+    HookTarget("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
+    HookTarget("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
+    HookTarget("layers.sampler.Sampler._sync_token_ids_across_tp", "a rank samples for itself alone"),
+    HookTarget("layers.sampler.sampling_from_probs_torch", "draws by seed", ("probs", "sampling_seed", "positions")),
+    HookTarget(
         "layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
         "draws by seed among likely tokens",
         ("probs", "top_ks", "top_ps", "min_ps", "need_min_p_sampling", "sampling_seed", "positions"),
     ),
-    Target("distributed.bootstrap._resolve_backend", "process groups on eep", ("device",)),
-    Target("distributed.parallel_state.init_distributed_environment", "a rank starts alone", ("world_size", "rank")),
-    Target("distributed.parallel_state.GroupCoordinator.__init__", "process groups on eep", ("group_ranks",)),
-    Target(
-        "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load", "alone, it waits for nobody"
+    HookTarget("distributed.bootstrap._resolve_backend", "process groups on eep", ("device",)),
+    HookTarget(
+        "distributed.parallel_state.init_distributed_environment", "a rank starts alone", ("world_size", "rank")
     ),
-    Target("utils.common.broadcast_pyobj", "alone, it is told nothing", ("data",)),
-    Target("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
-    Target(
+    HookTarget("distributed.parallel_state.GroupCoordinator.__init__", "process groups on eep", ("group_ranks",)),
+    HookTarget(
+        "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load",
+        "alone, a rank waits for no other",
+    ),
+    HookTarget("utils.common.broadcast_pyobj", "alone, a rank is told nothing", ("data",)),
+    HookTarget("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
+    HookTarget(
         "layers.moe.moe_runner.base.FusedOpPool.get_fused_func",
-        "Triton's experts, all in one",
+        "Triton's experts, fused into one call",
         ("dispatch_name", "runner_name"),
         on_gpu=True,
     ),
-    Target(
+    HookTarget(
         "layers.moe.token_dispatcher.standard.StandardDispatchOutput.hidden_states_pre_quant",
         "tokens in fp8 for Triton",
         on_gpu=True,
     ),
-    Target(
+    HookTarget(
         "layers.moe.token_dispatcher.deepep.DeepEPLLDispatchOutput.masked_m",
         "tokens by expert for DeepGEMM",
         on_gpu=True,
     ),
-    Target(
+    HookTarget(
         "layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader",
         "which slot an expert is loaded into",
         ("expert_id",),
     ),
-    Target("layers.moe.fused_moe_triton.layer.FusedMoE._weight_loader_impl", "loading one slot", ("expert_id",)),
-    Target("layers.moe.ep_moe.layer.get_moe_impl_class", "the layer that uses our dispatcher", ("quant_config",)),
-    Target("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
-    Target("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
-    Target(
+    HookTarget("layers.moe.fused_moe_triton.layer.FusedMoE._weight_loader_impl", "loading one slot", ("expert_id",)),
+    HookTarget("layers.moe.ep_moe.layer.get_moe_impl_class", "the layer that uses our dispatcher", ("quant_config",)),
+    HookTarget("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
+    HookTarget("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
+    HookTarget(
         "layers.moe.fused_moe_native.moe_forward_native",
         "torch-native experts by local slot",
         ("layer", "x", "topk_output"),
     ),
-    Target(
+    HookTarget(
         "layers.moe.topk.select_experts",
-        "the torch-native gate knows no padding, and no gate knows what is masked",
+        "the torch-native gate knows no padding, and no gate knows masked experts",
         ("hidden_states", "router_logits", "topk_config", "layer_id"),
     ),
-    Target("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU", on_gpu=True),
-    Target(
+    HookTarget("managers.data_parallel_controller.maybe_reindex_device_id", "several ranks on one GPU", on_gpu=True),
+    HookTarget(
         "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.capture",
         "graphs go through a buffer of their own",
         ("self",),
         on_gpu=True,
     ),
-    Target("layers.layernorm.RMSNorm.forward_cuda", _FLOAT32, ("x",), on_gpu=True),
-    Target("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", _FLOAT32, ("positions", "query"), on_gpu=True),
-    Target("models.utils.can_use_fused_inplace_qknorm", _FLOAT32, on_gpu=True),
-    Target(
+    HookTarget("layers.layernorm.RMSNorm.forward_cuda", _FLOAT32, ("x",), on_gpu=True),
+    HookTarget(
+        "layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", _FLOAT32, ("positions", "query"), on_gpu=True
+    ),
+    HookTarget("models.utils.can_use_fused_inplace_qknorm", _FLOAT32, on_gpu=True),
+    HookTarget(
         _EXPERTS + "moe_align_block_size",
         "its kernel has a race",
         ("topk_ids", "block_size", "num_experts"),
         on_gpu=True,
     ),
-    Target(_EXPERTS + "invoke_fused_moe_kernel", _FLOAT32, on_gpu=True),
-    Target(_EXPERTS + "silu_and_mul", _FLOAT32, on_gpu=True),
-    Target(_EXPERTS + "moe_sum_reduce", _FLOAT32, on_gpu=True),
-    Target(
+    HookTarget(_EXPERTS + "invoke_fused_moe_kernel", _FLOAT32, on_gpu=True),
+    HookTarget(_EXPERTS + "silu_and_mul", _FLOAT32, on_gpu=True),
+    HookTarget(_EXPERTS + "moe_sum_reduce", _FLOAT32, on_gpu=True),
+    HookTarget(
         "model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch",
         "it pins memory without asking whether that can be done",
         ("model_runner",),
@@ -207,7 +220,7 @@ _BY_NAME = {target.name: target for target in TARGETS}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare: what follows the third is of no matter here."""
+    """A version as numbers that compare. What follows the third is left out."""
     return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
 
 
@@ -222,27 +235,29 @@ def exists_in(name: str, version: str) -> bool:
 
 
 def missing(version: str, package: Path) -> list[str]:
-    """What the table expects of ``version`` and the source files in ``package`` (``.../sglang/srt``) do not have."""
+    """The targets of ``version`` that the source files in ``package`` (``.../sglang/srt``) do not have."""
     return [f"{PREFIX}{target.name} ({trouble})" for target, trouble in _troubles(version, package)]
 
 
 def require_supported() -> None:
-    """Ends the process with a sentence if the installed SGLang lacks a target."""
+    """SystemExit if the installed SGLang lacks a target."""
     try:
         version = installed_version()
     except importlib.metadata.PackageNotFoundError:
-        raise SystemExit("--ep-backend eep needs SGLang, which is not installed") from None
+        raise SystemExit(
+            f"--ep-backend eep needs SGLang, which is not installed; install a version from {OLDEST} to {NEWEST}"
+        ) from None
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
     lacking = missing(version, Path(next(iter(spec.submodule_search_locations or ()))) / "srt")
     if lacking:
         raise SystemExit(
             f"--ep-backend eep cannot run on SGLang {version}: it has no {', no '.join(lacking)}. "
-            f"Versions {OLDEST} to {NEWEST} are known to work."
+            f"Install a version from {OLDEST} to {NEWEST}."
         )
 
 
-def _troubles(version: str, package: Path) -> Iterator[tuple[Target, str]]:
+def _troubles(version: str, package: Path) -> Iterator[tuple[HookTarget, str]]:
     for target in TARGETS:
         if target.is_in(version):
             trouble = _trouble(target, package)
@@ -250,7 +265,7 @@ def _troubles(version: str, package: Path) -> Iterator[tuple[Target, str]]:
                 yield target, trouble
 
 
-def _trouble(target: Target, package: Path) -> str | None:
+def _trouble(target: HookTarget, package: Path) -> str | None:
     parts = target.name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         base = package.joinpath(*parts[:length])

@@ -36,9 +36,9 @@ OF_A_RANK: dict[str, Callable[..., Any]] = {
 }
 """What the methods of :class:`eep.recovery.session.Session` do while the switch is thrown."""
 OF_A_STEP_AHEAD: dict[str, Callable[..., Any]] = {
-    "begin": lambda launched, here, forward, batch: forward(),
+    "begin": lambda launched, session, plane, forward, batch: forward(),
 }
-"""And those of :class:`sglang_patches.rank.overlap.Launched`: nothing is kept to run the step again."""
+"""And those of :class:`sglang_patches.rank.overlap.LaunchedStep`: nothing is kept to run the step again."""
 OF_THE_FRONT_END: dict[str, Callable[..., Any]] = {
     "send": lambda front_end, message: front_end._dispatch(message),
     "output": lambda front_end, output, late: None,
@@ -82,7 +82,7 @@ def register() -> None:
         return
     from eep.recovery.session import Session
     from sglang_patches.front_end.replay import FrontEnd
-    from sglang_patches.rank.overlap import Launched
+    from sglang_patches.rank.overlap import LaunchedStep
 
     with open(path, "rb") as file:
         switch = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
@@ -96,7 +96,7 @@ def register() -> None:
 
         setattr(owner, name, either)
 
-    for owner, methods in ((Session, OF_A_RANK), (Launched, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
+    for owner, methods in ((Session, OF_A_RANK), (LaunchedStep, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
         for name, fixed in methods.items():
             replace(owner, name, fixed)
     _note_steps(Session, Path(path).parent)

@@ -1,7 +1,7 @@
 """What SGLang needs on a machine without a GPU and does not find there.
 
-Nothing here is used where the real thing exists. :func:`fill_gaps` runs before SGLang's own modules are imported, and only
-for ``--ep-backend eep`` on a CPU or when ``EEP_CPU_GAPS=1`` asks for it (a single rank without the plugin, to compare with).
+Nothing here replaces a package that is installed. :func:`fill_gaps` runs before SGLang's own modules are imported, and only
+for ``--ep-backend eep`` on a CPU, or with ``EEP_CPU_GAPS=1`` (for a single rank without the plugin, to compare with).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_asked_for() -> bool:
 
 
 def fill_gaps() -> None:
-    """Make SGLang importable without sgl_kernel and without torchvision. Safe to repeat."""
+    """Make SGLang importable without sgl_kernel and without torchvision. A second call does nothing."""
     from sglang_patches.cpu import missing_packages
 
     missing_packages.provide_sgl_kernel()

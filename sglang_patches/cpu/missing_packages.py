@@ -1,8 +1,8 @@
 """Stand-ins for two packages that SGLang imports and that have no build for a CPU machine.
 
-``sgl_kernel`` has no CPU wheel, and ``torchvision`` is built for a CUDA torch. What SGLang imports of them on the paths that
-we serve is never called there (speculative decoding, images), so each name is a function that says so when it is. A
-package that is installed is left alone.
+``sgl_kernel`` has no CPU wheel, and ``torchvision`` is built for a CUDA torch. On the paths that we serve SGLang imports
+functions of them and calls none (they are for speculative decoding and images). So each name is a function that raises. A
+package that is installed stays.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 def provide_sgl_kernel() -> None:
-    """A stand-in for ``sgl_kernel``. It has no submodules: SGLang does without those that it cannot import."""
+    """A stand-in for ``sgl_kernel``. It has no submodules: SGLang can do without those."""
     if not _provide("sgl_kernel"):
         return
     logger.warning("sgl_kernel is not installed: attention and experts run on torch's own operators")
     from sglang.srt import utils
     from sglang.srt.utils import common
 
-    # SGLang takes it for granted that on ARM the operators of sgl_kernel are there, and asks this function. Whether this is a
-    # CPU at all depends on it too, so that is answered, and remembered, before.
+    # On ARM, as this function tells it, SGLang expects the operators of sgl_kernel. is_cpu() calls it too and remembers its
+    # answer, so it must be asked before.
     common.is_cpu()
     utils.is_host_cpu_arm64 = common.is_host_cpu_arm64 = _has_no_kernels
 
@@ -38,14 +38,14 @@ def _has_no_kernels() -> bool:
 
 
 def provide_torchvision() -> None:
-    """A stand-in for what SGLang imports of ``torchvision`` at its top level. Models that read images do not work with it."""
-    # Transformers looks once which packages there are; it must have done so before, or it takes the stand-in for real.
+    """A stand-in for what SGLang imports of ``torchvision`` at its top level. Models that read images cannot use it."""
+    # Transformers looks once for installed packages. It must do so before, or it takes the stand-in for the real one.
     import sglang  # noqa: F401
     import transformers
 
     if not _provide("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
         return
-    # Without torchvision, transformers shows a dummy in place of this class, which SGLang registers image processors with.
+    # SGLang registers image processors with this class, and without torchvision transformers has a dummy in its place.
     automatic = importlib.import_module("transformers.models.auto.image_processing_auto")
     setattr(transformers, "AutoImageProcessor", automatic.AutoImageProcessor)  # noqa: B010  (a lazy module has no such name)
     logger.warning("torchvision is not installed: models that read images cannot be served")

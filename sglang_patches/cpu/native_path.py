@@ -1,4 +1,4 @@
-"""Gaps of SGLang's torch-native path on a CPU, filled by hooks. With a GPU none of this is installed."""
+"""Fills gaps of SGLang's torch-native path on a CPU, by hooks. With a GPU none of this is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def _define_fill_values() -> None:
-    """Batches of ranks that take part in a step together are padded with sequences; this backend says not of what length."""
+    """SGLang pads the batches of ranks in a step with sequences, and this backend does not say of what length."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     for name in _FILL_VALUES:
@@ -52,7 +52,7 @@ def _moe_forward(
 
 
 def _select_experts(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """The torch-native gate refuses to be told where padding begins: it is told nothing, and padding is cut off after."""
+    """The torch-native gate does not accept where padding begins. So padding is cut off afterwards."""
     real = named.pop("num_token_non_padded", None)
     output = original(*arguments, **named)
     if real is not None:
@@ -62,7 +62,7 @@ def _select_experts(original: Callable[..., Any], *arguments: Any, **named: Any)
 
 
 def _prepare_mlp_sync_batch(original: Callable[..., None], *arguments: Any, **named: Any) -> None:
-    """Versions 0.5.17 and 0.5.18 make a tensor in pinned memory here, which there is none of without a GPU."""
+    """Versions 0.5.17 and 0.5.18 make a tensor in pinned memory here, which needs a GPU."""
     real = torch.tensor
 
     def tensor(*given: Any, pin_memory: bool = False, **others: Any) -> torch.Tensor:

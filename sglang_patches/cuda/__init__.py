@@ -1,4 +1,4 @@
-"""What is particular to ranks on a GPU. On a machine without one, nothing of this is used.
+"""What only ranks on a GPU need. On a machine without one, nothing of this is used.
 
-With one GPU per rank this is the production layout; where there are fewer, several ranks share one (:mod:`.gpu_sharing`).
+In production each rank has a GPU of its own. Where there are fewer GPUs, several ranks share one (:mod:`.gpu_sharing`).
 """

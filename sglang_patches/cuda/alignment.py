@@ -1,10 +1,10 @@
 """Which expert each block of Triton's kernel works for, without a race.
 
-SGLang sorts the picks of all rows by expert and divides them into blocks of one expert each. Its kernel for many picks
-(``moe_align_block_size_kernel``) has threads look up the expert of a block in shared memory that others may not have
-written yet: a barrier is missing (SGLang's pull request 37663). It goes well unless a warp is held up, as may happen on a GPU
-on which other processes start; then a few experts would work on the tokens of others, and nothing tells. The order of the
-picks that it leaves is right in any case, and every block begins with one of them, so that is where the expert is taken from.
+SGLang sorts the picks of all rows by expert and divides them into blocks of one expert each. In its kernel for many picks
+(``moe_align_block_size_kernel``) threads look up the expert of a block in shared memory that other threads may not have
+written yet: a barrier is missing (SGLang's pull request 37663). That goes well unless a warp is delayed, as may happen when
+other processes start on the GPU. Then a few experts silently work on tokens of others. The order of the picks is right in any
+case, and every block begins with a pick. So the expert of a block is taken from its first pick.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from sglang_patches import hooks
 
 _FEW_PICKS, _FEW_EXPERTS = 1024, 64
-"""Below that SGLang takes another kernel, which has all its barriers."""
+"""Below these SGLang takes another kernel, which has all its barriers."""
 
 
 def register() -> None:
@@ -33,7 +33,7 @@ def _after_sorting(
 
 
 def experts_of_blocks(order: torch.Tensor, topk_ids: torch.Tensor, block_size: int) -> torch.Tensor:
-    """The expert of each block, -1 for picks of nobody here. What it says of blocks that are not in use is of no account.
+    """The expert of each block, -1 for picks of experts on other ranks. For blocks that are not in use it means nothing.
 
     ``order`` numbers the picks, flattened; a number beyond the last one is padding at the end of a block.
     """

@@ -1,7 +1,6 @@
-"""SGLang in float32 on a GPU, for runs whose tokens are to be compared: in bfloat16 they depend on the batch.
+"""SGLang in float32 on a GPU, for runs whose tokens are compared: in bfloat16 they depend on the batch.
 
-Some of SGLang's kernels are for 16 bits only. In float32, and only there, these take the way through torch, and the Triton
-experts keep 32 bits.
+Some of SGLang's kernels are for 16 bits only. In float32 torch's operators replace them, and the Triton experts keep 32 bits.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import torch
 from sglang_patches import hooks
 
 ASKED_FOR = "EEP_CUDA_FLOAT32"
-"""The environment variable that asks for it without ``--ep-backend eep``: for a single rank to compare with."""
+"""The environment variable that asks for it without ``--ep-backend eep``, for a single rank to compare with."""
 _EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
 
 
-def is_asked_for() -> bool:
+def is_requested() -> bool:
     return os.environ.get(ASKED_FOR) == "1"
 
 
 def prepare() -> None:
-    """Before Triton is imported: products of float32 are not to be rounded to TF32."""
+    """Call before Triton is imported: it must not round products of float32 to TF32."""
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 
@@ -66,7 +65,7 @@ def _activate(original: Callable[..., Any], x: torch.Tensor, out: torch.Tensor, 
     if x.dtype != torch.float32:
         return original(x, out, *arguments, **named)
     half = x.shape[-1] // 2
-    # Rows of experts that are elsewhere hold anything; nothing is made of them.
+    # Rows of experts on other ranks hold garbage; their results are not used.
     return torch.mul(torch.nn.functional.silu(x[..., :half]), x[..., half:], out=out)
 
 

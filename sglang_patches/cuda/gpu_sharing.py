@@ -1,6 +1,6 @@
-"""Which GPU a rank runs on: its own, or, where there are fewer GPUs than ranks, one that it shares.
+"""Which GPU a rank runs on: its own, or a shared one where there are fewer GPUs than ranks.
 
-Ranks that share a GPU should run under MPS; without it they take turns, and every exchange of tokens waits for a time slice.
+Ranks that share a GPU should run under MPS. Without it they take turns, and every exchange of tokens waits for a time slice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def are_shared(arguments: argparse.Namespace, ranks: int) -> bool:
-    """Whether any two of so many ranks run on the same GPU. Counting GPUs opens none."""
+    """Whether two of that many ranks run on the same GPU. Counting GPUs opens none."""
     first, step = getattr(arguments, "base_gpu_id", 0), getattr(arguments, "gpu_id_step", 1)
     gpus = max(torch.cuda.device_count(), 1)
     return len({(first + step * rank) % gpus for rank in range(ranks)}) < ranks
@@ -28,6 +28,6 @@ def are_shared(arguments: argparse.Namespace, ranks: int) -> bool:
 
 @contextlib.contextmanager
 def _share(original: Callable[..., Any], gpu_id: int) -> Iterator[int]:
-    """SGLang numbers devices as if there were one for each rank. Counting them opens none."""
+    """SGLang numbers devices as if each rank had its own. Counting them opens none."""
     with original(gpu_id % max(torch.cuda.device_count(), 1)) as device:
         yield device

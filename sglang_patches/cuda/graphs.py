@@ -1,6 +1,6 @@
-"""CUDA graphs of decode steps: captured while a rank is alone, and replayed in whatever view it is in.
+"""CUDA graphs of decode steps: captured while a rank is alone, and replayed in every later view.
 
-Nothing of membership is in a graph, so it is captured once in the life of a rank, before the rank joins.
+A graph holds nothing of the membership. So a rank captures it once, before it joins.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import hooks
-from sglang_patches.rank import instance
+from sglang_patches.rank import rank_data_plane
 
 _RUNNER = "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
 
@@ -19,9 +19,9 @@ def register() -> None:
 
 
 def _capture(original: Callable[..., None], runner: Any, *arguments: Any, **named: Any) -> None:
-    here = instance.current()
-    here.use_for(all_decode=True)
+    plane = rank_data_plane.get_plane()
+    plane.use_for(all_decode=True)
     try:
         original(runner, *arguments, **named)
     finally:
-        here.use_for(all_decode=False)
+        plane.use_for(all_decode=False)

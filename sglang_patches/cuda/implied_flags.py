@@ -1,4 +1,4 @@
-"""What ``--ep-backend eep`` stands for on a GPU, beside what it stands for everywhere."""
+"""Flags that ``--ep-backend eep`` implies on a GPU, beside those that it implies everywhere."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 from sglang_patches.cuda import float32
 
 TIMEOUT_MS = 10_000.0
-"""How long a rank waits within a step. Kernels are compiled when they are first used, which takes seconds and is no fault; a
-process that dies is seen at once in any case."""
+"""How long a rank waits for a peer within a step. A peer may take seconds to compile a kernel, which is no fault. A process
+that dies is noticed at once in any case."""
 
 KERNELS = ("triton", "deep_gemm")
-"""For experts; see :mod:`sglang_patches.rank.token_forms`."""
+"""The kernels for experts that are supported; see :mod:`sglang_patches.rank.token_forms`."""
 
 
-def imply(arguments: argparse.Namespace) -> None:
-    """Sets flags of SGLang, as far as this version has them, and variables that its processes inherit."""
+def imply_gpu_flags(arguments: argparse.Namespace) -> None:
+    """Set flags of SGLang, as far as this version has them, and variables that its processes inherit."""
     implied = {
         # Prefill runs eagerly: its tokens go through the buffer for any step.
         "disable_prefill_cuda_graph": True,
-        # It would run steps of its own while a rank is alone, of sizes that no buffer is made for.
+        # Autotuning would run steps of sizes that no buffer is made for, while a rank is alone.
         "disable_flashinfer_autotune": True,
     }
     for name, value in implied.items():
@@ -29,12 +29,12 @@ def imply(arguments: argparse.Namespace) -> None:
     kernels = getattr(arguments, "moe_runner_backend", None) or "auto"
     if kernels not in ("auto", *KERNELS):
         raise SystemExit(
-            f"--moe-runner-backend {kernels} cannot be used with --ep-backend eep: choose from {', '.join(KERNELS)}, whose "
-            "kernels take tokens in a form that eep gives"
+            f"--moe-runner-backend {kernels} does not go together with --ep-backend eep, which has no form of tokens for "
+            f"these kernels; choose from {', '.join(KERNELS)}"
         )
     if kernels == "auto":
         arguments.moe_runner_backend = KERNELS[0]
-    # Ranks that share a GPU see less of its memory the later they start.
+    # SGLang would refuse unequal free memory, and ranks that share a GPU see less of it the later they start.
     os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "0")
     if arguments.dtype == "float32":
         float32.prepare()

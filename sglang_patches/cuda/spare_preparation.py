@@ -1,7 +1,7 @@
-"""What a spare process does on a GPU beyond importing: what takes long there and is the same for every rank.
+"""What a spare does on a GPU beyond importing: what takes long there and is the same for every rank.
 
-It opens the device of the rank that it is prepared for (``EEP_SPARE_FOR``), as SGLang gave it to the life of that rank
-before. A rank on another device can be made from it too, and opens its own.
+It opens the device of the rank that it is prepared for (``EEP_SPARE_FOR``), as SGLang gave it to the rank's last incarnation.
+It may also become a rank on another device, and then opens that one too.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ def warm() -> None:
 
     from eep.abi import native
 
-    torch.cuda.set_device(device_of(Path(os.environ[CONTROL_DIRECTORY]), int(os.environ[SPARE_FOR])))
+    torch.cuda.set_device(gpu_of_rank(Path(os.environ[CONTROL_DIRECTORY]), int(os.environ[SPARE_FOR])))
     square = torch.zeros(16, 16, device="cuda")
     torch.mm(square, square)  # opens cuBLAS too
     torch.cuda.synchronize()
     native.load("cuda")
 
 
-def device_of(directory: Path, rank: int) -> int:
-    """The number of the device that the notes on a rank name."""
+def gpu_of_rank(directory: Path, rank: int) -> int:
+    """The number of the device in the recipe of a rank."""
     gpu = recipe.read(rank_process.recipe_path(directory, rank))["arguments"][_GPU_ID]
     if not isinstance(gpu, int):
-        raise RuntimeError(f"argument {_GPU_ID} of rank {rank} should be the number of its GPU, and is {gpu!r}")
+        raise RuntimeError(
+            f"argument {_GPU_ID} in the recipe of rank {rank} should be the number of its GPU, and is {gpu!r}"
+        )
     return gpu

@@ -1,4 +1,4 @@
-"""How a request ends when no rank ends it, in the form in which SGLang tells its clients."""
+"""How the front end ends a request that no rank ends, in the form that SGLang passes on to clients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def try_again(why: str) -> dict[str, Any]:
-    """Nothing is wrong with the request."""
+    """For a request without fault: the client may send it again."""
     return _abort(HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailable", f"{why}; try again")
 
 
 def failed(why: str) -> dict[str, Any]:
-    """It would end no better a second time."""
+    """For a request that would fail a second time too."""
     return _abort(HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError", why)
 
 

@@ -1,7 +1,7 @@
-"""Between SGLang's messages and the ledger of requests: what of a message the ledger must know, and the other way round.
+"""Translates between SGLang's messages and the ledger of requests.
 
-Messages are looked at by the names of their fields, which are the same in all supported versions; a field that a
-version does not have counts as empty.
+It reads messages by the names of their fields, which are the same in all supported versions. A field that a version does not
+have counts as empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MORE_THAN_TOKENS = (
     "positional_embed_overrides",
     "token_indices_to_pool",
 )
-"""Fields of a request whose answer cannot be continued: it holds something for every token, or the input is no tokens."""
+"""Fields of a request whose answer cannot be continued: its input is not tokens, or its answer holds more per token."""
 _PER_TOKEN = (
     "output_token_logprobs_val",
     "output_token_logprobs_idx",
@@ -44,16 +44,16 @@ _OF_THE_PROMPT = (
     "input_token_ids_logprobs_val",
     "input_token_ids_logprobs_idx",
 )
-UNSEEDED = "it is sampled, by kernels that know no seeds (those of --sampling-backend pytorch do)"
+UNSEEDED = "it is sampled by kernels that use no seeds (those of --sampling-backend pytorch do)"
 
 
 def check_types(parameters: Any) -> None:
-    """ValueError if a sampling parameter is not of the type that SGLang says it has. SGLang itself does not look, and the
-    process that takes the request off the wire would end at it, and the server with that."""
+    """ValueError if a sampling parameter is not of the type that SGLang declares. SGLang itself does not check. The process
+    that receives the request would end with an error, and the server with it."""
     if isinstance(parameters, msgspec.Struct):
         plain = copy.copy(parameters)
         if hasattr(plain, "custom_params"):
-            plain.custom_params = None  # these may be anything, in SGLang's own wrapping
+            plain.custom_params = None  # these may be of any type, and SGLang wraps them
         try:
             _decoder(type(plain)).decode(msgspec.msgpack.encode(plain))
         except (msgspec.MsgspecError, TypeError, OverflowError) as error:
@@ -66,7 +66,7 @@ def _decoder(kind: type) -> Any:
 
 
 def _named(parameters: msgspec.Struct, error: str) -> str:
-    """The error with the name of the field, which travels as a number: ``- at `$[3]```."""
+    """The error with the name of the field in place of its number: ``- at `$[3]```."""
     for number, name in enumerate(parameters.__struct_fields__):
         error = error.replace(f"`$[{number}]", f"`{name}")
     return error
@@ -102,29 +102,29 @@ def _is_set(value: object) -> bool:
 
 def _why_immovable(message: Any) -> str:
     if getattr(message, "session_params", None) is not None or getattr(message, "session_id", None) is not None:
-        return "its session was kept by the rank that was lost"
+        return "that rank alone had its session"
     if getattr(message, "mm_inputs", None) is not None:
-        return "its images were handed to the rank that was lost and cannot be handed over twice"
+        return "its images went to that rank and cannot be sent twice"
     return ""
 
 
 def kept_copy(message: Any, seeds: Seeds | None = None) -> Any:
-    """What to keep of a request that has been made ready for the wire, so that it can be sent again. ``seeds``: have it
-    sampled by a seed, whoever serves it."""
+    """What to keep of a request to be able to send it again. ``seeds``: give it a seed, so that every rank samples it
+    alike."""
     kept = copy.copy(message)
     if seeds is not None and _is_sampled(message):
         kept.sampling_params = copy.copy(message.sampling_params)
         kept.sampling_params.sampling_seed = seeds.seed_for(message.sampling_params)
     parameters = getattr(kept, "sampling_params", None)
     given = getattr(parameters, "custom_params", None)
-    if isinstance(given, dict) and DELIVERED in given:  # not a client's to say
+    if isinstance(given, dict) and DELIVERED in given:  # only the front end may say that
         kept.sampling_params = copy.copy(parameters)
         kept.sampling_params.custom_params = {key: value for key, value in given.items() if key != DELIVERED} or None
     return kept
 
 
 def message_for(kept: Any, replay: Replay, rank: int) -> Any:
-    """The message that has ``rank`` serve a request, from wherever it stands."""
+    """The message that makes ``rank`` serve a request, from where it stands."""
     message = copy.copy(kept)
     message.rid = replay.wire
     if hasattr(message, "routed_dp_rank"):
@@ -137,8 +137,8 @@ def message_for(kept: Any, replay: Replay, rank: int) -> Any:
 
 
 def rows_of(output: Any) -> Iterator[tuple[str, Sequence[int], Counts, str, bool]]:
-    """Of each request in an output: its wire id, tokens, counts, text, and whether that was the last of it. Every token of a
-    server passes here. Raises ValueError if the output says less of some of them."""
+    """For each request in an output: its wire id, tokens, counts, text, and whether it is finished. Every token of a server
+    passes here. ValueError if the lists of the output differ in length."""
     size = len(output.rids)
     tokens, texts = getattr(output, "output_ids", None), getattr(output, "output_strs", None)
     completion = getattr(output, "completion_tokens", None) or repeat(0, size)
@@ -153,7 +153,7 @@ def rows_of(output: Any) -> Iterator[tuple[str, Sequence[int], Counts, str, bool
 
 
 def write_back(output: Any, row: int, delivery: Delivery) -> None:
-    """Let a row of an output of a request that moved say what it would have said if it had not."""
+    """Make the row of a request that has moved say what it would have said otherwise."""
     output.prompt_tokens[row] = delivery.counts.prompt
     output.cached_tokens[row] = delivery.counts.cached
     if getattr(output, "completion_tokens", None):

@@ -1,9 +1,9 @@
 """In the front end: every request is in the ledger, goes to a rank that is in, and is replayed when that rank is lost.
-A health check is no request: it is sent to a rank that is in, once, and never replayed.
+A health check is no request: it goes to a rank that is in, once, and is never replayed.
 
-What goes to the schedulers passes through :meth:`FrontEnd.send`, and what comes back through :meth:`FrontEnd.output` and
-:meth:`FrontEnd.abort_answer`, where a request that has moved gets its own id, counts and continuation back. It stands in
-SGLang's TokenizerManager (:mod:`sglang_patches.front_end.tokenizer_hooks`).
+What goes to the schedulers passes through :meth:`FrontEnd.send`. What comes back passes through :meth:`FrontEnd.output` and
+:meth:`FrontEnd.abort_answer`, where a request that has moved gets its own id, counts and continuation back. The front end
+stands in SGLang's TokenizerManager (:mod:`sglang_patches.front_end.tokenizer_hooks`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from sglang_patches.sampling.seeds import Seeds
 logger = logging.getLogger(__name__)
 
 DEFAULT_WAIT_LIMIT = 300.0
-_LOOKS_EVERY = 1.0
+_CHECKS_EVERY = 1.0
+MAY_DIFFER = "may continue differently"
+"""What the log says of a request that moves and is sampled without a seed."""
 _DIVERGED = (
-    "the rank that served this request was lost, it was begun anew on another, as what it returns cannot be continued, and "
-    "there it went another way than what you have been sent"
+    "the rank that served this request was lost; another rank began it again, since answers of its kind cannot be continued, "
+    "and its new answer differs from what was sent to you already"
 )
 _HARMFUL = (
-    f"{MOST_FRUITLESS_MOVES + 1} ranks in a row were lost while they served this request, which may be what ends them"
+    f"{MOST_FRUITLESS_MOVES + 1} ranks in a row were lost while they served this request, which may be what ends them; it is "
+    "not served again"
 )
 
 
 class FrontEnd:
-    """``dispatch`` sends a message to the controller; ``answer(id, finish_reason, prompt_tokens)`` ends a request with our
-    own words; ``drop(wire)`` has the rank that serves it stop.
+    """``dispatch`` sends a message to the controller. ``answer(id, finish_reason, prompt_tokens)`` ends a request with a
+    message of ours. ``drop(wire)`` makes the rank that serves it stop.
 
-    All methods are for the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
+    Call all methods from the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
     with one of ``health_checks`` are those of health checks.
     """
 
@@ -66,7 +69,7 @@ class FrontEnd:
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
-        self._looking = False
+        self._is_check_scheduled = False
         self._metrics = Sheet("front-end")
         self._metrics.add("requests_moved", 0)
 
@@ -84,7 +87,7 @@ class FrontEnd:
             self._dispatch(message)
 
     def _accept(self, messages: list[Any]) -> None:
-        """All of them, or none: an error is told to their client, who then waits for none of them."""
+        """Accept all of them or none: after an error their client waits for none of them."""
         for message in messages:
             ledger_adapter.check_types(message.sampling_params)
         mine: list[str] = []
@@ -106,9 +109,9 @@ class FrontEnd:
             raise
 
     def _send_check(self, message: Any) -> None:
-        """A busy scheduler drops a health check without a word, and SGLang forgets it without an abort: the ledger would keep
-        it for ever. While nobody is in the last one waits, for the first ever may come before the first view. The last is
-        enough: any answer of a rank is one to all checks."""
+        """Health checks are not in the ledger: a busy scheduler drops one silently, and SGLang forgets it without an abort.
+        While no rank is in, the last check waits, since the first may come before the first view. One is enough: an answer
+        of any rank answers all checks."""
         rank = self._rank_for(message)
         self._check = message if rank is None else None
         if rank is not None:
@@ -121,8 +124,8 @@ class FrontEnd:
         return asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
 
     def _send_what_waits(self, mine: Collection[str] = ()) -> None:
-        """One that cannot be sent is ended, and is no hindrance to the others. If it is one of ``mine``, its error is raised
-        at the end."""
+        """Send the requests that wait. One that cannot be sent is ended, and the others go on. If it is one of ``mine``, its
+        error is raised at the end."""
         if self._check is not None:
             self._send_check(self._check)
         failed: Exception | None = None
@@ -132,7 +135,7 @@ class FrontEnd:
             if rank is None:
                 break
             if replay.inexact:
-                logger.warning("request %s may go on differently on rank %d: %s", request_id, rank, replay.inexact)
+                logger.warning("request %s %s on rank %d: %s", request_id, MAY_DIFFER, rank, replay.inexact)
             try:
                 self._dispatch(ledger_adapter.message_for(kept, replay, rank))
             except Exception as error:
@@ -140,15 +143,18 @@ class FrontEnd:
                 if request_id in mine:
                     failed = error
                 else:
-                    self._end(request_id, finish_reasons.failed(f"this request cannot be sent to a rank: {error}"))
+                    self._end(
+                        request_id, finish_reasons.failed(f"the server could not send this request to a rank: {error}")
+                    )
             else:
                 self.ledger.assigned(request_id, rank, self.live[rank])
-        self._look_later()
+        self._schedule_check()
         if failed is not None:
             raise failed
 
     def _abort(self, message: Any) -> None:
-        """Schedulers take an id for the beginning of ids, and so do we; each life of a request begins with its id."""
+        """Schedulers abort every request whose id begins with the given one, and so do we. Each wire id of a request begins
+        with its id."""
         for request_id in [each for each in self._kept if message.abort_all or each.startswith(message.rid)]:
             if not self.ledger.abort(request_id):
                 self._end(request_id, None)
@@ -157,11 +163,11 @@ class FrontEnd:
     # From the schedulers to the front end.
 
     def output(self, output: Any, late: str) -> None:
-        """Rewrite an output in place. Rows that nobody may see get the id ``late``, which nobody waits for."""
+        """Rewrite an output in place. Rows that no client may see get the id ``late``, for which no client waits."""
         for row, (wire, tokens, counts, text, finished) in enumerate(ledger_adapter.rows_of(output)):
             delivery = self.ledger.delivered(wire, tokens, counts, text=text, finished=finished)
             if delivery is None:
-                if not wire.startswith(self._health_checks):  # SGLang knows whether somebody waits for a check
+                if not wire.startswith(self._health_checks):  # SGLang knows whether a client waits for a check
                     output.rids[row] = late
                 continue
             if delivery.diverged:
@@ -176,7 +182,7 @@ class FrontEnd:
                 self._kept.pop(delivery.id, None)
 
     def abort_answer(self, message: Any) -> bool:
-        """A scheduler has dropped a request. False when it speaks of a life that is over."""
+        """A scheduler has dropped a request. False if the request has moved to another rank since."""
         request_id = self.ledger.id_of(message.rid)
         if request_id is None:
             return False
@@ -188,7 +194,7 @@ class FrontEnd:
     # From the supervisor.
 
     def on_view(self, view: View) -> None:
-        """Who is in. A rank that repairs is in too: it will serve what it is sent."""
+        """A new view says which ranks are in. A rank that repairs is in too: it will serve what it is sent."""
         live = {rank: view.incarnations[rank] for rank in view.active}
         before = self.live
         self.live = {rank: inc for rank, inc in live.items() if self._gone.get(rank, -1) < inc}
@@ -197,7 +203,7 @@ class FrontEnd:
         self._replay(self.ledger.keep_only(self.live, self._clock()))
 
     def on_gone(self, rank: int, incarnation: int) -> None:
-        """That life of a rank is over, whatever the last view said."""
+        """That incarnation of a rank has ended, whatever the last view said."""
         self._gone[rank] = max(incarnation, self._gone.get(rank, -1))
         if self.live.get(rank) == incarnation:
             del self.live[rank]
@@ -212,27 +218,31 @@ class FrontEnd:
         for request_id, why in lost.failed:
             self._end(request_id, finish_reasons.try_again(f"the rank that served this request was lost, and {why}"))
         for request_id in lost.harmful:
-            logger.error("request %s was on %d ranks in a row that were lost", request_id, MOST_FRUITLESS_MOVES + 1)
+            logger.error(
+                "request %s is ended: the last %d ranks that served it were all lost",
+                request_id,
+                MOST_FRUITLESS_MOVES + 1,
+            )
             self._end(request_id, finish_reasons.failed(_HARMFUL))
         if lost.replays:
             self._metrics.add("requests_moved", len(lost.replays))
-            logger.info("replaying %d requests on %s", len(lost.replays), sorted(self.live) or "whoever comes back")
+            logger.info("replaying %d requests on ranks %s", len(lost.replays), sorted(self.live) or "that come back")
         self._send_what_waits()
 
-    # What nobody can serve.
+    # Requests that no rank can serve.
 
-    def look(self) -> None:
-        """Give up on requests that have waited for too long."""
-        self._looking = False
+    def end_stale_requests(self) -> None:
+        """End the requests that have waited too long for a rank."""
+        self._is_check_scheduled = False
         for request_id in self.ledger.give_up(self._clock(), self._wait_limit):
             why = f"no rank came back within {self._wait_limit:g} s to serve this request"
             self._end(request_id, finish_reasons.try_again(why))
-        self._look_later()
+        self._schedule_check()
 
-    def _look_later(self) -> None:
-        if not self._looking and self.ledger.waiting():
-            self._looking = True
-            self._later(min(_LOOKS_EVERY, self._wait_limit), self.look)
+    def _schedule_check(self) -> None:
+        if not self._is_check_scheduled and self.ledger.waiting():
+            self._is_check_scheduled = True
+            self._later(min(_CHECKS_EVERY, self._wait_limit), self.end_stale_requests)
 
     def _end(self, request_id: str, finish_reason: dict[str, Any] | None) -> None:
         kept = self._kept.pop(request_id, None)

@@ -1,5 +1,7 @@
-"""Where the front end stands in SGLang. Its TokenizerManager is left as it is: we are at its two sockets, and hear who is in
-from a watcher of the supervisor that runs in the controller."""
+"""Where the front end stands in SGLang: at the two sockets of its TokenizerManager, which stays as it is.
+
+A watcher tells the front end which ranks are in. It listens to the supervisor, which runs in the controller.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ def register() -> None:
 
 
 def _prepare_directory(*_: Any, **__: Any) -> None:
-    """In the process that launches the server, before it has children. The supervisor's keeper removes it, with all that is
-    in it. SystemExit if it has something in it already, which may be another server's, or anybody's."""
+    """Make the server's directory, in the process that launches it, before that has children. The supervisor's keeper
+    removes the directory with all that is in it. So SystemExit if it has files already: they may be another server's."""
     wanted = os.environ.get(DIRECTORY)
     if wanted and os.path.isdir(wanted) and os.listdir(wanted):
         raise SystemExit(
-            f"{DIRECTORY}={wanted} is not empty: another server may use it, and it is removed when this one ends. Name a "
-            "directory that does not exist yet, or none"
+            f"{DIRECTORY}={wanted} is not empty: another server may use it, and this server would remove it at its end. Name "
+            "a directory that does not exist yet, or unset the variable"
         )
     directory = PrivateDirectory.create(Path(wanted) if wanted else None).path
     os.environ[DIRECTORY] = str(directory)
@@ -74,7 +76,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
 
 
 def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
-    """As SGLang answers for a request that never ran, and with the counts of one that did: OpenAI's endpoints need them."""
+    """Answer as SGLang does for a request that never ran, but with counts of tokens: OpenAI's endpoints need them."""
     state = manager.rid_to_state.get(message.rid)
     type(manager)._handle_abort_req.__wrapped__(manager, message)
     if state is not None and state.out_list:
@@ -95,7 +97,7 @@ def _start_watching(_: None, manager: Any) -> None:
         call(front_end.on_gone, rank, incarnation)
 
     front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
-    garbage_collector.leave_out_what_is_there(manager)
+    garbage_collector.freeze_server(manager)
 
 
 def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
@@ -110,7 +112,7 @@ def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, m
 async def _handle_batch_output(original: Callable[[Any, Any], Any], manager: Any, output: Any) -> None:
     from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
-    # Output that nobody waits for is an error to SGLang, except that of a health check.
+    # SGLang reports output for an unknown request as an error, except that of a health check.
     _front_end_of(manager).output(output, late=f"{HEALTH_CHECK_RID_PREFIX}_late_output")
     await original(manager, output)
 

@@ -1,13 +1,13 @@
 """The exchange of tokens between ranks: SGLang's dispatcher interface over :class:`eep.Buffer`.
 
-SGLang's models branch on the name of an all-to-all backend. ``server/flags.py`` names ``mooncake``, whose branches do what is
-right for any backend that exchanges tokens inside the MoE layer; here the class behind that name becomes ours, and the
-layer stays the plain ``FusedMoE``. It takes tokens in SGLang's STANDARD format (rows, the local slots that each row is for,
--1 for "not here", and their weights) or in that of DeepEP's low latency; which, :mod:`.token_forms` decides.
+SGLang's models branch on the name of an all-to-all backend. ``server/flags.py`` names ``mooncake``, whose branches are right
+for any backend that exchanges tokens inside the MoE layer. Here the class behind that name becomes ours, and the layer stays
+the plain ``FusedMoE``. It takes tokens in SGLang's STANDARD format (rows, the local slots that each row is for, -1 for "not
+here", and their weights) or in that of DeepEP's low latency. :mod:`.token_forms` decides which.
 
-With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. The gate is given a score of minus infinity for
-them, so that it picks others and shares out the weights among those as the model does; where it picks one all the same, that
-pick goes nowhere and counts nothing.
+With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. The gate sees a score of minus infinity for
+them. So it picks others, and shares out the weights among those as the model does. Where it picks a masked expert all the
+same, that pick goes nowhere and weighs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 
 from eep.data_plane.tokens import ExpertTokens, RankTokens
 from sglang_patches import cpu, hooks, options
-from sglang_patches.rank import instance
+from sglang_patches.rank import model_facts, rank_data_plane
+from sglang_patches.rank.rank_data_plane import RankDataPlane
 from sglang_patches.rank.token_forms import MoeShape
 
 
@@ -41,11 +42,11 @@ def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
         topk=moe_runner_config.top_k,
         dtype=moe_runner_config.params_dtype,
     )
-    # Models scale what comes back from a backend that exchanges tokens; kernels that do so where nothing is exchanged, and
-    # are taken for ours, would do it too.
+    # Models scale what a backend that exchanges tokens returns. The kernels are those for no exchange, and would scale it
+    # a second time.
     moe_runner_config.routed_scaling_factor = None
-    here = instance.current()
-    return make_dispatcher(here, here.add_layer(moe_runner_config.layer_id, shape))
+    layer = model_facts.get_facts().add_layer(moe_runner_config.layer_id, shape)
+    return make_dispatcher(rank_data_plane.get_plane(), layer)
 
 
 def _impl_class(*_: Any, **__: Any) -> Any:
@@ -55,33 +56,33 @@ def _impl_class(*_: Any, **__: Any) -> Any:
 
 
 def _is_deepep(original: Callable[[Any], bool], backend: Any) -> bool:
-    # Version 0.5.17 of Qwen3-MoE asks for this one backend by name.
+    # In version 0.5.17, Qwen3-MoE asks for this one backend by name.
     return original(backend) or backend.is_mooncake()
 
 
 def _kernels_in_one(original: Callable[..., Any], pool: Any, dispatch_name: str, runner_name: str) -> Any:
-    """By the name of a backend, SGLang would take a way apart, which makes nothing of tokens that are quantised already. What
-    our ranks exchange is to its Triton kernels what it is where nothing is exchanged."""
+    """By the name of the backend SGLang would choose a path of its own, which cannot use tokens that are quantised already.
+    To its Triton kernels, the tokens that our ranks exchange look as if nothing were exchanged."""
     return original(pool, "none" if runner_name == "triton" else dispatch_name, runner_name)
 
 
 def _mask_scores(
     hidden_states: torch.Tensor, router_logits: torch.Tensor | None, topk_config: Any, **named: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    here, layer_id = instance.current(), named.get("layer_id")
-    if router_logits is None or layer_id not in here.layer_ids:
+    layer_ids, layer_id = model_facts.get_facts().layer_ids, named.get("layer_id")
+    if router_logits is None or layer_id not in layer_ids:
         return None
-    masked = here.location.tables.masked[here.layer_ids.index(layer_id)]
+    masked = rank_data_plane.get_plane().location.tables.masked[layer_ids.index(layer_id)]
     return (hidden_states, router_logits.masked_fill(masked, float("-inf")), topk_config), named
 
 
-def make_dispatcher(here: instance.Instance, layer: int) -> Any:
-    """A dispatcher for one MoE layer. The class is made here because its base is SGLang's."""
+def make_dispatcher(plane: RankDataPlane, layer: int) -> Any:
+    """A dispatcher for one MoE layer. The class is made in the function because its base is SGLang's."""
     from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
 
     class EepDispatcher(BaseDispatcher):  # type: ignore[misc]
         def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> Any:
-            self._exchange = Exchange(here, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
+            self._exchange = TokenExchange(plane, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
             return self._exchange.received(topk_output.router_logits)
 
         def combine(self, combine_input: Any) -> torch.Tensor:
@@ -90,32 +91,32 @@ def make_dispatcher(here: instance.Instance, layer: int) -> Any:
     return EepDispatcher()
 
 
-class Exchange:
-    """One dispatch and its combine. What SGLang gets of our memory are aliases, which it may dispose of."""
+class TokenExchange:
+    """One dispatch and its combine. SGLang gets aliases of our memory, which it may dispose of."""
 
     def __init__(
-        self, here: instance.Instance, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+        self, plane: RankDataPlane, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> None:
-        # As few kernels as can be, since prefill is eager: -1, for rows that are only padding, is the last column.
-        chosen = here.location.choice[layer][topk_ids.long()]
+        # As few kernels as possible, since prefill is eager. Rows that are only padding ask for expert -1: the last column.
+        chosen = plane.location.choice[layer][topk_ids.long()]
         weights = topk_weights.float()
-        if here.used is not None:
+        if plane.used is not None:
             experts = topk_ids.long().clamp(min=0)
-            here.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
+            plane.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
             weights = torch.where(chosen >= 0, weights, 0.0)
-        self._buffer = here.buffer
+        self._buffer = plane.buffer
         self._dtype = x.dtype
         self._tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), weights.contiguous())
         self._rows: torch.Tensor | None = None
 
     def received(self, router_logits: torch.Tensor) -> Any:
-        """What the experts of this rank are to work on, in a form that the runner of their kernels knows."""
+        """The tokens for the experts of this rank, in the form that their kernels take."""
         if isinstance(self._tokens, ExpertTokens):
             return self._by_expert(self._tokens)
         return self._by_rank(self._tokens, router_logits)
 
     def combine(self, y: torch.Tensor) -> torch.Tensor:
-        """The sums of what all ranks made of the tokens that this one sent."""
+        """For each token that this rank sent, the sum of what all ranks made of it."""
         if self._rows is not None:
             outbox = self._buffer.combine_input()
             outbox[self._rows] = y.to(outbox.dtype)
@@ -129,7 +130,7 @@ class Exchange:
 
         ids, weights = tokens.topk_idx, tokens.topk_weights
         if tokens.scales is not None:
-            # The kernel takes the quantised rows, and leaves its results where combine wants them.
+            # The kernel takes the quantised rows, and leaves its results where combine expects them.
             return StandardDispatchOutput(
                 _alias(self._buffer.combine_input()),
                 None,
@@ -138,17 +139,17 @@ class Exchange:
             )
         x = _alias(tokens.x)
         if x.device.type == "cpu":
-            # On a GPU the shape may not depend on the data, and kernels skip rows that are for nobody here.
+            # On a GPU the shape may not depend on the data, and kernels skip rows that are for no expert of this rank.
             self._rows = tokens.rows()
             x, ids, weights = x[self._rows], ids[self._rows], weights[self._rows]
         return StandardDispatchOutput(x, None, StandardTopKOutput(weights, ids, router_logits))
 
     def _by_expert(self, tokens: ExpertTokens) -> Any:
-        """The rows of each local slot, and how many of them count. They are weighted when they are back."""
+        """The rows of each local slot, and how many of them count. Combine applies the weights."""
         from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPLLDispatchOutput
 
         sent, slots = tokens.sent, tokens.x.shape[0]
-        # A hint for the choice of a kernel: how many rows a slot gets if all ranks send as many as this one.
+        # A hint for the choice of a kernel: the rows of a slot if every rank sends as many as this one.
         usual = -(-sent.topk_idx.numel() // slots)
         return DeepEPLLDispatchOutput(
             _alias(tokens.x),

@@ -1,8 +1,8 @@
-"""Which slot hosts which expert, as this rank's gate sees it.
+"""Which slot holds which expert, and to which copy this rank sends its tokens.
 
-Slots are numbered by capacity: rank ``r`` owns ``slots_per_rank`` slots from ``r * slots_per_rank`` on. All ranks start from
-the same placement, a pure function of the command line and the model, so that a rank which starts alone loads the experts
-that the others expect it to have. So does one that the server grows by: nothing moves when it joins.
+Rank ``r`` owns ``slots_per_rank`` slots from ``r * slots_per_rank`` on. All ranks start from the same placement, a pure
+function of the command line and the model. So a rank that starts alone loads the experts that its peers expect it to have. So
+does a rank that is added later: no expert moves when it joins.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ from eep.recovery.contract import addresses_of, check_routing
 
 
 def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int, max_ranks: int) -> Placement:
-    """What each of ``max_ranks`` loads. The first ``ranks``, with which a server starts, hold every expert among them; the
-    others hold further copies. One host: regions reach no further."""
+    """What each of ``max_ranks`` loads. The first ``ranks``, with which a server starts, hold every expert among them. The
+    others hold further copies. All are on one host."""
     load, host = np.ones((layers, experts)), [0] * max_ranks
     at_start = plan_placement(load, None, range(ranks), slots_per_rank, host)
     return plan_placement(load, at_start, range(max_ranks), slots_per_rank, host)
+
+
+def experts_in_slots(placement: Placement, rank: int, layer: int) -> list[int]:
+    """The expert in each slot of a rank, ``EMPTY`` for none."""
+    size = placement.slots_per_rank
+    held: list[int] = placement.physical_to_logical[layer, rank * size : (rank + 1) * size].tolist()
+    return held
 
 
 class ExpertLocation:
     """The placement in force, and ``choice[layer, expert]``: the slot to which this rank sends its tokens. Its last column
     is for expert -1, of rows that are only padding: they go nowhere.
 
-    Both are tensors that stay where they are: a new placement is written into them between steps.
+    The tensors keep their addresses: a new placement is written into them between steps.
     """
 
     def __init__(self, placement: Placement, rank: int, device: torch.device | str = "cpu") -> None:
@@ -51,15 +58,9 @@ class ExpertLocation:
         self.placement = placement
         check_routing(placement, self.tables, self._addresses)
 
-    def held_by(self, rank: int, layer: int) -> list[int]:
-        """The expert in each slot of a rank, ``EMPTY`` for none."""
-        size = self.placement.slots_per_rank
-        held: list[int] = self.placement.physical_to_logical[layer, rank * size : (rank + 1) * size].tolist()
-        return held
-
 
 def choose_copies(placement: Placement, rank: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """``[layers, experts]``: the copy that ``rank`` uses: its own if it has one, else they are shared out by turns."""
+    """``[layers, experts]``: the copy that ``rank`` uses. It is its own if it has one; else ranks share out the copies."""
     slots = placement.logical_to_physical
     counts = placement.replica_counts
     turn = rank % np.maximum(counts, 1)

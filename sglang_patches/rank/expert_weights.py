@@ -1,7 +1,7 @@
-"""Expert weights, kept in memory that repair can read and write.
+"""Expert weights in memory that repair can read and write.
 
-SGLang makes one array per layer and tensor, ``[slots, ...]``. After loading, these arrays are moved into one region of
-:class:`eep.experts.layout.ExpertMemory`, which other ranks can map; from then on their addresses never change.
+SGLang makes one array per layer and tensor, ``[slots, ...]``. After loading, these arrays move into one region of
+:class:`eep.experts.layout.ExpertMemory`, which other ranks can map. From then on their addresses never change.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class ExpertWeights:
 
     memory: ExpertMemory
     shared: Memory
-    """The memory behind it, whose descriptor may be given to other ranks."""
+    """The memory behind it. Peers may get its descriptor."""
     checksums: Checksums
-    """Of the experts that were loaded here."""
+    """Those of the experts that were loaded here."""
 
 
 def adopt(layers: list[Any], placement: Placement, rank: int, device: str) -> ExpertWeights:
@@ -36,13 +36,13 @@ def adopt(layers: list[Any], placement: Placement, rank: int, device: str) -> Ex
         if name not in names and name.endswith("input_scale"):
             raise SystemExit(
                 f"--ep-backend eep: {name} is one for all experts that a rank has loaded, and would be wrong for those that "
-                "it gets later; use a checkpoint whose activations are scaled while it runs"
+                "repair brings in; use a checkpoint with dynamic scales of activations"
             )
     for name in names:
         if not getattr(layers[0], name).is_contiguous():
             raise SystemExit(
-                f"--ep-backend eep: {name} was put into an order of its own when it was loaded, in which a single expert "
-                "cannot be replaced; choose other kernels with --moe-runner-backend"
+                f"--ep-backend eep: SGLang reordered {name} when it loaded it, so repair cannot replace a single expert; "
+                "choose other kernels with --moe-runner-backend"
             )
     specs = tuple(
         TensorSpec(name, tuple(getattr(layers[0], name).shape[1:]), getattr(layers[0], name).dtype) for name in names

@@ -1,18 +1,18 @@
 """Overlap scheduling: while a step runs on the device, SGLang hands out the results of the last and prepares the next.
 
-It even launches the next before anybody has looked at the last, so that the device is never idle. Here a step is judged when
-its results are to be handed out. If it is bad, so is the one that was launched on top of it: both are run again as they were
-launched, one after the other, and what came of them takes the place of what was there; no token of a bad step is ever used.
+It even launches the next before the host has read the last, so that the device is never idle. Here a step is judged when its
+results are to be handed out. If it is bad, so is the step that was launched on top of it. Both run again as they were
+launched, one after the other, and their new results replace the old ones. No token of a bad step is ever used.
 
-What is kept for that is a copy of the batch, with the tensors that it had: SGLang puts new tensors into a batch and changes
-none in place, since the device may still read them. Cache slots that were freed meanwhile are written again before anybody
-reads them, since whoever has them now has not run yet; that the prefix cache has no such slot under tokens that anybody asks
-for, :func:`release` sees to. From step to step the newest token of each request stays on the device
-(SGLang's *future map*); before steps are run again it is put back to what they began with, the newest step first.
+For that a copy of the batch is kept, with the tensors that it had. SGLang puts new tensors into a batch and changes none in
+place, since the device may still read them. A cache slot that was freed meanwhile may be written once more. That is harmless:
+its new owner has not run yet, and writes it before reading it. :func:`release` sees to it that the prefix cache holds no such
+slot under tokens of a request. The newest token of each request stays on the device from step to step (SGLang's *future
+map*). Before steps run again, it is put back to what they began with, the newest step first.
 
-Some batches are launched only when the step before is known to be good: those in which a grammar has a say, or penalties
-on tokens that were used. SGLang counts a token for those when it prepares the step after, which with overlap is before that
-token is known, so it counts an older one, or misses one. Here they are counted when the step is launched.
+Some batches are launched only when the step before is known to be good: those with a grammar, or with penalties on tokens
+that were used. SGLang counts a token for the penalties when it prepares the step after. With overlap the token is not known
+by then, so SGLang counts an older one, or misses one. Here tokens are counted when the step is launched.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from sglang_patches.rank import instance
+from eep.recovery.session import Session
+from sglang_patches.rank.rank_data_plane import RankDataPlane
 
 T = TypeVar("T")
 
-NOBODYS_TOKEN = 2**31 - 1
-"""That no model has."""
+UNUSED_TOKEN = 2**31 - 1
+"""A token that no model has."""
 _OF_THE_SCHEDULER = ("extend_input_len_per_req", "extend_logprob_start_len_per_req")
-"""What SGLang notes in a result about its requests, which have gone on since."""
+"""Fields in which SGLang keeps the state of the requests at the launch. They have gone on since, so these stay."""
 
 
 def overlaps(scheduler: Any) -> bool:
-    """Whether results are processed later than they are made. Models that only embed are served without."""
+    """Whether SGLang hands out the results of a step after it has launched the next. It does not for models that embed."""
     return bool(scheduler.enable_overlap and scheduler.is_generation)
 
 
-def needs_what_is_known(batch: Any) -> bool:
-    """Whether it may be launched only when the step before is known to be good."""
+def must_wait_for_last_step(batch: Any) -> bool:
+    """Whether a batch may be launched only when the step before is known to be good."""
     return bool(batch.has_grammar or _has_penalties(batch))
 
 
@@ -51,17 +52,17 @@ def _has_penalties(batch: Any) -> bool:
 def release(original: Callable[..., T], req: Any, *arguments: Any, **named: Any) -> T:
     """Where SGLang gives back the cache of a request that has ended, and keeps it for others that begin with its tokens.
 
-    By then a step on top of the last has been launched, which writes what belongs to its newest token. If that step is bad
-    and run again, another request may have the row of this one in SGLang's tables, and what is written is off. So it goes
-    into the prefix cache under a token that nobody asks for.
+    By then SGLang has launched a step on top of the last, which writes the cache entry of the newest token. If that step is
+    bad and runs again, another request may have this one's row in SGLang's tables, and the entry is wrong. So it goes into
+    the prefix cache under a token that no request has.
     """
     tokens = req.output_ids
-    if req.session is not None:  # it keeps its row, and its tokens are kept from here
+    if req.session is not None:  # a session keeps its row, and its tokens must stay as they are
         return original(req, *arguments, **named)
-    if not tokens:  # given up within its prompt, a part of which may be under way
+    if not tokens:  # aborted within its prompt, a part of which may still be on the device
         req.skip_radix_cache_insert = True
         return original(req, *arguments, **named)
-    newest, tokens[-1] = tokens[-1], NOBODYS_TOKEN
+    newest, tokens[-1] = tokens[-1], UNUSED_TOKEN
     try:
         return original(req, *arguments, **named)
     finally:
@@ -69,13 +70,13 @@ def release(original: Callable[..., T], req: Any, *arguments: Any, **named: Any)
 
 
 def count_later(original: Callable[[Any], None], batch: Any) -> None:
-    """Where SGLang would count the newest tokens for its penalties, and does not know them yet."""
+    """Where SGLang would count the newest tokens for its penalties. With overlap it does not know them yet."""
     if not batch.enable_overlap:
         original(batch)
 
 
 def count_tokens(scheduler: Any, batch: Any) -> None:
-    """The newest token of each request, which is on the device and known to be good, counts for its penalties."""
+    """Count the newest token of each request for its penalties. It is on the device, and known to be good."""
     if not batch.forward_mode.is_decode() or not _has_penalties(batch):
         return
     with scheduler.forward_stream_ctx:  # where the tokens are written, and the penalties read
@@ -85,16 +86,16 @@ def count_tokens(scheduler: Any, batch: Any) -> None:
     scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
 
 
-class Launched:
-    """A step as SGLang launched it, with all that it takes to run it again. ``with`` it, while SGLang launches it."""
+class LaunchedStep:
+    """A step as SGLang launched it, with all that it takes to run it again. SGLang launches it inside its ``with`` block."""
 
-    def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any], before: Launched | None) -> None:
+    def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any], before: LaunchedStep | None) -> None:
         self._scheduler, self._run_batch = scheduler, run_batch
         self._batch: Any = None
         self._began_with: torch.Tensor | None = None
         """The newest token of each request of a batch that decodes."""
         self._mark: Any = None
-        """Of the end of the forward pass, where SGLang's own comes too late."""
+        """A CUDA event at the end of the forward pass, where SGLang's own comes too late."""
         self.before = before
         self.result: Any = None
 
@@ -107,34 +108,36 @@ class Launched:
         global _is_launching
         _is_launching = False
 
-    def begin(self, here: instance.Instance, forward: Callable[[], Any], batch: Any) -> Any:
-        """From within ``run_batch``, where SGLang starts the forward pass of ``batch``."""
+    def begin(self, session: Session, plane: RankDataPlane, forward: Callable[[], Any], batch: Any) -> Any:
+        """Start the forward pass of ``batch``. Called from within ``run_batch``."""
         self._batch = _keep(batch)
         if batch.forward_mode.is_decode():
-            self._began_with, self._batch.input_ids = batch.input_ids, None  # to be had from the future map
-        using = here.using
+            self._began_with, self._batch.input_ids = batch.input_ids, None  # the future map has them
+        using = plane.using
 
         def start() -> Any:
             made = forward()
-            if made.delay_sample_func is not None and here.device != "cpu":  # SGLang marks the end when it samples
+            if made.delay_sample_func is not None and plane.device != "cpu":  # SGLang marks the end when it samples
                 self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._mark.record()
             return made
 
         def again() -> Any:
-            with here.through(using), _stream_context_of_its_own(self._scheduler):
-                return self._again()
+            with plane.through(using), _stream_context_of_its_own(self._scheduler):
+                return self._run_again()
 
-        return here.session.begin(start, using, again=again, wait=self._wait, ahead=1)
+        return session.begin(start, using, again=again, wait=self._wait, ahead=1)
 
     def _wait(self) -> None:
         if self._mark is not None:
             self._mark.synchronize()
-        elif self.result is not None and self.result.copy_done is not None:  # else it was not launched, or is over
+        elif (
+            self.result is not None and self.result.copy_done is not None
+        ):  # else it was not launched, or is over already
             self.result.copy_done.synchronize()
             self.result.copy_done = None  # SGLang would wait for it once more
 
-    def _again(self) -> Any:
+    def _run_again(self) -> Any:
         later = _newest if _newest is not None and _newest.before is self else None
         with self._scheduler.forward_stream_ctx:
             for launched in (later, self):
@@ -142,12 +145,12 @@ class Launched:
                     launched._put_back()
         batch = _once_more(self._batch)
         fresh = self._run_batch(batch)
-        self._scheduler._apply_war_barrier()  # as SGLang does for each launch, with the mark that this one has left
-        if fresh.delay_sample_func is not None:  # where a grammar has a say, SGLang samples apart
+        self._scheduler._apply_war_barrier()  # as SGLang does after each launch
+        if fresh.delay_sample_func is not None:  # with a grammar, SGLang samples later
             self._scheduler.launch_batch_sample_if_needed(fresh, batch)
         fresh.copy_done.synchronize()
         if later is not None and later._began_with is not None:
-            with self._scheduler.forward_stream_ctx:  # where it is put back: on another, that might come first
+            with self._scheduler.forward_stream_ctx:  # the stream that puts it back; on another, that might come first
                 later._began_with = self._tokens()[later._batch.req_pool_indices]
         if self.result is None:  # it has only just been launched
             return fresh
@@ -165,24 +168,24 @@ class Launched:
         return tokens
 
 
-_newest: Launched | None = None
+_newest: LaunchedStep | None = None
 _is_launching = False
 
 
-def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> Launched:
-    """The next step: ``with`` that, SGLang is to run its batch."""
+def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> LaunchedStep:
+    """The next step. SGLang is to run its batch inside the ``with`` block."""
     if _newest is not None:
-        _newest.before = None  # its results are handed out already
-    return Launched(scheduler, run_batch, before=_newest)
+        _newest.before = None  # its predecessor's results are handed out already
+    return LaunchedStep(scheduler, run_batch, before=_newest)
 
 
-def launching() -> Launched | None:
-    """The step that SGLang is about to start; None where it does not overlap any."""
+def current_launch() -> LaunchedStep | None:
+    """The step that SGLang is launching; None where steps do not overlap."""
     return _newest if _is_launching else None
 
 
-def launched_after(result: Any) -> int:
-    """How many steps were launched after the one with that result."""
+def count_launched_after(result: Any) -> int:
+    """How many steps SGLang has launched after the one with that result."""
     after = 0
     step = _newest
     while step is not None and step.result is not result:
@@ -192,7 +195,7 @@ def launched_after(result: Any) -> int:
 
 @contextmanager
 def _stream_context_of_its_own(scheduler: Any) -> Iterator[None]:
-    """Torch keeps the stream to go back to in the context, so none may be entered twice; SGLang may be in its own now."""
+    """Torch keeps the stream to go back to in the context. None may be entered twice, and SGLang may be in its own."""
     before = scheduler.forward_stream_ctx
     scheduler.forward_stream_ctx = scheduler.device_module.stream(scheduler.forward_stream)
     try:
@@ -202,7 +205,7 @@ def _stream_context_of_its_own(scheduler: Any) -> Iterator[None]:
 
 
 def _keep(batch: Any) -> Any:
-    """As it is now."""
+    """A copy of the batch as it is now."""
     kept = _copy(batch)
     if batch.sampling_info is not None:
         kept.sampling_info = _copy(batch.sampling_info)
@@ -210,7 +213,7 @@ def _keep(batch: Any) -> Any:
 
 
 def _once_more(kept: Any) -> Any:
-    """To be run. What it samples with was made for one pass already, and is not to be made from it once more."""
+    """A batch to run from a kept one. Its sampling info is ready for a forward pass, and must not be prepared again."""
     batch = _keep(kept)
     if (info := batch.sampling_info) is not None:
         info.copy_for_forward = lambda: info
@@ -218,7 +221,7 @@ def _once_more(kept: Any) -> Any:
 
 
 def _copy(thing: T) -> T:
-    """As ``copy.copy`` makes one, in a fraction of the time: it is asked for in every step."""
+    """Like ``copy.copy``, in a fraction of the time: every step needs it."""
     made = type(thing).__new__(type(thing))
     made.__dict__.update(thing.__dict__)
     return made

@@ -1,8 +1,8 @@
 """SGLang's process groups, on the ``eep`` backend of torch.distributed.
 
-A rank starts alone: every group has the size that SGLang expects, and contains, until the rank joins, only itself. So nothing
-waits for anybody while a model is loaded, at the first launch as at any later one. Communicators that SGLang would put
-beside a group (NCCL, custom all-reduce, a message queue in shared memory) are left out: they cannot lose a rank.
+A rank starts alone: every group has the size that SGLang expects, and contains only this rank until it joins. So no rank
+waits for another while it loads the model, at its first launch or at a later one. Communicators that SGLang would put beside
+a group (NCCL, custom all-reduce, a message queue in shared memory) are left out: they do not survive the loss of a rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang_patches import cpu, hooks, options
 
 _BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load"
 _LEAST_PATIENCE_MS = 10_000.0
-"""Between two steps a scheduler may have more to do than within one."""
+"""Between two steps a scheduler may do more than within one."""
 _LEFT_OUT = (
     "use_pynccl",
     "use_mscclpp",
@@ -37,7 +37,7 @@ def register() -> None:
     hooks.hook("distributed.bootstrap._resolve_backend", _backend, "replace")
     hooks.hook("distributed.parallel_state.init_distributed_environment", _start_alone, "before")
     hooks.hook("distributed.parallel_state.GroupCoordinator.__init__", _make_coordinator)
-    hooks.hook(_BARRIER, _wait_for_nobody, "replace")
+    hooks.hook(_BARRIER, _skip_barrier, "replace")
     hooks.hook("utils.common.broadcast_pyobj", _broadcast)
 
 
@@ -51,19 +51,19 @@ def _backend(*_: Any, **__: Any) -> str:
     return "eep"
 
 
-def _wait_for_nobody(*_: Any, **__: Any) -> None:
-    """A rank that has loaded its weights is alone still."""
+def _skip_barrier(*_: Any, **__: Any) -> None:
+    """A rank that has loaded its weights is still alone, and has no peer to wait for."""
 
 
 def _broadcast(original: Callable[..., Any], data: Any, *arguments: Any, **named: Any) -> Any:
-    """What one rank tells all at the start is the same everywhere, since all are started from the same arguments."""
+    """What SGLang broadcasts at the start is the same on every rank: all start from the same arguments."""
     if len(world().view.active) == 1:
         return data
     return original(data, *arguments, **named)
 
 
 def _start_alone(*arguments: Any, **named: Any) -> None:
-    """Make the default group before SGLang does, with a store of its own: SGLang's would wait for the other ranks."""
+    """Make the default group before SGLang does, with a private store: SGLang's would wait for the other ranks."""
     if dist.is_initialized():
         return
     if arguments:
@@ -84,7 +84,7 @@ def _start_alone(*arguments: Any, **named: Any) -> None:
 
 
 def _patience() -> timedelta:
-    """How long a rank waits for another between two steps, before it suspects it. SGLang would wait for hours."""
+    """How long a rank waits for a peer between two steps before it suspects the peer. SGLang would wait for hours."""
     return timedelta(milliseconds=max(options.required().timeout_ms, _LEAST_PATIENCE_MS))
 
 
@@ -96,7 +96,7 @@ def _make_coordinator(original: Callable[..., None], coordinator: Any, *argument
 
 @contextlib.contextmanager
 def _all_groups_on_eep() -> Iterator[None]:
-    """SGLang asks for gloo by name for its groups of the host."""
+    """SGLang asks for gloo by name where it wants a group of the host."""
     real = dist.new_group
 
     def new_group(

@@ -1,7 +1,7 @@
-"""What a rank process runs: SGLang's scheduler, from arguments that the controller wrote down.
+"""What a rank process runs: SGLang's scheduler, from arguments that the controller has recorded.
 
-The first life of a rank and every later one start from the same file, so a relaunched scheduler connects to the
-endpoints that the one before it used: those are bound by the controller, the tokenizer and the detokenizer.
+Every incarnation of a rank starts from the same file. So a relaunched scheduler connects to the endpoints that its
+predecessor used: the controller, the tokenizer and the detokenizer have bound them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sglang_patches import recipe, targets
 ENTRY = "sglang_patches.rank.rank_process:main"
 
 
-class InitialInfo:
-    """Where a scheduler says that it is loaded. The controller waits for the first word of each rank."""
+class LoadedReport:
+    """The pipe on which a scheduler says that it is loaded, as a file. The controller waits for the file of each rank."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,18 +53,18 @@ def main() -> None:
     progress_bars.leave_no_lock()
     _outlive_the_parent()
     arguments = list(written["arguments"])
-    arguments[written["writer"]] = InitialInfo(info_path(directory, rank))
+    arguments[written["writer"]] = LoadedReport(info_path(directory, rank))
     _restore_model_config(arguments[0])
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     print(f"eep: rank {rank} starts as incarnation {os.environ[INCARNATION]}, process {os.getpid()}", flush=True)
     run_scheduler_process(*arguments, **written["named"])
-    # It returns after an exception too, which it has logged; only a rank that was told to end may end cleanly.
+    # It also returns after an exception, which it has logged. Only a rank that was told to end may end with 0.
     raise SystemExit(1)
 
 
 def _restore_model_config(server_args: Any) -> None:
-    """Up to version 0.5.18 SGLang cannot make this one again itself: once they are resolved, its arguments are sealed."""
+    """Up to version 0.5.18 SGLang cannot make this cache again itself: its arguments are sealed once they are resolved."""
     if targets.numbers(targets.installed_version()) < (0, 5, 19):
         from sglang.srt.configs.model_config import ModelConfig
 
@@ -72,8 +72,8 @@ def _restore_model_config(server_args: Any) -> None:
 
 
 def _outlive_the_parent() -> None:
-    """SGLang has a scheduler die with its parent. Ours is a fork server, which may be replaced; the supervisor's
-    keeper ends the ranks when the server goes."""
+    """SGLang makes a scheduler die with its parent. Here the parent is a fork server, which may be replaced. The
+    supervisor's keeper ends the ranks when the server ends."""
 
     def stay(*_: Any, **__: Any) -> None:
         pass

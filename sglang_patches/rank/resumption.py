@@ -1,11 +1,10 @@
-"""In a scheduler: a request that has been served elsewhere goes on where it was.
+"""In a scheduler: a request that another rank has served goes on where it was.
 
-SGLang can already take a request out of its batch and prefill it again with the tokens that it had produced
-(retraction). A replayed request is brought into the same state: its delivered tokens are its *output* so far, not
-prompt. So every rule that counts or looks at output holds as if nothing had happened: the length limits, stop strings
-that span the move, sampling seeds (which go by position), token counts, reasoning tokens. What retraction keeps in
-memory is made again here: the state of the grammar, and the penalties on tokens that were used (which SGLang
-itself forgets when it retracts).
+SGLang can take a request out of its batch and prefill it again with the tokens that it had produced (retraction). A replayed
+request is brought into the same state: its delivered tokens are its *output* so far, not prompt. So every rule about output
+holds as if nothing had happened: length limits, stop strings that span the move, sampling seeds (which go by position), token
+counts, reasoning tokens. What retraction keeps in memory is made again here: the state of the grammar, and the penalties on
+tokens that were used (which SGLang itself forgets when it retracts).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ def _before_queue(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
 
 
 def take_delivered(request: Any) -> list[int]:
-    """What a request brought along; asked again, nothing."""
+    """The delivered tokens that a request brought along. A second call returns none."""
     parameters = request.sampling_params.custom_params
     if not isinstance(parameters, dict) or DELIVERED not in parameters:
         return []
-    # The parameters were copied for this request when it was made; a user's own stay as they are.
+    # SGLang has copied the parameters for this request; the client's own stay as they are.
     delivered = list(parameters.pop(DELIVERED))
     if set(parameters) <= {"__req__"}:
         request.sampling_params.custom_params = None
@@ -49,7 +48,7 @@ def resume(scheduler: Any, request: Any, delivered: list[int]) -> None:
     request.output_ids = array("q", delivered)
     request.is_retracted = True
     request.retracted_stain = True
-    request.send_token_offset = count  # the client has these; send_decode_id_offset stays, for the text is made anew
+    request.send_token_offset = count  # the client has these; send_decode_id_offset stays, since the text is made again
     setattr(request, _MARK, True)
     if request.return_logprob:
         _resume_logprobs(request, count)
@@ -66,7 +65,7 @@ def _resume_logprobs(request: Any, count: int) -> None:
             if getattr(held, f"{name}_{part}") is not None:
                 setattr(held, f"{name}_{part}", [None] * count)
     request.send_output_token_logprobs_offset = count
-    # Those of the prompt came with the first output; computing them again would send them twice.
+    # Those of the prompt went out with the first output; computing them again would send them twice.
     request.input_logprob_sent = True
     request.logprob_start_len = -1
 

@@ -1,12 +1,11 @@
-"""The step of a scheduler: where it begins, and whether what came of it may be used.
+"""The step of a scheduler: where it begins, and whether its results may be used.
 
-A step begins at the exchange of batch sizes between ranks (``MLPSyncBatchInfo.all_gather``): that is where views change. It
-ends when the tokens of its batch are sampled: if a rank was lost meanwhile, all of that is done again with the same batch.
-That is safe because a forward pass writes only to the cache slots of its batch, and what it writes there does not depend on
-how often it runs.
+A step begins at the exchange of batch sizes between ranks (``MLPSyncBatchInfo.all_gather``): its boundary, where views
+change. It ends when the tokens of its batch are sampled. If a rank was lost meanwhile, the step runs again with the same
+batch. That is safe: a forward pass writes only to the cache slots of its batch, and always the same.
 
-The host waits for the step and learns from the status words whether it can be trusted. That costs nothing: SGLang waits for
-the sampled tokens in the very next line. With overlap scheduling that is later, and :mod:`.overlap` says what is different.
+The host waits for the step and reads in the status words whether it can be trusted. That costs nothing: SGLang waits for the
+sampled tokens in the very next line. With overlap scheduling it waits later; :mod:`.overlap` says what is different.
 """
 
 from __future__ import annotations
@@ -22,41 +21,41 @@ import torch.distributed as dist
 
 from eep.errors import RankRemoved
 from sglang_patches import hooks
-from sglang_patches.rank import instance, overlap, warm_up
+from sglang_patches.rank import overlap, rank_data_plane, rank_session, warm_up
 
 T = TypeVar("T")
 
 
 def register() -> None:
     hooks.hook("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", _all_gather)
-    hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _step)
+    hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _run_step)
     hooks.hook("managers.scheduler.Scheduler.run_batch", _run_batch)
     hooks.hook("managers.scheduler.Scheduler.process_batch_result", _process)
-    hooks.hook("layers.sampler.Sampler._sync_token_ids_across_tp", _nobody_to_agree_with, "replace")
+    hooks.hook("layers.sampler.Sampler._sync_token_ids_across_tp", _sample_alone, "replace")
     hooks.hook("managers.scheduler_components.batch_result_processor.release_kv_cache", overlap.release)
     hooks.hook("managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens", overlap.count_later)
     hooks.hook("managers.scheduler_components.dp_attn.exchange_sync_rows", _exchange_rows, "replace")
-    hooks.hook("model_executor.model_runner.ModelRunner.forward", _step)
+    hooks.hook("model_executor.model_runner.ModelRunner.forward", _run_step)
 
 
 def _all_gather(original: Callable[..., None], info: Any, device: Any, group: Any, **named: Any) -> None:
-    """Ranks that are not in the view have sent nothing; SGLang takes their rows for those of idle ranks."""
-    here = instance.current()
-    gather = partial(original, info, "cpu", _host_group() if here.device != "cpu" else group, **named)
+    """Ranks outside the view send nothing; SGLang takes their rows for those of idle ranks."""
+    plane = rank_data_plane.get_plane()
+    gather = partial(original, info, "cpu", _host_group() if plane.device != "cpu" else group, **named)
     if warm_up.is_under_way():
         gather()
     else:
-        until_removed(here.rank, lambda: here.session.collect(gather))
-    here.use_for(all_decode=info.can_run_decode_cuda_graph)
+        end_if_removed(plane.rank, lambda: rank_session.get_session().join().collect(gather))
+    plane.use_for(all_decode=info.can_run_decode_cuda_graph)
 
 
 def _exchange_rows(global_flat: torch.Tensor, local_row: torch.Tensor, group: Any) -> None:
-    """Version 0.5.23 has one rank gather the rows and send them round; the others would be lost with it."""
+    """In version 0.5.23 one rank gathers the rows and sends them to all. Its loss would be the loss of all."""
     dist.all_gather_into_tensor(global_flat, local_row, group=group)
 
 
 def _host_group() -> Any:
-    """What is told are a few numbers that the host has and needs; SGLang would send them through the GPU."""
+    """SGLang would exchange these few numbers through the GPU, though the host has them and needs them."""
     from sglang.srt.distributed.parallel_state import get_tp_group
 
     return get_tp_group().cpu_group
@@ -65,29 +64,30 @@ def _host_group() -> Any:
 _is_stepping = False
 
 
-def _step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Generation is a forward pass and sampling; for other models the forward pass is all."""
-    here = instance.current()
-    if _is_stepping or not here.has_joined:  # it warms up, alone
+def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Generation is a forward pass and sampling. For other models the forward pass is the whole step."""
+    session = rank_session.get_session().joined
+    if _is_stepping or session is None:  # this rank is still alone, and warms up
         return original(*arguments, **named)
+    plane = rank_data_plane.get_plane()
     work = partial(original, *arguments, **named)
-    launched = overlap.launching()
+    launched = overlap.current_launch()
     with _stepping():
         if launched is not None:
-            result: T = until_removed(here.rank, lambda: launched.begin(here, work, batch=arguments[1]))
+            result: T = end_if_removed(plane.rank, lambda: launched.begin(session, plane, work, batch=arguments[1]))
             return result
 
-        def step() -> T:
+        def run_and_wait() -> T:
             result = work()
-            here.wait()
+            plane.wait()
             return result
 
-        return until_removed(here.rank, lambda: here.session.run(step, here.using))
+        return end_if_removed(plane.rank, lambda: session.run(run_and_wait, plane.using))
 
 
 @contextlib.contextmanager
 def _stepping() -> Iterator[None]:
-    """Within a step there are no others, though SGLang's functions call each other."""
+    """Within a step no other begins, though SGLang's hooked functions call each other."""
     global _is_stepping
     before, _is_stepping = _is_stepping, True
     try:
@@ -100,16 +100,17 @@ def _stepping() -> Iterator[None]:
 
 
 def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *arguments: Any, **named: Any) -> T:
-    here = instance.current()
-    if _is_stepping or not here.has_joined or not overlap.overlaps(scheduler):
+    here = rank_session.get_session()
+    session = here.joined
+    if _is_stepping or session is None or not overlap.overlaps(scheduler):
         return original(scheduler, batch, *arguments, **named)
 
     def again(kept: Any) -> Any:
         with _stepping():
             return original(scheduler, kept, *arguments, **named)
 
-    if overlap.needs_what_is_known(batch):
-        until_removed(here.rank, here.session.settle)
+    if overlap.must_wait_for_last_step(batch):
+        end_if_removed(here.rank, session.settle)
         overlap.count_tokens(scheduler, batch)
     with overlap.launch(scheduler, again) as launched:
         result = original(scheduler, batch, *arguments, **named)
@@ -118,24 +119,25 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
 
 
 def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any, *arguments: Any, **named: Any) -> T:
-    """The results of a step are handed out, and nobody has looked at it yet."""
-    here = instance.current()
-    if here.has_joined and overlap.overlaps(scheduler):
-        until_removed(here.rank, lambda: here.session.settle(overlap.launched_after(result)))
+    """SGLang is about to hand out the results of a step, which is judged only now."""
+    here = rank_session.get_session()
+    session = here.joined
+    if session is not None and overlap.overlaps(scheduler):
+        end_if_removed(here.rank, lambda: session.settle(overlap.count_launched_after(result)))
     return original(scheduler, batch, result, *arguments, **named)
 
 
-def until_removed(rank: int, work: Callable[[], T]) -> T:
-    """A rank that was taken out ends with a line, not with the traceback of a fault: nothing is wrong with it."""
+def end_if_removed(rank: int, work: Callable[[], T]) -> T:
+    """Run ``work``. A rank that was taken out meanwhile ends here with one line and no traceback: it has no fault."""
     try:
         return work()
     except RankRemoved as removed:
         print(f"eep: rank {rank} ends: {removed}", flush=True)
-        # At once, for SGLang's threads would keep the process from ending. Not 0: whether another life of it is wanted is
-        # for the supervisor to say, and 0 would tell it that none is.
+        # At once: SGLang's threads would keep the process from ending. Not 0, which would tell the supervisor that this
+        # rank wants no other incarnation; the supervisor decides that.
         os._exit(1)
 
 
-def _nobody_to_agree_with(*_: Any, **__: Any) -> None:
-    """Where a grammar has a say, the ranks that share a request's attention agree on its token. Here that is one rank. It
-    would ask itself, apart from the step, and be told that the view is over when another was lost: a survivor would end."""
+def _sample_alone(*_: Any, **__: Any) -> None:
+    """With a grammar, SGLang has the ranks that share the attention of a request agree on its token. Here that is one rank.
+    It would ask itself outside of the step; if a peer was lost, the call would fail and a survivor would end."""

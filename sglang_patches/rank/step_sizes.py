@@ -9,16 +9,20 @@ def largest_step(schedule: Any) -> int:
     """The most tokens that a rank can have in one step: a chunk of prefill together with every running request."""
     chunk, running = schedule.chunked_prefill_size, schedule.max_running_requests
     if not chunk or chunk < 0:
-        raise SystemExit("--ep-backend eep needs chunked prefill: set --chunked-prefill-size")
+        raise SystemExit(
+            "--ep-backend eep needs chunked prefill, by which it lays out its buffers: set --chunked-prefill-size"
+        )
     if not running:
-        raise SystemExit("--ep-backend eep needs to know how many requests may run at once: set --max-running-requests")
+        raise SystemExit(
+            "--ep-backend eep lays out its buffers by how many requests may run at once: set --max-running-requests"
+        )
     return int(chunk) + int(running)
 
 
 def largest_decode(decode: Any, running: int) -> int:
-    """The most tokens of a rank in a step in which all ranks decode; 0 where decode steps are not captured.
+    """The most tokens of a rank in a step in which all ranks decode; 0 where SGLang captures no decode steps.
 
-    ``decode`` is what SGLang is to capture, ``running`` how many requests a rank may run at once.
+    ``decode`` is what SGLang captures, ``running`` how many requests a rank may run at once.
     """
     if str(getattr(decode.backend, "value", decode.backend)) == "disabled":
         return 0

@@ -1,4 +1,4 @@
-"""In which form tokens cross ranks and reach the kernels of the experts. Decisions only.
+"""The form in which tokens cross ranks and reach the kernels of the experts. Decisions only.
 
 ========================= =========== ====================================================================================
 experts                   kernels     tokens
@@ -33,7 +33,7 @@ class MoeShape:
 
 
 @dataclass(frozen=True)
-class Form:
+class TokenForm:
     wire: str
     layout: str
 
@@ -41,16 +41,16 @@ class Form:
         return f"{self.wire} by {self.layout}"
 
 
-class _Layer(Protocol):
+class _MoeLayer(Protocol):
     quant_method: Any
 
 
 @dataclass(frozen=True)
-class Experts:
-    """What matters of the experts and their kernels."""
+class ExpertKernels:
+    """The properties of the experts and their kernels that decide the form."""
 
     plain: str
-    """The form of tokens that are not quantised."""
+    """The element type of tokens that are not quantised."""
     in_blocks: bool
     """Whether their weights are fp8, and want tokens in fp8 with a scale for each 128 values."""
     deep_gemm: bool
@@ -58,7 +58,7 @@ class Experts:
     """Whether DeepGEMM wants scales as exponents, as it does from Blackwell on."""
 
     @classmethod
-    def of(cls, layer: _Layer, shape: MoeShape) -> Experts:
+    def of(cls, layer: _MoeLayer, shape: MoeShape) -> ExpertKernels:
         method = layer.quant_method
         runner = getattr(getattr(method, "runner", None), "runner_backend", None)
         deep_gemm = bool(runner is not None and runner.is_deep_gemm())
@@ -74,13 +74,13 @@ class Experts:
         )
 
 
-def of_buffers(experts: Experts, buffers: int) -> tuple[Form, ...]:
-    """Of the buffer for any step, and of that for decode if there is one."""
-    plain = Form(experts.plain, "rank")
+def choose_forms(experts: ExpertKernels, buffers: int) -> tuple[TokenForm, ...]:
+    """The forms for each buffer: the one for any step, and the one for decode if there is one."""
+    plain = TokenForm(experts.plain, "rank")
     if not experts.deep_gemm:
-        return (Form("fp8", "rank") if experts.in_blocks else plain,) * buffers
+        return (TokenForm("fp8", "rank") if experts.in_blocks else plain,) * buffers
     quantised = "fp8_ue8m0" if experts.exponents else "fp8"
-    decode = Form(quantised if experts.in_blocks else experts.plain, "expert")
+    decode = TokenForm(quantised if experts.in_blocks else experts.plain, "expert")
     return (plain, decode)[:buffers]
 
 

@@ -1,10 +1,10 @@
 """A rank on a GPU serves requests of its own before it joins: a few prompts of different lengths, one by one and together.
 
-Kernels are compiled and loaded when a rank first needs them, which may take a second, and every other rank would wait for it
-in the middle of a step. That the decode graphs are captured before a rank joins covers decode only.
+A rank compiles and loads a kernel when it first needs it, which may take a second. Its peers would wait for it in the middle
+of a step. The decode graphs are captured before a rank joins, but that covers decode only.
 
-These requests come out of SGLang's receiver as any others do and go through its own loop, while the rank is alone still.
-Nothing that comes of them is sent to anybody. What clients have asked meanwhile waits in the socket.
+These requests come out of SGLang's receiver as any others do, and go through its own loop while the rank is still alone. What
+they produce is sent nowhere. Requests of clients wait in the socket meanwhile.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_patches import cpu, hooks
-from sglang_patches.rank import instance
+from sglang_patches.rank import rank_data_plane
 
 ASKED_FOR = "EEP_WARM_UP"
-"""The environment variable that has it done on a CPU too, where there is nothing to compile: for tests."""
+"""The environment variable that makes ranks on a CPU warm up too. They have nothing to compile; it is for tests."""
 _COMPONENTS = "managers.scheduler_components."
 _NEW_TOKENS = 3
 _WITHIN = 600.0
-"""Seconds that it may take: kernels may have to be compiled, but a rank that is not done by then will never be."""
+"""Seconds that it may take. Compiling kernels takes time, but a rank that is not done by then will never be."""
 _OURS_ALONE = f"eep-warm-up-{secrets.token_hex(8)}"
-"""Requests find in SGLang's prefix cache what others with the same key have left there. Clients may choose theirs."""
+"""The key of these requests in SGLang's prefix cache. Clients choose theirs, and cannot guess this one."""
 _IDLE_ROUNDS = 2
-"""How often SGLang's loop goes round with nothing to do before it is over: by then the last step that overlapped is, too."""
+"""How often SGLang's loop must go round idle before the warm-up is over. By then the last overlapped step is over too."""
 
 
 def register() -> None:
     if cpu.is_asked_for() and os.environ.get(ASKED_FOR) != "1":
         return
-    hooks.hook(_COMPONENTS + "request_receiver.SchedulerRequestReceiver.recv_requests", _receive)
+    hooks.hook(_COMPONENTS + "request_receiver.SchedulerRequestReceiver.recv_requests", _receive_requests)
     hooks.hook(_COMPONENTS + "output_streamer.SchedulerOutputStreamer.stream_output", _stream)
 
 
-def prompts(chunk: int) -> list[tuple[int, ...]]:
-    """Lengths of prompts: those of a round are prefilled together. Kernels differ by whether a number is 1, or divisible by
-    16, and by how many tokens there are. ``chunk`` is the most that are prefilled at once; one more comes in two parts."""
+def choose_prompts(chunk: int) -> list[tuple[int, ...]]:
+    """Lengths of prompts; those of a round are prefilled together. Kernels differ by the number of tokens, and by whether a
+    number is 1 or divisible by 16. ``chunk`` is the most that is prefilled at once; one token more comes in two parts."""
     lengths = [(1,), (2,), (16,), (17,), (3, 18), (31, 32, 33), (5, 16, 24, 48), (8,) * 8, (64,), (chunk + 1,)]
     return [each for each in lengths if sum(each) <= chunk + 1]
 
@@ -52,9 +52,9 @@ class WarmUp:
 
     rounds: list[tuple[int, ...]]
     make: Callable[[int, int], Any]
-    """A request by its number and the length of its prompt."""
+    """Makes a request, from its number and the length of its prompt."""
     until: float
-    """When it must be over, by ``time.monotonic``."""
+    """When the warm-up must be over, by ``time.monotonic``."""
     _under_way: set[str] = field(default_factory=set)
     _count: int = 0
     _idle: int = 0
@@ -64,10 +64,10 @@ class WarmUp:
         return not self.rounds and not self._under_way and self._idle >= _IDLE_ROUNDS
 
     def receive(self) -> list[Any]:
-        """What SGLang's loop is to begin with now. RuntimeError if it takes too long: then this process ends as one that has
-        failed, and another takes its place."""
+        """The requests that SGLang's loop is to begin now. RuntimeError if the warm-up takes too long: then this process
+        ends, and the supervisor starts another."""
         if time.monotonic() > self.until:
-            raise RuntimeError(f"warming up took too long; still without an answer: {sorted(self._under_way)}")
+            raise RuntimeError(f"this rank did not warm up in time: no answer yet to {sorted(self._under_way)}")
         if self._under_way:
             return []
         if not self.rounds:
@@ -91,28 +91,27 @@ _warm_up: WarmUp | None = None
 
 
 def is_under_way() -> bool:
-    """Whether this rank serves only itself."""
+    """Whether this rank still serves only its own requests."""
     return _warm_up is not None and not _warm_up.is_over
 
 
-def _receive(original: Callable[..., Any], receiver: Any, *arguments: Any, **named: Any) -> Any:
+def _receive_requests(original: Callable[..., Any], receiver: Any, *arguments: Any, **named: Any) -> Any:
     global _warm_up
-    here = instance.current()
     if _warm_up is None:
-        _warm_up = WarmUp(_rounds(), _request, time.monotonic() + _WITHIN)
+        _warm_up = WarmUp(_choose_rounds(), _request, time.monotonic() + _WITHIN)
     if is_under_way():
         requests = _warm_up.receive()
         if is_under_way():
             return requests
-        here.wait()
+        rank_data_plane.get_plane().wait()
     return original(receiver, *arguments, **named)
 
 
-def _rounds() -> list[tuple[int, ...]]:
+def _choose_rounds() -> list[tuple[int, ...]]:
     from sglang.srt.runtime_context import get_schedule, get_server_args
 
-    # Models that embed are asked otherwise.
-    return [] if get_server_args().is_embedding else prompts(int(get_schedule().chunked_prefill_size))
+    # Models that embed take other requests.
+    return [] if get_server_args().is_embedding else choose_prompts(int(get_schedule().chunked_prefill_size))
 
 
 def _stream(original: Callable[..., Any], streamer: Any, reqs: Sequence[Any], *arguments: Any, **named: Any) -> Any:
@@ -124,9 +123,9 @@ def _stream(original: Callable[..., Any], streamer: Any, reqs: Sequence[Any], *a
 
 
 def _request(number: int, length: int) -> Any:
-    """As SGLang's front end makes them; every other draws its tokens. No two begin alike, or the second would find the work
-    of the first in the cache. Nobody else ever finds it there: a rank that is alone reaches its own experts only, so it
-    is not what the model says."""
+    """A request as SGLang's front end makes it; every second one samples. No two begin alike, or the second would find the
+    work of the first in the cache. No client may find it there: a rank that is alone reaches only its own experts, so its
+    answers are not those of the model."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 

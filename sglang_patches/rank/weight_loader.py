@@ -1,4 +1,4 @@
-"""Expert weights are loaded into the slots that the placement names, and then moved to where repair finds them."""
+"""Loads experts into the slots that the placement names, and then moves them to where repair finds them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sglang_patches import hooks
-from sglang_patches.rank import instance
+from sglang_patches.rank import model_facts, rank_data_plane, rank_session
 from sglang_patches.rank.expert_weights import adopt
 
 
@@ -27,12 +27,13 @@ def _load_expert(
     shard_id: str,
     expert_id: int | None,
 ) -> None:
-    """Load an expert of the checkpoint into every slot of this rank that is to hold it."""
+    """Load an expert of the checkpoint into every slot of this rank that starts with it."""
     if expert_id is None:
-        raise SystemExit("--ep-backend eep: checkpoints with all experts in one tensor cannot be loaded yet")
-    here = instance.current()
-    held = here.location.held_by(here.rank, here.layer_ids.index(layer.layer_id))
-    for slot, expert in enumerate(held):
+        raise SystemExit(
+            "--ep-backend eep: this checkpoint has all experts in one tensor, which eep cannot load yet; use a checkpoint "
+            "with one tensor per expert"
+        )
+    for slot, expert in enumerate(model_facts.get_facts().experts_to_load(layer.layer_id)):
         if expert == expert_id:
             layer._weight_loader_impl(
                 param=param, loaded_weight=loaded_weight, weight_name=weight_name, shard_id=shard_id, expert_id=slot
@@ -40,10 +41,11 @@ def _load_expert(
 
 
 def _after_loading(_: None, model_runner: Any) -> None:
-    here = instance.current()
-    layers = _moe_layers(model_runner.model, here.layer_ids)
-    weights = adopt(layers, here.first_placement, here.rank, here.device)
-    here.start(layers, weights, Path(model_runner.model_config.model_path))
+    facts = model_facts.get_facts()
+    layers = _moe_layers(model_runner.model, facts.layer_ids)
+    weights = adopt(layers, facts.first_placement, facts.rank, facts.device)
+    rank_session.start_session(weights, Path(model_runner.model_config.model_path))
+    rank_data_plane.get_plane().start(layers)
 
 
 def _moe_layers(model: torch.nn.Module, layer_ids: list[int]) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Draws that do not depend on who makes them."""
+"""Sampling that does not depend on the rank that does it."""

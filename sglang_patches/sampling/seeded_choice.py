@@ -1,7 +1,7 @@
 """Which token is drawn, as a function of its row alone: probabilities, seed and position.
 
-The Gumbel trick with noise from MurmurHash3 of (seed, position, token), which are SGLang's own numbers for a plain draw. On
-a GPU they come from SGLang's kernel. Its kernel for a CPU is in a package that has no build, so there torch reckons them.
+The Gumbel trick with noise from MurmurHash3 of (seed, position, token): SGLang's own numbers for a plain draw. On a GPU they
+come from SGLang's kernel. Its kernel for a CPU is in a package that has no build, so there torch computes them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 _LOW = 0xFFFFFFFF
 
 
-def draw(
+def draw_tokens(
     weights: torch.Tensor, tokens: torch.Tensor | None, seeds: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """For each row a column of ``weights`` [n, m], as [n, 1]. ``tokens`` [n, m]: of which token a column is, if not of its
-    own number. Weights need not sum to one; one of 0 is never drawn unless all are."""
+    """Draw a column of ``weights`` [n, m] for each row, as [n, 1]. ``tokens`` [n, m]: the token of each column, if it is not
+    the column's number. Weights need not sum to one; a weight of 0 is never drawn unless all are 0."""
     rows, width = weights.shape
     noise = _noise(seeds[:rows], positions[:rows], width, weights.device)
     if tokens is not None:
@@ -26,7 +26,7 @@ def draw(
 def keep_likely(
     probs: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights of each row from the largest down, 0 where a filter says so, and of which tokens they are."""
+    """The weights of each row from the largest down, 0 where a filter drops them, and their tokens."""
     weights, tokens = probs.sort(dim=-1, descending=True, stable=True)
     before = weights.cumsum(dim=-1) - weights
     place = torch.arange(probs.shape[-1], device=probs.device).view(1, -1)
@@ -46,7 +46,7 @@ def _noise(seeds: torch.Tensor, positions: torch.Tensor, width: int, device: tor
 
         hashed = murmur_hash32(seeds.to(torch.uint64), positions, columns)
     uniform = hashed.to(torch.float64) / _LOW
-    # Both ends are kept from becoming infinite.
+    # Neither end may become infinite.
     return uniform.log_().clamp_(min=torch.finfo(torch.float64).min, max=-(2.0**-32)).neg_().log_().neg_()
 
 
@@ -63,7 +63,7 @@ def murmur_hash(seeds: torch.Tensor, positions: torch.Tensor, columns: torch.Ten
 
 
 def _mix(state: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    # Products of more than 64 bits are cut off, which leaves the low 32 as they are.
+    # Products of more than 64 bits overflow, which leaves the low 32 bits right.
     block = _rotate(((block & _LOW) * 0xCC9E2D51) & _LOW, 15) * 0x1B873593 & _LOW
     return (_rotate(state ^ block, 13) * 5 + 0xE6546B64) & _LOW
 

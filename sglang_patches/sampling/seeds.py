@@ -1,11 +1,11 @@
-"""Sampling whose draws do not depend on who makes them: by the request's seed and the position of the token, and no more.
+"""Sampling that depends on the seed of the request and the position of the token, and not on the rank that does it.
 
-SGLang can do that, in the mode in which it is deterministic in everything, and for attention backends that can be. What a
-request needs to go on elsewhere with the same draws is less: a seed that goes with it, and a hash of seed, position and
-*token*. SGLang hashes the place of the token in its row, which is another one whenever somebody else in the batch asks for
-top-p, and refuses min-p; that is why the two functions that draw are ours.
+SGLang can do that in the mode in which everything is deterministic, with attention backends that support it. A request that
+continues on another rank needs less: a seed that goes with it, and a hash of seed, position and *token*. SGLang hashes the
+place of the token in its row. That place changes when another request in the batch asks for top-p, and SGLang refuses min-p.
+So the two functions that draw are ours.
 
-A request that came without a seed gets one from the front end, so that it too goes on as it would have.
+A request without a seed gets one from the front end, so that it continues as it would have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_FAMILIES = 1024
 
 
 class Seeds:
-    """In the front end: with which seed a request is sampled."""
+    """In the front end: the seed of each request."""
 
     def __init__(self, draw: Callable[[], int] = lambda: secrets.randbits(63)) -> None:
         self._draw = draw
@@ -30,14 +30,14 @@ class Seeds:
 
     @classmethod
     def for_server(cls, server_args: Any) -> Seeds | None:
-        """None where they are of no use, and in the mode of SGLang that has a seed of its own for requests without one."""
+        """None where sampling uses no seeds, and in SGLang's deterministic mode, which gives all requests a seed."""
         if not options.required().seeded or getattr(server_args, "enable_deterministic_inference", False):
             return None
         return cls()
 
     def seed_for(self, parameters: Any) -> int:
-        """The seed that was asked for, or a new one. SGLang sends the ``n`` samples of a request one by one and with one
-        object of parameters: the first is drawn with the seed itself, and each of the others with one of its own."""
+        """The seed that the client gave, or a new one. SGLang sends the ``n`` samples of a request one by one, with one
+        object of parameters. The first gets the seed itself, and each of the others a seed derived from it."""
         given = parameters.sampling_seed
         if given is None:
             return self._draw()
@@ -47,11 +47,11 @@ class Seeds:
         samples = getattr(parameters, "n", 1)
         if samples <= 1:
             return 0
-        # The object is kept, or another one could come to lie where it was.
+        # The object is kept: else a new one might get its address, and so its id.
         _, nth = self._families.pop(id(parameters), (parameters, 0))
         if nth + 1 < samples:
             self._families[id(parameters)] = parameters, nth + 1
-            if len(self._families) > _MOST_FAMILIES:  # of requests that were given up halfway
+            if len(self._families) > _MOST_FAMILIES:  # of requests that were aborted before their last sample
                 del self._families[next(iter(self._families))]
         return nth
 
@@ -68,19 +68,19 @@ def register() -> None:
 
 
 def _after_sampling_info(info: Any, _cls: type, batch: Any, *__: Any, **___: Any) -> Any:
-    """All rows of all batches have a seed: SGLang joins batches, and then either all of them or none must."""
+    """Give every row of every batch a seed: SGLang merges batches, and either all rows must have one or none."""
     if info.sampling_seed is None:
         import torch
 
         seeds = [_seed_of(request.sampling_params) for request in batch.reqs]
-        # As SGLang does it with its own: on a GPU nobody is to wait until the step before is over.
+        # Pinned, as SGLang does with its own seeds: else the host would wait on a GPU for the step before.
         on_host = torch.tensor(seeds, dtype=torch.int64, pin_memory=torch.device(batch.device).type == "cuda")
         info.sampling_seed = on_host.to(batch.device, non_blocking=True)
     return info
 
 
 def _seed_of(parameters: Any) -> int:
-    if parameters.sampling_seed is None:  # greedy, or of nobody's asking
+    if parameters.sampling_seed is None:  # a greedy request, or one of SGLang's own
         parameters.sampling_seed = secrets.randbits(63)
     return int(parameters.sampling_seed)
 
@@ -92,7 +92,7 @@ def _sample(original: Callable[..., Any], probs: Any, sampling_seed: Any = None,
 
     from sglang_patches.sampling import seeded_choice
 
-    return seeded_choice.draw(probs, None, sampling_seed, positions).view(-1).to(torch.int32)
+    return seeded_choice.draw_tokens(probs, None, sampling_seed, positions).view(-1).to(torch.int32)
 
 
 def _filter_and_sample(
@@ -113,7 +113,7 @@ def _filter_and_sample(
     from sglang_patches.sampling import seeded_choice
 
     weights, tokens = seeded_choice.keep_likely(probs, top_ks, top_ps, min_ps if need_min_p_sampling else None)
-    drawn = seeded_choice.draw(weights, tokens, sampling_seed, positions)
+    drawn = seeded_choice.draw_tokens(weights, tokens, sampling_seed, positions)
     tokens = tokens.to(torch.int32)
     chosen = tokens.gather(1, drawn).view(-1)
     if more.get("return_filtered_probs"):

@@ -28,10 +28,10 @@ from eep.observe.metrics import InstanceMetrics
 from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, garbage_collector, hooks, options, recipe
 from sglang_patches.cuda import spare_preparation as gpu_preload
-from sglang_patches.options import DIRECTORY, Options
+from sglang_patches.options import DIRECTORY, ServerOptions
 from sglang_patches.rank import rank_process
 from sglang_patches.server import controller_process, launcher, server_store
-from sglang_patches.server.launch_records import Notes
+from sglang_patches.server.launch_records import LaunchRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _FAILS_AT_START = 3
 PRELOAD = ("sglang_patches.server.preload", "sglang_patches.rank.rank_process")
 
 
-def policy(wanted: Options) -> Policy:
+def policy(wanted: ServerOptions) -> Policy:
     """Patient with a rank that keeps dying, as long as it lives for a while in between; and with one that loads a large
     model."""
     return Policy(
@@ -95,7 +95,7 @@ class ServerRanks:
     The server starts with the first of them; an operator may ask for the others.
     """
 
-    def __init__(self, directory: Path, wanted: Options) -> None:
+    def __init__(self, directory: Path, wanted: ServerOptions) -> None:
         self.directory, self._wanted = directory, wanted
         self.lives = LiveRanks()
         self._background = BackgroundSupervisor(self._make)
@@ -220,7 +220,7 @@ def _launch(original: Callable[..., Any], controller: Any, *arguments: Any, **na
         return ranks
 
     real = module.mp
-    module.mp = Notes(directory, start)
+    module.mp = LaunchRecorder(directory, start)
     try:
         result = original(controller, *arguments, **named)
         # SGLang passes their process ids on; those that were not started have none.
@@ -252,7 +252,7 @@ def _event_loop(controller: Any) -> None:
 
     ranks: ServerRanks = getattr(controller, _ATTRIBUTE)
     outlive_failed_ranks()
-    garbage_collector.leave_out_what_is_here()
+    garbage_collector.freeze_this_process()
     outbox = Outbox(module.sock_send)
     module.sock_send = outbox
     poller = zmq.Poller()

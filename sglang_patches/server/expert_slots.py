@@ -1,4 +1,4 @@
-"""How many expert slots there are, and the loss of how many ranks they cover. Decisions only.
+"""How many expert slots there are, and how many lost ranks they cover. Decisions only.
 
 Every rank has the same number of slots, at fixed addresses for as long as it lives; repair fills them in place.
 """
@@ -9,14 +9,14 @@ import argparse
 
 
 def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int:
-    """How many slots the ranks at the start have beyond the ``experts`` of the model; None says that those are not known."""
+    """How many slots the ranks at the start have beyond the ``experts`` of the model, which are None if not known."""
     ranks, asked = arguments.tp_size, arguments.eep_redundant_experts
     if asked is None:
         asked = getattr(arguments, "ep_num_redundant_experts", 0) or None
     if asked is None:
         return 0 if experts is None else -(-experts // (ranks - 1)) * ranks - experts
     if asked < 0:
-        raise SystemExit(f"--eep-redundant-experts cannot be negative, got {asked}")
+        raise SystemExit(f"--eep-redundant-experts {asked}: give 0 or more")
     if experts is not None and (spare := (experts + asked) % ranks):
         raise SystemExit(
             f"--eep-redundant-experts {asked}: with the {experts} experts of this model that makes {experts + asked} slots, "
@@ -32,8 +32,8 @@ def redundant_in_all(redundant: int, experts: int | None, ranks: int, max_ranks:
         return redundant
     if experts is None:
         raise SystemExit(
-            f"--eep-max-ranks {max_ranks}: how many slots the ranks after the first {ranks} need is not known, since the "
-            "number of experts cannot be read from the configuration of this model"
+            f"--eep-max-ranks {max_ranks}: the number of experts cannot be read from the configuration of this model, so eep "
+            f"cannot lay out slots for ranks after the first {ranks}; leave out --eep-max-ranks"
         )
     return (experts + redundant) // ranks * max_ranks - experts
 
@@ -43,12 +43,12 @@ def fewest_ranks(experts: int, slots_per_rank: int) -> int:
     return -(-experts // slots_per_rank)
 
 
-def capacity(experts: int, slots_per_rank: int, ranks: int, on_lost_coverage: str) -> str:
-    """What the slots are enough for, in a sentence."""
+def describe_capacity(experts: int, slots_per_rank: int, ranks: int, on_lost_coverage: str) -> str:
+    """One sentence: how many ranks may be lost before experts are missing, and what happens then."""
     covered = ranks - fewest_ranks(experts, slots_per_rank)
     slots = f"{experts} experts in {slots_per_rank * ranks} slots, {slots_per_rank} on each of {ranks} ranks"
     beyond = {
-        "refuse": "all wait until enough are back",
+        "refuse": "all wait until enough ranks are back",
         "mask": "those that are left serve without the least used experts",
     }[on_lost_coverage]
     if covered == 0:

@@ -8,15 +8,15 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
-from sglang_patches import cpu, hooks, installation
+from sglang_patches import cpu, hooks, installation, targets
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
-from sglang_patches.options import Options
+from sglang_patches.options import ServerOptions
 from sglang_patches.server import expert_slots, launcher, model_shape, refusals
 
 logger = logging.getLogger(__name__)
 _RUNNING_PER_RANK = 256
-"""How many requests a rank runs at once if nobody says. The memory for the exchange of tokens is laid out for it."""
+"""How many requests a rank runs at once unless ``--max-running-requests`` says. The token buffers are laid out for it."""
 _CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
@@ -30,78 +30,84 @@ def register() -> None:
 def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("elastic expert parallelism (eep)")
     add = group.add_argument
-    add("--ep-backend", choices=("eep",), default=None, help="Expert parallelism that survives the loss of any rank.")
+    add(
+        "--ep-backend",
+        choices=("eep",),
+        default=None,
+        help="Serve with expert parallelism that survives the loss of any rank.",
+    )
     add(
         "--eep-max-ranks",
         type=int,
         metavar="N",
         default=None,
-        help="How many ranks there may ever be; everything is laid out for that many. The server starts with --tp-size of "
-        "them, and 'eep rank launch' adds others (default: --tp-size).",
+        help="The most ranks that this server can ever have. It starts with --tp-size of them; 'eep rank launch' adds others "
+        "(default: --tp-size).",
     )
     add(
         "--eep-timeout-ms",
         type=float,
         metavar="MS",
         default=None,
-        help="How long a rank waits for another within a step before it suspects it (default: 1000, on a GPU 10000).",
+        help="How long a rank waits for a peer within a step before it suspects the peer (default: 1000, on a GPU 10000).",
     )
     add(
         "--eep-repair-timeout-s",
         type=float,
         metavar="S",
         default=None,
-        help="How long ranks have to bring in the experts that a new view gives them before they are started again: more "
-        "where many come from a slow disk (default: 120).",
+        help="How long a rank may take to bring in the experts that a new view gives it. The supervisor relaunches a rank "
+        "that takes longer; allow more where experts come from a slow disk (default: 120).",
     )
     add(
         "--eep-redundant-experts",
         type=int,
         metavar="N",
         default=None,
-        help="Expert slots beyond the number of experts, over the ranks that the server starts with; a rank that is added "
-        "brings as many slots as each of those has (default: --ep-num-redundant-experts, or else as many as it takes for the "
-        "other ranks to hold every expert when one is lost).",
+        help="Expert slots beyond the number of experts, summed over the ranks that the server starts with. A rank that is "
+        "added later has as many slots as each of those (default: --ep-num-redundant-experts; without that, as many as the "
+        "other ranks need to hold every expert when one is lost).",
     )
     add(
         "--eep-backup",
         choices=("off", "live", "checkpoint"),
         default=None,
-        help="Keep every expert in host memory too, filled from the live parameters or from the checkpoint (default: off).",
+        help="Keep a copy of every expert in host memory, taken from the live parameters or from the checkpoint "
+        "(default: off).",
     )
     add(
         "--eep-store",
         metavar="URL",
         default=None,
-        help="Where views are agreed on, e.g. http://host:2379 for etcd, with commas between its nodes (default: inside "
-        "this server).",
+        help="The etcd that keeps the views of the supervisor, e.g. http://host:2379, with commas between its nodes "
+        "(default: a store inside this server).",
     )
     add(
         "--eep-on-lost-coverage",
         choices=("refuse", "mask"),
         default=None,
-        help="When the slots that are left cannot hold every expert: wait for a rank to come back, or serve without the "
-        "least used experts (default: refuse).",
+        help="What to do when the slots that are left cannot hold every expert: 'refuse' waits for a rank to come back, "
+        "'mask' serves without the least used experts (default: refuse).",
     )
     add(
         "--eep-relaunch",
         choices=("on", "off"),
         default=None,
-        help="Start a rank that died again (default: on).",
+        help="Whether the supervisor relaunches a rank that died (default: on).",
     )
     add(
         "--eep-spares",
         type=int,
         metavar="N",
         default=None,
-        help="Keep N processes that have imported everything, and on a GPU have opened it; a rank that is started again "
-        "takes one (default: 0).",
+        help="Keep N processes ready that have imported everything and, on a GPU, have opened it. A rank that is relaunched "
+        "takes one of them (default: 0).",
     )
     add(
         "--eep-faults",
         choices=("on", "off"),
         default=None,
-        help="Let 'eep fault' kill, stop and slow down ranks of this server (default: off).",
+        help="Whether 'eep fault' may kill, stop and slow down ranks of this server (default: off).",
     )
 
 
@@ -110,7 +116,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
     if getattr(arguments, "ep_backend", None) is None:
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise SystemExit(f"{flags}: these have a meaning only together with --ep-backend eep")
+            raise SystemExit(f"{flags}: these flags need --ep-backend eep; add it, or leave them out")
         return original(cls, arguments)
     options = parse(arguments)
     imply(arguments, options)
@@ -121,41 +127,45 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         require_cores(options.max_ranks, os.environ.get(_CORES, ""))
         launcher.start_fork_server()
     else:
-        gpu_flags.imply(arguments)
+        gpu_flags.imply_gpu_flags(arguments)
     installation.install_all()
     return original(cls, arguments)
 
 
-def parse(arguments: argparse.Namespace) -> Options:
-    """The options, or SystemExit with what is wrong with them."""
+def parse(arguments: argparse.Namespace) -> ServerOptions:
+    """The options. SystemExit if a flag, or a combination of flags, is refused; its text says why."""
     refusals.refuse_combinations(arguments)
     ranks = arguments.tp_size
     max_ranks = ranks if arguments.eep_max_ranks is None else arguments.eep_max_ranks
     if max_ranks < ranks:
-        raise SystemExit(f"--eep-max-ranks {max_ranks} is less than the {ranks} ranks that --tp-size asks for")
+        raise SystemExit(
+            f"--eep-max-ranks {max_ranks} is less than the {ranks} ranks that --tp-size asks for; raise it to {ranks} or more"
+        )
     default_timeout = 1000.0 if device_of(arguments) == "cpu" else gpu_flags.TIMEOUT_MS
     timeout = default_timeout if arguments.eep_timeout_ms is None else arguments.eep_timeout_ms
     if not 0 < timeout < 1e9:
-        raise SystemExit(f"--eep-timeout-ms must be positive, got {timeout}")
+        raise SystemExit(f"--eep-timeout-ms {timeout}: give a number of milliseconds above 0 and below 1e9")
     repair_timeout = 120.0 if arguments.eep_repair_timeout_s is None else arguments.eep_repair_timeout_s
     if not 0 < repair_timeout < 1e6:
-        raise SystemExit(f"--eep-repair-timeout-s must be positive, got {repair_timeout}")
+        raise SystemExit(f"--eep-repair-timeout-s {repair_timeout}: give a number of seconds above 0 and below 1e6")
     experts = model_shape.experts_of(arguments)
     refusals.refuse_model(model_shape.architectures_of(arguments))
     redundant = expert_slots.redundant_experts(arguments, experts)
     refusals.check_services(arguments)
     on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"
     if experts is not None:
-        logger.info("%s", expert_slots.capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage))
+        logger.info(
+            "%s", expert_slots.describe_capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage)
+        )
     spares = arguments.eep_spares or 0
     if spares < 0:
-        raise SystemExit(f"--eep-spares cannot be negative, got {spares}")
+        raise SystemExit(f"--eep-spares {spares}: give 0 or more")
     if spares and _one_device_each():
         raise SystemExit(
-            "--eep-spares cannot be used with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare has looked for devices before "
-            "it is known which rank it will be"
+            "--eep-spares does not go together with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare looks for devices before "
+            "it knows which rank it will be; unset the variable, or leave out --eep-spares"
         )
-    return Options(
+    return ServerOptions(
         ranks=ranks,
         max_ranks=max_ranks,
         fewest_ranks=1 if experts is None else expert_slots.fewest_ranks(experts, (experts + redundant) // ranks),
@@ -174,7 +184,7 @@ def parse(arguments: argparse.Namespace) -> Options:
 
 
 def draws_by_seed(arguments: argparse.Namespace) -> bool:
-    """Whether sampling can go by seeds: with torch's operators, and a CPU has no others. SGLang's faster ones know none."""
+    """Whether sampling can go by seeds. Torch's operators can, and a CPU has no others; SGLang's faster ones cannot."""
     return (
         bool(getattr(arguments, "enable_deterministic_inference", False))
         or getattr(arguments, "sampling_backend", None) == "pytorch"
@@ -183,23 +193,25 @@ def draws_by_seed(arguments: argparse.Namespace) -> bool:
 
 
 def require_cores(max_ranks: int, cores: str) -> None:
-    """SystemExit if ``cores``, one group of them per rank, were given for fewer ranks than there may be."""
+    """SystemExit if ``cores``, one group per rank, leave out ranks that may be added."""
     if cores and cores != "all" and (groups := cores.count("|") + 1) < max_ranks:
         raise SystemExit(
-            f"{_CORES}={cores} names cores for {groups} ranks, but there may be {max_ranks}; name cores for each of them, "
-            "separated by |"
+            f"{_CORES}={cores} names cores for {groups} ranks, but there may be {max_ranks}; name a group of cores for each "
+            "rank, separated by |"
         )
 
 
-def imply(arguments: argparse.Namespace, options: Options) -> None:
-    """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line tells what a user may wonder about."""
+def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
+    """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line says what may surprise an operator."""
     ranks, max_ranks = options.ranks, options.max_ranks
     if max_ranks > ranks:
-        logger.info("SGLang is told of %d ranks (--eep-max-ranks), of which the first %d are started", max_ranks, ranks)
+        logger.info(
+            "SGLang is told of %d ranks (--eep-max-ranks); the server starts the first %d of them", max_ranks, ranks
+        )
     running = arguments.max_running_requests or _RUNNING_PER_RANK * ranks
     implied = {
-        # Sockets, groups and tables are made once, for every rank that there may ever be. A rank that was not started yet is
-        # to SGLang what a lost one is.
+        # SGLang makes sockets, groups and tables once, for every rank that there may ever be. A rank that was not started
+        # yet looks to SGLang like a lost one.
         "tp_size": max_ranks,
         "dp_size": max_ranks,
         "ep_size": max_ranks,
@@ -217,14 +229,15 @@ def imply(arguments: argparse.Namespace, options: Options) -> None:
         "disable_shared_experts_fusion": True,
     }
     if options.on_lost_coverage == "mask":
-        # What was computed without some experts would be found there by requests that come when all are back.
+        # Later requests would find there what was computed while experts were masked.
         implied["disable_radix_cache"] = True
     if chunk := getattr(arguments, "chunked_prefill_size", None):
         implied["chunked_prefill_size"] = chunk * max_ranks // ranks
     for name, value in implied.items():
         if not hasattr(arguments, name):
             raise SystemExit(
-                f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version does not have"
+                f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version of SGLang does not have; "
+                f"install a version from {targets.OLDEST} to {targets.NEWEST}"
             )
         setattr(arguments, name, value)
 

@@ -1,7 +1,7 @@
-"""What SGLang would start its schedulers with, written down instead of started.
+"""What SGLang would start its schedulers with, recorded in files instead of started.
 
-SGLang's own code works that out, in every version its own way. We let it, with a ``multiprocessing`` that only takes notes;
-the schedulers are started from the notes, when and as often as they are wanted.
+SGLang's own code works that out, in every version its own way. We let it, with a ``multiprocessing`` that only records; the
+supervisor starts the schedulers from the records, when and as often as it wants them.
 """
 
 from __future__ import annotations
@@ -15,77 +15,80 @@ from sglang_patches import recipe
 from sglang_patches.rank import rank_process
 
 
-class Started(Protocol):
-    """The ranks, once all have been noted."""
+class StartedRanks(Protocol):
+    """The ranks of the server, once all of them are recorded."""
 
     def pid(self, rank: int) -> int | None: ...
 
     def wait_until_loaded(self, rank: int) -> Any: ...
 
 
-class Notes:
-    """Stands in for ``multiprocessing`` while SGLang starts its schedulers: what it would have started is written down."""
+class LaunchRecorder:
+    """Stands in for ``multiprocessing`` while SGLang starts its schedulers: it records them and starts none."""
 
-    def __init__(self, directory: Path, started: Callable[[int], Started]) -> None:
-        self._directory, self._started = directory, started
+    def __init__(self, directory: Path, start: Callable[[int], StartedRanks]) -> None:
+        """``start(count)`` starts the ranks, once all ``count`` of them are recorded."""
+        self._directory, self._start = directory, start
         self._count = 0
-        self._ranks: Started | None = None
+        self._ranks: StartedRanks | None = None
         self._before = dict(os.environ)
 
-    def Pipe(self, duplex: bool = True) -> tuple[Loaded, object]:
-        return Loaded(self, self._count), _WRITER
+    def Pipe(self, duplex: bool = True) -> tuple[LoadedPipe, object]:
+        return LoadedPipe(self, self._count), _WRITER
 
-    def Process(self, target: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> NotedProcess:
+    def Process(
+        self, target: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> RecordedProcess:
         rank, self._count = self._count, self._count + 1
-        return NotedProcess(self, rank, args, kwargs or {})
+        return RecordedProcess(self, rank, args, kwargs or {})
 
-    def note(self, rank: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def record(self, rank: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         writer = next(index for index, each in enumerate(arguments) if each is _WRITER)
-        said = [None if index == writer else each for index, each in enumerate(arguments)]
+        written = [None if index == writer else each for index, each in enumerate(arguments)]
         # SGLang sets variables around the start of each process, such as which device it may see.
         environment = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
         recipe.write(
             rank_process.recipe_path(self._directory, rank),
-            {"arguments": said, "named": named, "writer": writer, "environment": environment},
+            {"arguments": written, "named": named, "writer": writer, "environment": environment},
         )
 
-    def ranks(self) -> Started:
-        """All have been noted: start those with which the server starts."""
+    def started_ranks(self) -> StartedRanks:
+        """The ranks. The first call starts those with which the server starts: SGLang has recorded all by then."""
         if self._ranks is None:
-            self._ranks = self._started(self._count)
+            self._ranks = self._start(self._count)
         return self._ranks
 
 
 _WRITER = object()
 
 
-class NotedProcess:
+class RecordedProcess:
     """What SGLang takes for the process of a scheduler."""
 
     exitcode: int | None = None
 
-    def __init__(self, notes: Notes, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._notes, self._rank, self._args, self._kwargs = notes, rank, args, kwargs
+    def __init__(self, recorder: LaunchRecorder, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._recorder, self._rank, self._args, self._kwargs = recorder, rank, args, kwargs
 
     def start(self) -> None:
-        self._notes.note(self._rank, self._args, self._kwargs)
+        self._recorder.record(self._rank, self._args, self._kwargs)
 
     @property
     def pid(self) -> int | None:
-        return self._notes.ranks().pid(self._rank)
+        return self._recorder.started_ranks().pid(self._rank)
 
     def is_alive(self) -> bool:
-        return True  # somebody will be
+        return True  # the supervisor starts it again whenever it dies
 
     def join(self, timeout: float | None = None) -> None:
         pass
 
 
-class Loaded:
+class LoadedPipe:
     """What SGLang takes for the pipe on which a scheduler says that it has loaded its model."""
 
-    def __init__(self, notes: Notes, rank: int) -> None:
-        self._notes, self._rank = notes, rank
+    def __init__(self, recorder: LaunchRecorder, rank: int) -> None:
+        self._recorder, self._rank = recorder, rank
 
     def recv(self) -> Any:
-        return self._notes.ranks().wait_until_loaded(self._rank)
+        return self._recorder.started_ranks().wait_until_loaded(self._rank)

@@ -1,9 +1,9 @@
 """How the processes of the server are started.
 
-Two things go wrong when SGLang starts a child by ``spawn``: importing SGLang takes longer than everything else that a rank
-does before it serves, and the child finds its function by importing SGLang before any plugin is loaded. So each child runs a
-:class:`ChildProcess`, which loads the plugin first, and where there is no GPU children are forked from a **fork server** that
-has imported everything. A process that has a CUDA context cannot be forked from, so on a GPU ``spawn`` stays.
+Two things go wrong when SGLang starts a child by ``spawn``. Importing SGLang takes longer than everything else that a rank
+does before it serves. And the child imports SGLang to find its function before any plugin is loaded. So each child runs a
+:class:`ChildProcess`, which loads the plugin first. Without a GPU, children are forked from a **fork server** that has
+imported everything. A process with a CUDA context cannot be forked, so on a GPU ``spawn`` stays.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sglang_patches.options import DIRECTORY
 
 _PRELOAD = "sglang_patches.server.preload"
 FORKED = "EEP_FORKED"
-"""What all processes that are forked from the fork server were started with: by it a keeper finds the ranks among them."""
+"""A variable of every process that is forked from the fork server. By it the keeper finds the ranks among them."""
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
 class ChildProcess:
-    """A function of SGLang as the target of a process: its environment is the parent's, and the plugin is loaded in it.
+    """A function of SGLang as the target of a process, which has its parent's environment and loads the plugin first.
 
     It is pickled as names and strings. ``extra`` are variables for this child alone.
     """
@@ -54,7 +54,7 @@ class ChildProcess:
         return ChildProcess(self._module, self._name, extra={**self._extra, **extra})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A child of the fork server has the fork server's environment, which is that of a while ago.
+        # A child of the fork server has the fork server's environment, which may be older than ours.
         return ChildProcess, (self._module, self._name, dict(os.environ), self._extra)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -71,12 +71,12 @@ _is_child = False
 
 
 def is_child() -> bool:
-    """Whether this process was started by a server, rather than being one."""
+    """Whether a server started this process."""
     return _is_child
 
 
 def become_child() -> None:
-    """Prepare this process for what a server starts processes for."""
+    """Prepare this process to run a part of a server."""
     global _is_child
     _is_child = True
     progress_bars.leave_no_lock()
@@ -85,13 +85,13 @@ def become_child() -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    # Plugins are loaded once, and in a process that was forked from a prepared one that was before the options were known.
+    # SGLang loads plugins once. In a process that was forked from a prepared one, that was before the options were known.
     if options.current() is not None:
         installation.install_all()
 
 
 def prepare_cpu() -> None:
-    """For a server without ``--ep-backend eep`` on a machine that lacks what SGLang needs there."""
+    """Prepare a server without ``--ep-backend eep`` on a machine without a GPU."""
     cpu.fill_gaps()
     start_fork_server()
     register()
@@ -99,7 +99,7 @@ def prepare_cpu() -> None:
 
 
 def start_fork_server() -> None:
-    """Let the fork server import SGLang while this process does the same. Without effect if it runs already."""
+    """Let the fork server import SGLang while this process does the same. Does nothing if it runs already."""
     if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
         os.environ[FORKED] = secrets.token_hex(16)
     multiprocessing.set_forkserver_preload([_PRELOAD])
@@ -107,16 +107,14 @@ def start_fork_server() -> None:
 
 
 def _keep_fork_server() -> None:
-    """Let a child of the fork server start its own children there too, and not from a second one that must import again."""
+    """Let a child of the fork server start its own children there: a second fork server would have to import again."""
     server: Any = forkserver._forkserver
-    if (
-        server._forkserver_address is not None and server._forkserver_pid is None
-    ):  # we come from it, and did not start it
+    if server._forkserver_address is not None and server._forkserver_pid is None:  # this process was forked from it
         server.ensure_running = lambda: None
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when the one that started it is gone, however that comes about."""
+    """Have the kernel end this process when its parent ends, however that happens."""
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
@@ -142,13 +140,13 @@ def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: An
         if each in named:
             named[each] = ChildProcess.of(named[each])
     result = original(cls, *arguments, **named)
-    _have_swept(next((part for part in result if hasattr(part, "instance_id")), None))
+    _list_for_sweep(next((part for part in result if hasattr(part, "instance_id")), None))
     return result
 
 
 def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
-    """From version 0.5.22 on the main process starts the schedulers itself, and ends the server when one dies, unless
-    there is an elastic backend: then the controller starts them, as it does in older versions."""
+    """From version 0.5.22 on the main process starts the schedulers, and ends the server when one dies. With an elastic
+    backend the controller starts them, as in older versions."""
     if options.current() is None:
         return original(cls, *arguments, **named)
     from sglang.srt.runtime_context import get_exec
@@ -157,8 +155,8 @@ def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *argume
         return original(cls, *arguments, **named)
 
 
-def _have_swept(ports: Any) -> None:
-    """Name what SGLang keeps in shared memory under a name, for the keeper to remove: a server that is killed cannot."""
+def _list_for_sweep(ports: Any) -> None:
+    """List SGLang's files in shared memory for the keeper to remove: a server that is killed cannot remove them."""
     directory = os.environ.get(DIRECTORY)
     if directory is not None and ports is not None:
         Path(directory, "sweep").write_text(f"/dev/shm/sglang_loads_{ports.instance_id}_*.shm\n")

@@ -1,4 +1,4 @@
-"""How many experts a model has, and what it is, asked of its configuration before SGLang has read it."""
+"""How many experts a model has, and its architecture, read from its configuration before SGLang does."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _NAMES = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_exper
 
 
 def experts_of(arguments: argparse.Namespace) -> int | None:
-    """Of each MoE layer; None where that cannot be told. What is wrong with the model is then for SGLang to say."""
+    """The number of experts of each MoE layer; None if the configuration does not say. SGLang says what is wrong with it."""
     path = getattr(arguments, "model_path", None)
     if not path:
         return None
     try:
-        return count(_configuration(path, arguments))
+        return count_experts(_configuration(path, arguments))
     except (OSError, ValueError, ImportError) as error:
-        logger.warning("the number of experts of %s is not known before it is loaded: %s", path, error)
+        logger.warning("the number of experts of %s is not known before SGLang loads the model: %s", path, error)
         return None
 
 
 def architectures_of(arguments: argparse.Namespace) -> list[str]:
-    """As SGLang's registry of models calls them; none where that cannot be told."""
+    """As SGLang's registry of models calls them; empty if the configuration does not say."""
     path = getattr(arguments, "model_path", None)
     try:
         named = _configuration(path, arguments).get("architectures") if path else None
     except (OSError, ValueError, ImportError):
-        return []  # a warning says so already
+        return []  # experts_of has warned of it already
     return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
-def count(configuration: Mapping[str, Any]) -> int | None:
-    """In a configuration, or in the part of it that is about text."""
+def count_experts(configuration: Mapping[str, Any]) -> int | None:
+    """The number of experts in a configuration, or in the part of it that is about text."""
     for part in (configuration, configuration.get("text_config") or {}):
         for name in _NAMES:
             if isinstance(part.get(name), int) and part[name] > 0:
@@ -49,7 +49,7 @@ def _configuration(path: str, arguments: argparse.Namespace) -> Mapping[str, Any
     if file.exists():
         found = json.loads(file.read_text())
         if not isinstance(found, dict):
-            raise ValueError(f"{file} holds no configuration")
+            raise ValueError(f"{file} is not the configuration of a model: it holds no JSON object")
         return found
     import transformers
 

@@ -1,6 +1,6 @@
-"""Imported by the fork server: everything that a rank imports, so that the ranks do not have to.
+"""Everything that a rank imports. The fork server imports it once, so that the ranks need not.
 
-Nothing here may start a thread or open a device, since neither survives a fork.
+Nothing here may start a thread or open a device: neither survives a fork.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What cannot be had together with ``--ep-backend eep``, or not on this machine: refused before anything starts."""
+"""What ``--ep-backend eep`` refuses before anything starts: flags, models, and services that this machine lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_patches.server import server_store
 
 logger = logging.getLogger(__name__)
 RUN = ("Qwen3MoeForCausalLM",)
-"""Architectures that have been run."""
+"""Architectures that were served with the plugin."""
 READ = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
@@ -21,12 +21,12 @@ READ = (
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
 )
-"""Those whose code, in all versions of SGLang that are supported, does what ours needs."""
+"""Architectures whose code, in every supported version of SGLang, leaves the exchange of tokens to a backend."""
 ANY_MODEL = "EEP_ANY_MODEL"
 
 
 def refuse_combinations(arguments: argparse.Namespace) -> None:
-    """SystemExit if something was asked for that does not go together with ``--ep-backend eep``, with the reason."""
+    """SystemExit if a flag does not go together with ``--ep-backend eep``. Its text says which, why, and what to do."""
 
     def value(name: str, default: Any = None) -> Any:
         return getattr(arguments, name, default)
@@ -35,102 +35,130 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
     wrong = [
         reason
         for is_wrong, reason in (
-            (value("pp_size", 1) != 1, "--pp-size must be 1: a lost pipeline stage cannot be replaced yet"),
-            (value("nnodes", 1) != 1, "--nnodes must be 1: regions reach as far as one host"),
-            (ranks < 2, "--tp-size must be at least 2: the loss of the only rank cannot be survived"),
-            (not value("enable_dp_attention"), "--enable-dp-attention is needed: a rank must own its requests"),
-            (value("dp_size", 1) != ranks, "--dp-size must equal --tp-size: attention may not be split over ranks"),
-            (value("ep_size", 1) not in (1, ranks), "--ep-size must equal --tp-size: every rank hosts experts"),
+            (value("pp_size", 1) != 1, "--pp-size must be 1: eep cannot replace a lost pipeline stage yet"),
+            (value("nnodes", 1) != 1, "--nnodes must be 1: ranks share memory, which reaches no further than one host"),
+            (ranks < 2, "--tp-size must be at least 2: no server survives the loss of its only rank"),
+            (
+                not value("enable_dp_attention"),
+                "--enable-dp-attention is needed: each rank must own its requests; add it",
+            ),
+            (
+                value("dp_size", 1) != ranks,
+                "--dp-size must equal --tp-size: eep cannot split the attention of a request over ranks",
+            ),
+            (value("ep_size", 1) not in (1, ranks), "--ep-size must equal --tp-size: every rank holds experts"),
             (
                 value("attn_cp_size", 1) not in (None, 1),
-                "--attn-cp-size must be 1: attention may not be split over ranks",
+                "--attn-cp-size must be 1: eep cannot split the attention of a request over ranks",
             ),
             (
                 value("speculative_algorithm"),
-                "--speculative-algorithm is not supported: a draft may outlive a lost step",
+                "--speculative-algorithm is not supported: a draft may outlive a step that was lost; leave it out",
             ),
             (
                 value("enable_two_batch_overlap") or value("enable_single_batch_overlap"),
-                "batch overlap is not supported: a step must be over before it is known to be good",
+                "--enable-two-batch-overlap and --enable-single-batch-overlap are not supported: a rank can judge a step "
+                "only when all of it is over; leave them out",
             ),
             (
                 value("enable_mixed_chunk"),
-                "--enable-mixed-chunk is not supported: penalties would miss tokens of requests that decode in such a step",
+                "--enable-mixed-chunk is not supported: penalties would miss tokens of requests that decode in a mixed step; "
+                "leave it out",
             ),
             (
                 value("enable_hierarchical_cache") or value("enable_lmcache") or value("enable_flexkv"),
-                "a prefix cache outside of the device is not supported: a step that is run again may overwrite what it loads",
+                "a prefix cache outside of the device (hierarchical cache, LMCache, FlexKV) is not supported: a step that "
+                "runs again may overwrite what the cache loads; leave it out",
             ),
-            (value("enable_eplb"), "--enable-eplb is not supported: placement is decided by eep"),
-            (value("ep_dispatch_algorithm"), "--ep-dispatch-algorithm is decided by eep; leave it out"),
+            (value("enable_eplb"), "--enable-eplb is not supported: eep places the experts; leave it out"),
+            (
+                value("ep_dispatch_algorithm"),
+                "--ep-dispatch-algorithm is not supported: eep chooses the copy of an expert; leave it out",
+            ),
             (
                 value("enable_memory_saver"),
-                "--enable-memory-saver is not supported: what a rank gives up, others may need",
+                "--enable-memory-saver is not supported: peers may need the memory that a rank gives up; leave it out",
             ),
-            (value("elastic_ep_backend"), "--elastic-ep-backend is another elastic backend; choose one of the two"),
-            (value("init_expert_location", "trivial") != "trivial", "--init-expert-location is decided by eep"),
+            (
+                value("elastic_ep_backend"),
+                "--elastic-ep-backend names another elastic backend; leave out one of the two",
+            ),
+            (
+                value("init_expert_location", "trivial") != "trivial",
+                "--init-expert-location is not supported: eep places the experts; leave it out",
+            ),
             (
                 value("moe_a2a_backend") not in (None, "none", "mooncake"),
-                "--moe-a2a-backend is decided by eep; leave it out",
+                "--moe-a2a-backend is not supported: eep exchanges the tokens; leave it out",
             ),
             (
                 value("disaggregation_mode", "null") not in (None, "null"),
-                "prefill/decode disaggregation is not supported",
+                "--disaggregation-mode is not supported: prefill and decode run on the same ranks; leave it out",
             ),
-            (value("enable_pdmux"), "--enable-pdmux is not supported: it runs parts of steps"),
-            (value("enable_lora") or value("lora_paths"), "--enable-lora and --lora-paths are not supported"),
+            (
+                value("enable_pdmux"),
+                "--enable-pdmux is not supported: it runs parts of steps, and eep judges whole ones; leave it out",
+            ),
+            (
+                value("enable_lora") or value("lora_paths"),
+                "--enable-lora and --lora-paths are not supported: repair does not move adapters; leave them out",
+            ),
             (
                 value("enable_prefill_delayer"),
-                "--enable-prefill-delayer is not supported: ranks would tell each other something outside of their steps",
+                "--enable-prefill-delayer is not supported: ranks would exchange messages outside of steps; leave it out",
             ),
             (
                 value("enable_expert_distribution_metrics")
                 or value("expert_balancedness_report_mode", "off") not in (None, "off"),
-                "a report of how balanced experts are is not supported: ranks would add it up outside of their steps",
+                "--enable-expert-distribution-metrics and --expert-balancedness-report-mode are not supported: ranks would "
+                "add up how balanced experts are outside of their steps; leave them out",
             ),
             (
                 value("enable_custom_logit_processor") and not value("disable_overlap_schedule"),
-                "--enable-custom-logit-processor needs --disable-overlap-schedule: in a step that is run again, a processor "
-                "would see a token more than it did",
+                "--enable-custom-logit-processor needs --disable-overlap-schedule: in a step that runs again, a processor "
+                "would see one token more than before; add it",
             ),
             (
                 value("max_queued_requests") is not None,
-                "--max-queued-requests is not supported: the requests of a lost rank come to the others at once, and would "
-                "be dropped",
+                "--max-queued-requests is not supported: the survivors get the requests of a lost rank all at once, and "
+                "would drop them; leave it out",
             ),
             (
                 (value("tokenizer_worker_num") or 1) > 1,
-                "--tokenizer-worker-num must be 1: the requests that a lost rank had are known to one front end",
+                "--tokenizer-worker-num must be 1: one front end has to know all the requests that a lost rank had",
             ),
-            (value("chunked_prefill_size") == -1, "--chunked-prefill-size must not be -1: a step needs a largest size"),
+            (
+                value("chunked_prefill_size") == -1,
+                "--chunked-prefill-size must not be -1: buffers are laid out for the largest step; give a number of tokens",
+            ),
         )
         if is_wrong
     ]
     if wrong:
-        raise SystemExit("--ep-backend eep cannot be used like this:\n  " + "\n  ".join(wrong))
+        raise SystemExit("--ep-backend eep cannot be used with these flags:\n  " + "\n  ".join(wrong))
 
 
 def refuse_model(architectures: Sequence[str]) -> None:
-    """SystemExit if a model does not leave the exchange of tokens to a backend, or is not known to: its ranks would add up
-    what they have of different requests. ``architectures`` as its configuration names them; none if that is not known."""
+    """SystemExit if a model is not known to leave the exchange of tokens to a backend: its ranks would add up parts of
+    different requests. ``architectures`` as its configuration names them, empty if it names none."""
     if not architectures or any(each in RUN for each in architectures):
         return
     if any(each in READ for each in architectures):
         logger.warning(
-            "--ep-backend eep has not been run with %s, though SGLang's code of it suits: compare its answers with those of "
-            "one rank",
+            "--ep-backend eep has not been run with %s, though SGLang's code for it suits: compare its answers with those of "
+            "a server of one rank",
             ", ".join(architectures),
         )
     elif os.environ.get(ANY_MODEL) != "1":
         raise SystemExit(
-            f"--ep-backend eep cannot serve {', '.join(architectures)}: it is not known to leave the exchange of tokens to a "
-            f"backend. Known are {', '.join((*RUN, *READ))}. With {ANY_MODEL}=1 any other is served; then compare its "
-            "answers with those of one rank"
+            f"--ep-backend eep cannot serve {', '.join(architectures)}: SGLang's code for it is not known to leave the "
+            f"exchange of tokens to a backend. Known are {', '.join((*RUN, *READ))}. Set {ANY_MODEL}=1 to serve it all the "
+            "same, and compare its answers with those of a server of one rank"
         )
 
 
 def check_services(arguments: argparse.Namespace) -> None:
-    """SystemExit if something that was asked for needs what is not there."""
+    """SystemExit if a flag needs a package or a service that is not there."""
     if arguments.eep_backup not in (None, "off"):
         from eep.experts.backup import transfer_engine
 
@@ -139,4 +167,4 @@ def check_services(arguments: argparse.Namespace) -> None:
         except EepError as error:
             raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
     if arguments.eep_store is not None:
-        server_store.check(arguments.eep_store)
+        server_store.check_reachable(arguments.eep_store)

@@ -1,4 +1,4 @@
-"""``--eep-store``: the supervisor agrees on views in etcd, under keys that no other server has."""
+"""``--eep-store``: the supervisor keeps its views in etcd, under keys that no other server has."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from eep.control.store.key_value import LeaseEndedError, Swap
 
 logger = logging.getLogger(__name__)
 _KEPT_FOR = 3600.0
-"""An etcd that is away for longer than that has forgotten the server, which must be started anew."""
+"""Seconds. An etcd that was away for longer has forgotten the server; the operator must start it again."""
 
 
 class ServerStore(EtcdStore):
-    """The store of one server. Its keys go when it is closed, and an hour after the server was killed at the latest: they
-    are under a lease that is renewed along with the supervisor's own."""
+    """The store of one server. Its keys end when it is closed, or at most an hour after the server was killed: they hang on
+    a lease that is renewed along with the supervisor's own."""
 
     _life: int | None = None
     _renewed = 0.0
@@ -35,7 +35,7 @@ class ServerStore(EtcdStore):
             return await super().compare_and_swap(key, expected, value, self._life)
         except LeaseEndedError as error:
             self._life = None
-            raise StoreError(f"etcd has forgotten this server: {error}") from error
+            raise StoreError(f"etcd has forgotten this server, which must be started again: {error}") from error
 
     async def keep_alive(self, lease: int) -> bool:
         if self._life is not None and time.monotonic() > self._renewed + _KEPT_FOR / 10:
@@ -47,39 +47,40 @@ class ServerStore(EtcdStore):
     async def close(self) -> None:
         with suppress(StoreError, LeaseEndedError):
             await self.clear()
-        if (
-            self._life is not None
-        ):  # also when that failed: all that was written without a lease of its own goes with it
+        # Also when that failed: what was written without a lease of its own ends with this one.
+        if self._life is not None:
             with suppress(StoreError, LeaseEndedError):
                 await self.end_lease(self._life)
         await super().close()
 
 
-def endpoints(url: str) -> tuple[str, ...]:
-    """The nodes that ``url`` names, with commas between them. ValueError if it does not."""
+def parse_endpoints(url: str) -> tuple[str, ...]:
+    """The nodes that ``url`` names, with commas between them. ValueError if one is not named as it should be."""
     found = tuple(each.strip() for each in url.split(","))
     for each in found:
         parts = urlsplit(each)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
             raise ValueError(f"a node of etcd is named like http://127.0.0.1:2379, not {each!r}")
         if parts.username is not None:
-            raise ValueError("a user and a password of etcd are not supported")
-        _ = parts.port  # ValueError if it is none
+            raise ValueError(
+                "a user and password in the address of etcd are not supported; use an etcd that needs none"
+            )
+        _ = parts.port  # ValueError if it is no number
     return found
 
 
-def check(url: str) -> None:
-    """SystemExit if there is no etcd that answers."""
+def check_reachable(url: str) -> None:
+    """SystemExit if no etcd answers at ``url``."""
     try:
-        asyncio.run(EtcdStore(endpoints(url), "probe").get("probe"))
+        asyncio.run(EtcdStore(parse_endpoints(url), "probe").get("probe"))
     except (ValueError, StoreError) as error:
         raise SystemExit(f"--eep-store {url}: {error}") from None
 
 
 def open_store(url: str) -> RecordStore | None:
-    """For a supervisor; None for the one inside it. A name of its own keeps this server's keys apart from all others."""
+    """The store for a supervisor, or None: then it uses the one inside it. A random name keeps the keys of servers apart."""
     if not url:
         return None
     name = f"{socket.gethostname()}-{secrets.token_hex(6)}"
-    logger.info("eep: views are agreed on at %s, under /eep/%s/", url, name)
-    return ServerStore(endpoints(url), name)
+    logger.info("eep: the supervisor keeps its views in etcd at %s, under /eep/%s/", url, name)
+    return ServerStore(parse_endpoints(url), name)

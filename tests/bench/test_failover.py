@@ -26,7 +26,7 @@ from eep.drill.story import Fault
 from eep.recovery.session import Session
 from eep.view import View
 from sglang_patches.front_end.replay import FrontEnd
-from sglang_patches.rank.overlap import Launched
+from sglang_patches.rank.overlap import LaunchedStep
 
 
 def made_up() -> tuple[Any, Fault]:
@@ -239,7 +239,7 @@ def test_a_stuck_switch_leaves_elasticity_on(tmp_path: Path) -> None:
 def test_the_switch_takes_elasticity_out_of_a_session_and_puts_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner, methods in ((Session, OF_A_RANK), (Launched, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
+    for owner, methods in ((Session, OF_A_RANK), (LaunchedStep, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
         for name in methods:
             monkeypatch.setattr(owner, name, getattr(owner, name))  # so that it is as it was afterwards
     switch = Switch(tmp_path / "switch")
@@ -278,7 +278,7 @@ def test_an_answer_of_another_length_is_checked_as_far_as_it_is_known(tokens: li
 @pytest.mark.parametrize(
     ("owner", "name", "fixed"),
     [(Session, *each) for each in OF_A_RANK.items()]
-    + [(Launched, *each) for each in OF_A_STEP_AHEAD.items()]
+    + [(LaunchedStep, *each) for each in OF_A_STEP_AHEAD.items()]
     + [(FrontEnd, *each) for each in OF_THE_FRONT_END.items()],
 )
 def test_what_takes_the_place_of_elasticity_is_called_alike(owner: type, name: str, fixed: Any) -> None:

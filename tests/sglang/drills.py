@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,6 +15,9 @@ from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from eep.drill.token_certainty import clear_prompts
+
+RANK_STARTS = "starts as incarnation"
+"""What the log says of every process of a rank."""
 
 
 @dataclass
@@ -47,7 +52,7 @@ class Drilled:
         return Story(self.server.directory, Load(self.server.url, self.prompts, self.wanted, clients))
 
     def check(self, story: Story) -> None:
-        """Everybody is back, nothing failed, nothing was wrong."""
+        """All ranks are back, no request failed, no token was wrong."""
         assert story.wait_until_all_run(self.ranks), self.server.log[-3000:]
         story.load.stop()
         story.close()
@@ -57,6 +62,45 @@ class Drilled:
         assert all(
             answer.usage == (len(self.prompts[answer.prompt]), len(answer.tokens)) for answer in story.load.answers
         ), "the counts are those of a run without faults"
+
+
+def wait_for(condition: Callable[[], object], what: str, within: float = 200.0) -> None:
+    """Until ``condition()`` is true."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"this did not happen within {within:g} s: {what}"
+        time.sleep(0.05)
+
+
+def wait_for_answers(load: Load, count: int = 1, within: float = 200.0) -> None:
+    """Until clients have that many answers to requests that they sent after this call: the server serves now."""
+    now = time.monotonic()
+    wait_for(
+        lambda: sum(answer.started >= now for answer in load.answers) >= count,
+        f"{count} more requests answered",
+        within,
+    )
+
+
+def lives_of(story: Story, *ranks: int) -> dict[int, int]:
+    """The incarnation of each of these ranks."""
+    known = story.target.ranks()
+    return {rank: known[rank].incarnation for rank in ranks}
+
+
+def is_started_again(story: Story, rank: int, life: int) -> bool:
+    """Whether a rank has a process of a later incarnation."""
+    known = story.target.ranks()[rank]
+    return known.incarnation > life and known.pid is not None
+
+
+def check_end(server: Server) -> None:
+    """A server that has ended left nothing behind, and relaunched no rank while it ended."""
+    assert server.leftovers() == []
+    served, told_to_end, ended = server.log.partition("SIGTERM received")
+    assert told_to_end, "the log does not say when the server was told to end"
+    assert RANK_STARTS in served
+    assert RANK_STARTS not in ended, "no rank is relaunched at the end"
 
 
 def caching(device: Device) -> Device:

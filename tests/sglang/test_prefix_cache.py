@@ -1,11 +1,10 @@
-"""The real server with its prefix cache on, which other servers of the tests do without: what is in it must be what the whole
-model computes, and not what a rank computed alone before it joined, nor what a step left that was cut short by a loss."""
+"""The real server with its prefix cache on, which other servers of the tests do without. It may hold only what the whole
+model computes: nothing that a rank computed alone before it joined, and nothing of a step that a loss cut short."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from sglang_patches.rank.warm_up import ASKED_FOR
 from tests.sglang.drills import caching as with_cache
+from tests.sglang.drills import wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)  # a server is started, on a machine that may be busy
 
@@ -73,10 +73,10 @@ def test_conversations_go_on_from_the_cache_through_kills(caching: Server, netwo
     story = Story(caching.directory, load)
     with load:
         for rank in (1, 3, 0):
-            time.sleep(1.0)
+            wait_for_answers(load)
             assert story.wait_until_noticed(story.kill(rank))
             assert story.wait_until_all_run(RANKS), caching.log[-3000:]
-        time.sleep(1.0)
+        wait_for_answers(load)
     story.close()
     assert len(load.answers) > len(turns)
     assert [answer.problem for answer in load.failed] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from sglang_patches.rank import warm_up
+from tests.sglang.drills import wait_for_answers
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -39,9 +39,9 @@ class Grown:
         """Clients that stream meanwhile. In the end nothing has failed and nothing was wrong."""
         story = Story(self.directory, Load(self.load.url, self.load.prompts, self.load.wanted, clients=6))
         with story.load:
-            time.sleep(1.0)
+            wait_for_answers(story.load)
             yield story
-            time.sleep(1.0)
+            wait_for_answers(story.load)
         story.close()
         assert story.load.answers
         assert [answer.problem for answer in story.load.failed] == []
@@ -72,7 +72,7 @@ def grown(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_ranks_have_warmed_up(grown: Grown) -> None:
-    """With prompts that nobody has asked for, one of them longer than a chunk; nothing of them has left the rank."""
+    """With prompts that no client has sent, one of them longer than a chunk; nothing of them has left the rank."""
     lines = [line for line in grown.server.log.splitlines() if "Prefill batch" in line]
     for rank in (0, 1):
         assert any(f"DP{rank} " in line and "#new-seq: 8, #new-token: 64" in line for line in lines)

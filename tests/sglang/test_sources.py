@@ -1,5 +1,5 @@
-"""Where a real server gets what it needs from outside its ranks: lost experts from a backup in host memory, views from etcd.
-And what it does when the experts that are left cannot be all: the others are masked."""
+"""A real server that gets lost experts from a backup in host memory and keeps its views in etcd. When the slots that are
+left cannot hold all experts, it masks the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
@@ -32,10 +31,11 @@ from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches import expert_backup
-from sglang_patches.rank import dispatcher, instance
+from sglang_patches.rank import dispatcher, model_facts, rank_data_plane
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.server import server_store
 from tests.control.store.etcd_cluster import EtcdCluster, why_not
+from tests.sglang.drills import wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,10 +69,10 @@ class Served:
         return Story(self.directory, Load(self.server.url, self.prompts, self.wanted, 3))
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, f"waited for {what}\n{self.server.log[-4000:]}"
-            time.sleep(0.1)
+        try:
+            wait_for(condition, what, PATIENCE)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.server.log[-4000:]}") from None
 
     def backups(self) -> list[int]:
         """The processes of the backup, one after the other."""
@@ -132,7 +132,7 @@ def test_lost_experts_come_from_the_backup(served: Served) -> None:
     served.until_backed_up()
     story = served.story()
     with story.load:
-        time.sleep(0.5)
+        wait_for_answers(story.load)
         assert story.wait_until_noticed(story.kill(1))
         assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
     check(served, story)
@@ -196,14 +196,14 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
         assert keys_in(etcd) == {}
 
     try:
-        server_store.check(etcd.endpoints[0])
+        server_store.check_reachable(etcd.endpoints[0])
         asyncio.run(body())
     finally:
         etcd.close()
 
 
-class Noted:
-    """A buffer that only takes note of what is dispatched."""
+class RecordingBuffer:
+    """A buffer that only records what is dispatched."""
 
     def dispatch(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
         self.chosen, self.weights = chosen, weights
@@ -211,26 +211,27 @@ class Noted:
 
 
 def masking(masked: list[int]) -> Any:
-    """A rank with one layer of four experts, of which some have no slot."""
+    """The data plane of a rank with one layer of four experts, of which some have no slot."""
     held = [expert for expert in range(4) if expert not in masked] + [-1] * len(masked)
     location = ExpertLocation(Placement(np.array([held]), 4, 4), rank=0)
     used = torch.zeros((1, 4), dtype=torch.int64)
-    return SimpleNamespace(location=location, buffer=Noted(), used=used, layer_ids=[7])
+    return SimpleNamespace(location=location, buffer=RecordingBuffer(), used=used)
 
 
 def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
-    here = masking([2])
+    plane = masking([2])
     ids = torch.tensor([[0, 2], [3, -1]], dtype=torch.int32)
     weights = torch.tensor([[0.7, float("-inf")], [0.5, 0.5]])
-    dispatcher.Exchange(here, 0, torch.ones((2, 8)), ids, weights)
-    assert here.buffer.chosen.tolist() == [[0, -1], [2, -1]]
-    assert here.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
-    assert here.used.tolist() == [[1, 0, 1, 1]]
+    dispatcher.TokenExchange(plane, 0, torch.ones((2, 8)), ids, weights)
+    assert plane.buffer.chosen.tolist() == [[0, -1], [2, -1]]
+    assert plane.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
+    assert plane.used.tolist() == [[1, 0, 1, 1]]
 
 
 def test_the_gate_is_kept_from_masked_experts_of_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = masking([1, 2])
-    monkeypatch.setattr(instance, "current", lambda: here)
+    plane = masking([1, 2])
+    monkeypatch.setattr(model_facts, "get_facts", lambda: SimpleNamespace(layer_ids=[7]))
+    monkeypatch.setattr(rank_data_plane, "get_plane", lambda: plane)
     logits = torch.tensor([[1.0, 9.0, 9.0, 0.5]])
     changed = dispatcher._mask_scores(torch.ones((1, 8)), logits, None, layer_id=7)
     assert changed is not None

@@ -50,9 +50,9 @@ def test_all_targets_exist(version: str) -> None:
 
 def test_a_missing_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = [
-        targets.Target("managers.scheduler.Scheduler.no_such_method", "a test"),
-        targets.Target("managers.no_such_module.thing", "a test"),
-        targets.Target("managers.scheduler.run_scheduler_process", "a test", ("no_such_parameter",)),
+        targets.HookTarget("managers.scheduler.Scheduler.no_such_method", "a test"),
+        targets.HookTarget("managers.no_such_module.thing", "a test"),
+        targets.HookTarget("managers.scheduler.run_scheduler_process", "a test", ("no_such_parameter",)),
     ]
     monkeypatch.setattr(targets, "TARGETS", gone)
     found = targets.missing(VERSIONS[1], sources(VERSIONS[1]))
@@ -64,13 +64,13 @@ def test_a_missing_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_plugin_refuses_a_version_that_lacks_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sglang")
-    monkeypatch.setattr(targets, "TARGETS", [targets.Target("managers.scheduler.no_such_name", "a test")])
+    monkeypatch.setattr(targets, "TARGETS", [targets.HookTarget("managers.scheduler.no_such_name", "a test")])
     with pytest.raises(SystemExit, match=re.escape(targets.installed_version()) + ".*no_such_name"):
         targets.require_supported()
 
 
 def test_a_target_may_be_for_some_versions_only() -> None:
-    old = targets.Target("layers.moe.utils.MoeA2ABackend.is_deepep", "a test", until="0.5.18")
+    old = targets.HookTarget("layers.moe.utils.MoeA2ABackend.is_deepep", "a test", until="0.5.18")
     assert old.is_in("0.5.17")
     assert old.is_in("0.5.17.post1")
     assert not old.is_in("0.5.18")

@@ -77,7 +77,7 @@ def test_the_controller_is_left_to_start_the_schedulers(is_ours: bool, monkeypat
     moe, context = Moe(), ModuleType("sglang.srt.runtime_context")
     monkeypatch.setattr(context, "get_exec", lambda: SimpleNamespace(moe=moe), raising=False)
     monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
-    monkeypatch.setattr(options, "current", lambda: options.Options(ranks=4, max_ranks=4) if is_ours else None)
+    monkeypatch.setattr(options, "current", lambda: options.ServerOptions(ranks=4, max_ranks=4) if is_ours else None)
 
     def original(cls: type, *arguments: Any, **named: Any) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
         return moe.elastic_ep_backend is not None, arguments, named

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from eep.drill.load import Load, ask
 from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 from eep.drill.token_certainty import clear_prompts
 from tests.gpu.sglang.conftest import serving
-from tests.sglang.drills import Drilled, caching
+from tests.sglang.drills import Drilled, caching, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -54,10 +53,8 @@ def test_four_ranks_answer_as_one_does(
         for prompt, wanted in zip(alone.prompts, alone.wanted, strict=True):
             assert ask(server.url, prompt, len(wanted)).tokens == wanted
         load = Load(server.url, alone.prompts, alone.wanted, clients=32)
-        load.start()
-        while len(load.answers) < 20 * len(alone.prompts) and not load.failed:
-            time.sleep(0.1)
-        load.stop()
+        with load:
+            wait_for_answers(load, 20 * len(alone.prompts), within=600)
     assert load.failed == []
     assert load.wrong == []
 
@@ -74,8 +71,8 @@ def test_four_ranks_answer_as_one_does_with_a_prefix_cache_through_a_kill(
         drilled = Drilled.of(server, prompts=8, tokens=64, continued=True)
         story = drilled.story(clients=16)
         story.load.start()
-        time.sleep(2.0)
+        wait_for_answers(story.load, 16)
         assert story.wait_until_noticed(story.kill(2))
         assert story.wait_until_all_run(4), server.log[-3000:]
-        time.sleep(2.0)
+        wait_for_answers(story.load, 16)
         drilled.check(story)

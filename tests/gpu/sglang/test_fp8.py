@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import time
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
 from tests.gpu.sglang.conftest import serving
+from tests.sglang.drills import wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 BFLOAT16 = ("--dtype", "bfloat16")
@@ -60,10 +60,10 @@ def test_four_ranks_find_a_text_as_likely_as_one_does_and_one_is_lost(
         assert server.directory is not None
         story = Story(server.directory, Load(server.url, texts, [[0] * 48] * len(texts), clients=16))
         with story.load:
-            time.sleep(2.0)
+            wait_for_answers(story.load, 16)
             assert story.wait_until_noticed(story.kill(2))
             assert story.wait_until_all_run(4), server.log[-3000:]
-            time.sleep(1.0)
+            wait_for_answers(story.load)
         story.close()
         afterwards = [each for text in texts for each in likelihoods(server, text)]
     assert story.load.answers

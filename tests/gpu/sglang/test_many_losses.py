@@ -11,7 +11,7 @@ import pytest
 
 from eep.drill.story import Story
 from tests.gpu.sglang.conftest import SPARES_OF_ROOMY
-from tests.sglang.drills import Drilled, descriptors
+from tests.sglang.drills import Drilled, descriptors, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -35,7 +35,7 @@ def calm(drilled: Drilled, seconds: float = 5.0) -> Story:
     story = drilled.story(clients=16)
     assert len(story.target.wait_for_spares(SPARES_OF_ROOMY)) == SPARES_OF_ROOMY
     with story.load:
-        time.sleep(seconds)
+        time.sleep(seconds)  # gaps between tokens are measured for so long
     drilled.check(story)
     return story
 
@@ -52,7 +52,7 @@ def lose(drilled: Drilled, story: Story, lost: Iterable[int]) -> None:
 def test_several_at_once(roomy: Drilled, lost: tuple[int, ...]) -> None:
     story = roomy.story(clients=16)
     with story.load:
-        time.sleep(1.0)
+        wait_for_answers(story.load)
         lose(roomy, story, lost)
     roomy.check(story)
 
@@ -65,7 +65,7 @@ def test_fifty_kills_leave_everything_as_it_was(roomy: Drilled) -> None:
     with story.load:
         for number in range(ROUNDS):
             lose(roomy, story, [rank for rank in range(roomy.ranks) if rank != number % roomy.ranks])
-            time.sleep(1.0)
+            wait_for_answers(story.load)
     last, first = story.faults[-1], story.faults[0]
     print(f"{len(story.faults)} kills in {last.at - first.at:.0f} s, {len(story.load.answers)} answers")
     roomy.check(story)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.gpu.sglang.conftest import serving
-from tests.sglang.drills import Drilled
+from tests.sglang.drills import Drilled, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 TWO_RANKS = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--ep-size", "2", "--ep-backend", "eep")
@@ -19,8 +18,8 @@ def test_a_kill_without_mps(model: Path, tmp_path: Path) -> None:
         drilled = Drilled.of(server, ranks=2, prompts=4, tokens=16, continued=True)
         story = drilled.story(clients=4)
         with story.load:
-            time.sleep(3.0)
+            wait_for_answers(story.load)
             assert story.wait_until_noticed(story.kill(0))
             assert story.wait_until_all_run(2), server.log[-3000:]
-            time.sleep(1.0)
+            wait_for_answers(story.load)
         drilled.check(story)

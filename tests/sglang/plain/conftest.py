@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from eep.drill.sglang_server import FOUR_RANKS, Server
+from tests.sglang.drills import check_end
 
 # The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
 # Without overlap scheduling, which the other servers have; and of an answer it sends what is new, where they send all of it.
@@ -23,5 +24,4 @@ def plain(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
     server = Server(model, ARGUMENTS, place / "log", directory=place / "d")
     with server:
         yield server
-    assert server.leftovers() == []
-    assert "starts as incarnation" not in server.log.partition("SIGTERM received")[2], "nobody is relaunched at the end"
+    check_end(server)

@@ -1,4 +1,4 @@
-"""Faults at named points of a recovery of the real server, under load: everybody comes back, and every token is right.
+"""Faults at named points of a recovery of the real server, under load: every rank comes back, and every token is right.
 
 CI runs a sample on one server; ``make soak`` runs all of the matrix, with ranks that stand still as well as ranks that die.
 """
@@ -6,7 +6,6 @@ CI runs a sample on one server; ``make soak`` runs all of the matrix, with ranks
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from tests import failpoints
+from tests.sglang.drills import wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -56,7 +56,7 @@ def test_a_fault_at_a_named_point(drilled: Drilled, case: failpoints.Case) -> No
     before = target.ranks()
     fired = len(target.fired())
     with story.load:
-        _wait_for_tokens(story.load)
+        wait_for_answers(story.load, within=PATIENCE)
         target.arm(case.armed, case.point, case.action, sleep_ms=500)
         if case.role == "joiner":
             story.kill(case.victim)
@@ -76,12 +76,12 @@ def test_a_fault_at_a_named_point(drilled: Drilled, case: failpoints.Case) -> No
 
 
 def test_a_rank_that_stands_still_between_two_steps_is_replaced(drilled: Drilled) -> None:
-    """Nobody waits for it within a step: the others notice when they are to begin the next one."""
+    """No peer waits for it within a step: the others notice when they are to begin the next one."""
     story = drilled.story()
     assert story.wait_until_all_run(RANKS, PATIENCE), drilled.server.log[-3000:]
     before = story.target.ranks()[2].incarnation
     with story.load:
-        _wait_for_tokens(story.load)
+        wait_for_answers(story.load, within=PATIENCE)
         story.target.arm(2, "step.trusted", "stop")
         assert story.target.wait_until_fired(2, "step.trusted", PATIENCE)
         assert story.wait_until_back(RANKS, {2: before}, PATIENCE), drilled.server.log[-3000:]
@@ -93,10 +93,3 @@ def check_answers(story: Story) -> None:
     assert story.load.answers
     assert [answer.problem for answer in story.load.failed] == []
     assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
-
-
-def _wait_for_tokens(load: Load) -> None:
-    end = time.monotonic() + PATIENCE
-    while not load.answers:
-        assert time.monotonic() < end, "no request was answered"
-        time.sleep(0.05)

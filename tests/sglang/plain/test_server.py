@@ -1,11 +1,10 @@
-"""The real server with four ranks says what the model says by itself, and what one rank of stock SGLang says, by every
-endpoint."""
+"""By every endpoint, the real server with four ranks answers as the model does by itself, and as one rank of stock SGLang
+does."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import torch
 from eep.drill.load import Load
 from eep.drill.sglang_server import ONE_RANK, Server
 from eep.drill.story import Story
+from tests.sglang.drills import wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)  # two servers are started, on a machine that may be busy
 
@@ -153,11 +153,11 @@ def test_the_loss_of_one_rank_is_covered_by_the_slots_that_there_are_by_default(
     load = Load.with_reference(plain.url, [list(prompt.encode()) for prompt in PROMPTS[:6]], clients=6)
     story = Story(plain.directory, load)
     with load:
-        time.sleep(1.0)
+        wait_for_answers(load)
         fault = story.kill(1)
         assert story.wait_until_noticed(fault)
         assert story.wait_until_all_run(RANKS), plain.log[-3000:]
-        time.sleep(1.0)
+        wait_for_answers(load)
     story.close()
     assert load.answers
     assert [answer.problem for answer in load.failed] == []

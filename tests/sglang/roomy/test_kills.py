@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from itertools import islice
 
 import pytest
 
 from eep.drill.sglang_server import Server
-from tests.sglang.drills import Drilled, descriptors, scrape
+from tests.sglang.drills import Drilled, descriptors, is_started_again, lives_of, scrape, wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,7 +26,7 @@ def test_each_rank_in_turn(drilled: Drilled) -> None:
     story = drilled.story()
     with story.load:
         for rank in range(RANKS):
-            time.sleep(0.3)
+            wait_for_answers(story.load)
             fault = story.kill(rank)
             assert story.wait_until_noticed(fault)
             assert story.wait_until_all_run(RANKS), drilled.server.log[-3000:]
@@ -36,34 +37,41 @@ def test_each_rank_in_turn(drilled: Drilled) -> None:
 def test_several_at_once(drilled: Drilled, lost: tuple[int, ...]) -> None:
     story = drilled.story()
     with story.load:
-        time.sleep(0.5)
+        wait_for_answers(story.load)
+        lives = lives_of(story, *lost)
         for rank in lost:
             story.kill(rank)
-        time.sleep(0.5)
+        assert story.wait_until_back(RANKS, lives), drilled.server.log[-3000:]
+        wait_for_answers(story.load)
     drilled.check(story)
 
 
 def test_a_kill_during_recovery_and_during_rejoin(drilled: Drilled) -> None:
     story = drilled.story()
     with story.load:
-        time.sleep(0.5)
+        wait_for_answers(story.load)
+        lives = lives_of(story, 1, 2)
         story.kill(1)
         story.kill(2)  # while the loss of the first is being repaired
-        time.sleep(2.0)
-        story.target.try_kill(1)  # while it is coming back, or just back
-        time.sleep(0.5)
+        wait_for(lambda: is_started_again(story, 1, lives[1]), "rank 1 has a new process")
+        joiner = story.target.ranks()[1].incarnation
+        story.kill(1)  # while it comes back
+        assert story.wait_until_back(RANKS, {**lives, 1: joiner}), drilled.server.log[-3000:]
+        wait_for_answers(story.load)
     drilled.check(story)
 
 
 def test_a_rank_that_stands_still_for_a_moment_costs_only_time(drilled: Drilled) -> None:
     story = drilled.story()
     with story.load:
-        time.sleep(0.5)
+        wait_for_answers(story.load)
+        before = lives_of(story, *range(RANKS))
         story.target.stop(3)
-        time.sleep(1.0)
+        time.sleep(1.0)  # for so long it stands still
         story.target.resume(3)
-        time.sleep(0.5)
+        wait_for_answers(story.load)
     drilled.check(story)
+    assert lives_of(story, *range(RANKS)) == before, "no rank was relaunched"
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(MANY, marks=pytest.mark.long)])
@@ -78,16 +86,24 @@ def test_random_kills_at_times_of_all_ranks(drilled: Drilled, count: int) -> Non
     assert len(kills) == count
     assert {rank for _, rank in kills} == set(range(RANKS))
     drilled.check(story)
-    more = {pid: now - opened[pid] for pid, now in descriptors(drilled.server).items() if pid in opened}
+    check_descriptors(opened, descriptors(drilled.server))
+    if count == MANY:
+        assert any(not view.active for _, view, _ in story.views), "at some moment no rank was left"
+    told = scrape(drilled.server)
+    assert told["eep_epoch"] == story.views[-1][1].epoch
+    check_figures(before, told, count)
+
+
+def check_descriptors(before: Mapping[int, int], after: Mapping[int, int]) -> None:
+    more = {pid: now - before[pid] for pid, now in after.items() if pid in before}
     assert len(more) >= 3, "the front end, the controller and what forks ranks outlive them"
     assert max(more.values()) < MANY / 2, f"descriptors that processes have opened and not closed: {more}"
-    if count == MANY:
-        assert any(not view.active for _, view, _ in story.views), "at some moment nobody was left"
-    told = scrape(drilled.server)
+
+
+def check_figures(before: Mapping[str, float], told: Mapping[str, float], kills: int) -> None:
     assert told["eep_active_ranks"] == RANKS
-    assert told["eep_epoch"] == story.views[-1][1].epoch
     # A process that is killed twice dies once.
-    assert 1 <= told["eep_rank_deaths_total"] - before["eep_rank_deaths_total"] <= count
+    assert 1 <= told["eep_rank_deaths_total"] - before["eep_rank_deaths_total"] <= kills
     for figure in ("eep_rank_joins_total", "eep_rank_relaunches_total", "eep_requests_moved_total"):
         assert told[figure] > before[figure], figure
     for figure in ("eep_steps_repeated_total", "eep_last_pause_seconds", 'eep_repair_bytes_total{tier="peer"}'):

@@ -1,23 +1,19 @@
-"""Requests of every kind go on elsewhere when the rank that serves them is killed, and their clients cannot tell.
+"""Requests of every kind continue on another rank when theirs is killed, and their clients cannot tell.
 
-All kinds are asked at once and of one rank, first without a fault and then while that rank is killed. That they were there
-is seen twice: none had ended when the rank was killed, and the front end says how many it moved.
+One rank gets all kinds at once, first without a fault, and then it is killed. Two checks show that it had them: none had
+ended when it was killed, and the front end says how many it moved.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import re
 import string
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,156 +21,33 @@ from eep.drill.faults import Target
 from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
+from sglang_patches.front_end.replay import MAY_DIFFER
+from tests.sglang.drills import wait_for
+from tests.sglang.roomy.request_kinds import (
+    COMPLETIONS,
+    GREEDY,
+    SAMPLED,
+    TEXT,
+    TOKENS,
+    UNSEEDED,
+    Asking,
+    Kind,
+    Reply,
+    native,
+    openai,
+)
 from tests.sglang.roomy.test_kills import RANKS
 
 pytestmark = pytest.mark.timeout(900)
 
-TOKENS = 120
-TEXT = "It was a bright cold day in April, and "
 _MOVED = re.compile(r"replaying (\d+) requests")
 _LOGPROB_TOLERANCE = 1e-4
 _ENDS = "Scheduler hit an exception"
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A way to ask. ``samples``: how many answers come back, each of them a request to the ranks."""
-
-    path: str
-    body: dict[str, Any]
-    samples: int = 1
-
-
-def native(stream: bool = False, **parameters: Any) -> Kind:
-    """SGLang's own endpoint. Parameters of the request itself begin with an underscore, the others are of the sampling."""
-    outer = {name[1:]: value for name, value in parameters.items() if name.startswith("_")}
-    inner = {name: value for name, value in parameters.items() if not name.startswith("_")}
-    sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True, **inner}
-    return Kind("/generate", {"text": TEXT, "stream": stream, "sampling_params": sampling, **outer})
-
-
-def openai(path: str, stream: bool = False, n: int = 1, **parameters: Any) -> Kind:
-    asked = {"messages": [{"role": "user", "content": TEXT}]} if "chat" in path else {"prompt": TEXT}
-    body = {"model": "default", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "stream": stream, "n": n}
-    usage = {"stream_options": {"include_usage": True}} if stream else {}
-    return Kind(path, {**body, **asked, **usage, **parameters}, n)
-
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-SCHEMA = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "integer"}, "minItems": 60}}}
-GREEDY = {
-    "generate": native(),
-    "generate streamed": native(True),
-    "completions": openai(COMPLETIONS),
-    "completions streamed": openai(COMPLETIONS, True),
-    "chat": openai(CHAT),
-    "chat streamed": openai(CHAT, True),
-    "two samples": openai(COMPLETIONS, True, n=2),
-    "log-probabilities": native(True, _return_logprob=True, _logprob_start_len=0, _top_logprobs_num=2),
-    "log-probabilities at once": native(_return_logprob=True, _logprob_start_len=0, _top_logprobs_num=2),
-    "completions with log-probabilities": openai(COMPLETIONS, logprobs=2),
-    "frequency penalty": native(True, frequency_penalty=0.7),
-    "presence penalty": native(presence_penalty=0.9),
-    "repetition penalty": native(True, repetition_penalty=1.3),
-    "regex": native(True, regex="(([a-f]{3}-){2}[0-9]{2};){20}"),
-    "json schema": native(json_schema=json.dumps(SCHEMA)),
-}
-SAMPLED = {
-    "sampled": native(True, temperature=0.8, sampling_seed=7),
-    "sampled at once": native(temperature=0.8, sampling_seed=7),
-    "sampled by another seed": native(True, temperature=0.8, sampling_seed=8),
-    "sampled of the likely": native(True, temperature=0.8, sampling_seed=7, top_p=0.9, top_k=40, min_p=0.1),
-    "sampled with a penalty": native(temperature=0.8, sampling_seed=7, frequency_penalty=0.7),
-    "sampled by a regex": native(True, temperature=0.8, sampling_seed=7, regex="(([a-f]{3}-){2}[0-9]{2};){20}"),
-    "sampled completions": openai(COMPLETIONS, True, temperature=0.8, seed=7),
-    "two sampled": openai(COMPLETIONS, True, n=2, temperature=0.8, seed=7),
-}
-UNSEEDED = native(True, temperature=0.8)
-
-
-@dataclass
-class Reply:
-    """What a client has at the end, whichever way it came."""
-
-    status: int = 0
-    texts: dict[int, str] = field(default_factory=dict)
-    tokens: list[int] = field(default_factory=list)
-    counts: tuple[int, int] = (0, 0)
-    finished: dict[int, Any] = field(default_factory=dict)
-    logprobs: list[float] = field(default_factory=list)
-    other_logprobs: list[Any] = field(default_factory=list)
-    events: int = 0
-    problem: str = ""
-
-    def take(self, said: dict[str, Any]) -> None:
-        self.events += 1
-        if "error" in said or said.get("object") == "error":
-            self.problem = str(said)
-        elif "meta_info" in said:
-            self._take_native(said)
-        else:
-            self._take_openai(said)
-
-    def _take_native(self, said: dict[str, Any]) -> None:
-        meta = said["meta_info"]
-        self.texts[0] = said["text"]
-        self.tokens = said["output_ids"]
-        self.counts = meta["prompt_tokens"], meta["completion_tokens"]
-        self.finished[0] = meta["finish_reason"]
-        if "output_token_logprobs" in meta:
-            self.logprobs = [each[0] for each in meta["output_token_logprobs"]]
-            self.logprobs += [each[0] for each in meta["input_token_logprobs"][1:]]
-            top = meta["output_top_logprobs"]
-            self.other_logprobs = [len(top), [[token for _, token, *_ in each] for each in top]]
-
-    def _take_openai(self, said: dict[str, Any]) -> None:
-        for choice in said["choices"]:
-            index = choice["index"]
-            part = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
-            self.texts[index] = self.texts.get(index, "") + part
-            self.finished[index] = choice["finish_reason"] or self.finished.get(index)
-            if choice.get("logprobs"):
-                self.logprobs += choice["logprobs"]["token_logprobs"]
-        if said.get("usage"):
-            self.counts = said["usage"]["prompt_tokens"], said["usage"]["completion_tokens"]
-
-
-class Asking(threading.Thread):
-    """One client, waiting for its answer."""
-
-    def __init__(self, server: Server, kind: Kind, rank: int | None, **more: Any) -> None:
-        super().__init__(daemon=True)
-        self.reply = Reply()
-        self._port, self._path = server.port, kind.path
-        self._body = {**kind.body, **({} if rank is None else {"routed_dp_rank": rank}), **more}
-        self.start()
-
-    def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=200)
-        try:
-            connection.request("POST", self._path, json.dumps(self._body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            self.reply.status = response.status
-            if not self._body["stream"]:
-                self.reply.take(json.loads(response.read()))
-                return
-            for line in response:
-                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                    self.reply.take(json.loads(line[5:]))
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-            self.reply.problem = f"{type(error).__name__}: {error}"
-        finally:
-            connection.close()
-
-    def result(self, within: float = 200.0) -> Reply:
-        self.join(within)
-        assert not self.is_alive(), f"{self._path} did not end within {within} s"
-        return self.reply
-
-
 @dataclass
 class Served:
-    """``kinds``: those whose answer must be the same whatever happens, which is ``wanted``."""
+    """``kinds``: requests whose answer must always be the one in ``wanted``."""
 
     server: Server
     directory: Path
@@ -193,15 +66,8 @@ class Served:
         wait_for(lambda: all(rank.is_in for rank in self.target.ranks().values()), "all ranks are in")
 
 
-def wait_for(condition: Callable[[], bool], what: str, within: float = 200.0) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"it did not come to that within {within} s: {what}"
-        time.sleep(0.05)
-
-
 def late_words(text: str) -> str:
-    """A piece of a text that comes first somewhere in its last third: to stop there."""
+    """A piece of a text that first occurs in its last third: a stop string."""
     plain = set(string.printable)
     for start in range(2 * len(text) // 3, len(text) - 4):
         piece = text[start : start + 4]
@@ -225,11 +91,13 @@ def served(roomy: Server) -> Iterator[Served]:
     assert roomy.directory is not None
     served = Served(roomy, roomy.directory, kinds, wanted)
     yield served
-    served.wait_until_all_are_in()  # or a rank that the last test killed would be launched while the server ends
+    served.wait_until_all_are_in()  # else a rank that the last test killed would start while the server ends
 
 
-def test_the_kinds_are_what_they_are_called(served: Served) -> None:
-    """Otherwise the tests below would compare nothing with nothing."""
+# First, that the kinds are what they are called. Otherwise the tests after these would compare nothing with nothing.
+
+
+def test_every_endpoint_has_the_same_greedy_answer(served: Served) -> None:
     wanted = served.wanted
     assert wanted["generate"].tokens == wanted["generate streamed"].tokens
     assert len(wanted["generate"].tokens) == TOKENS
@@ -237,12 +105,20 @@ def test_the_kinds_are_what_they_are_called(served: Served) -> None:
     assert wanted["completions"].texts == wanted["completions streamed"].texts == wanted["generate"].texts
     assert wanted["chat"].texts == wanted["chat streamed"].texts
     assert len(wanted["log-probabilities"].logprobs) > TOKENS
+
+
+def test_penalties_grammars_and_stops_change_the_answer(served: Served) -> None:
+    wanted = served.wanted
     penalised = {name: tuple(wanted[name].tokens) for name in GREEDY if "penalty" in name}
     assert len({*penalised.values(), tuple(wanted["generate"].tokens)}) == 4
     assert re.fullmatch(r"([a-f]{3}-){2}[0-9]{2};.*", wanted["regex"].texts[0])
     assert wanted["json schema"].texts[0].startswith("{")
     assert wanted["stop string"].finished[0]["type"] == "stop"
     assert TOKENS / 2 < len(wanted["stop string"].tokens) < TOKENS
+
+
+def test_samples_differ_by_their_seeds(served: Served) -> None:
+    wanted = served.wanted
     assert wanted["sampled"].tokens == wanted["sampled at once"].tokens
     assert wanted["sampled completions"].texts == wanted["sampled"].texts
     assert wanted["two sampled"].texts[0] == wanted["sampled"].texts[0] != wanted["two sampled"].texts[1]
@@ -253,7 +129,7 @@ def test_the_kinds_are_what_they_are_called(served: Served) -> None:
 
 @pytest.mark.parametrize(("rank", "after"), [(1, 5), pytest.param(0, 62, marks=pytest.mark.long)])
 def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, after: int) -> None:
-    """Early, and late: what is not streamed comes to the front end in pieces of 50 tokens."""
+    """Early, and late: ranks send what is not streamed to the front end in pieces of 50 tokens."""
     served.wait_until_all_are_in()
     moved, ends = served.moved(), served.server.log.count(_ENDS)
     asked = {name: Asking(served.server, kind, rank) for name, kind in served.kinds.items()}
@@ -267,18 +143,22 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
     assert served.server.log.count(_ENDS) == ends, "a survivor has ended"
     assert served.moved() - moved >= 1 + sum(kind.samples for kind in served.kinds.values())
     for name, reply in replies.items():
-        wanted = served.wanted[name]
-        assert (reply.status, reply.problem) == (200, ""), name
-        assert reply.tokens == wanted.tokens, name
-        assert reply.texts == wanted.texts, name
-        assert reply.counts == wanted.counts, name
-        assert reply.finished == wanted.finished, name
-        assert reply.logprobs == pytest.approx(wanted.logprobs, abs=_LOGPROB_TOLERANCE), name
-        assert reply.other_logprobs == wanted.other_logprobs, name
+        check_reply(name, reply, served.wanted[name])
     reply = unseeded.result()
     assert (reply.status, reply.problem, len(reply.tokens)) == (200, "", TOKENS)
     assert reply.counts == served.wanted["generate"].counts
-    assert "may go on differently" not in served.server.log, "it was given a seed, which went with it"
+    assert MAY_DIFFER not in served.server.log, "it was given a seed, which went with it"
+
+
+def check_reply(name: str, reply: Reply, wanted: Reply) -> None:
+    """The client cannot tell that its rank was killed."""
+    assert (reply.status, reply.problem) == (200, ""), name
+    assert reply.tokens == wanted.tokens, name
+    assert reply.texts == wanted.texts, name
+    assert reply.counts == wanted.counts, name
+    assert reply.finished == wanted.finished, name
+    assert reply.logprobs == pytest.approx(wanted.logprobs, abs=_LOGPROB_TOLERANCE), name
+    assert reply.other_logprobs == wanted.other_logprobs, name
 
 
 def test_an_aborted_request_of_a_lost_rank_ends_and_is_not_replayed(served: Served) -> None:
@@ -288,7 +168,6 @@ def test_an_aborted_request_of_a_lost_rank_ends_and_is_not_replayed(served: Serv
     wait_for(lambda: asked.reply.events >= 5, "the stream has begun")
     served.target.stop(2)  # so that it cannot answer any more
     assert list(served.server._post("/abort_request", {"rid": "unwanted"})) == []
-    time.sleep(0.5)
     served.target.kill(2)
     reply = asked.result()
     assert reply.finished[0]["type"] == "abort"
@@ -334,7 +213,7 @@ def test_a_rank_is_taken_out_and_brought_back_as_planned(served: Served) -> None
         wait_for(lambda: served.target.ranks()[3].pid is None, "the rank has ended")
         assert not served.target.ranks()[3].is_in
         assert asked.result().tokens == wanted, "its requests go on elsewhere"
-        time.sleep(3.0)
+        time.sleep(3.0)  # a rank that died would be relaunched by then
         gone = served.target.ranks()[3]
         assert (gone.pid, gone.incarnation) == (None, incarnation), "it is not relaunched"
         eep("rank", "launch", "3", "--dir", str(served.directory))
@@ -344,7 +223,10 @@ def test_a_rank_is_taken_out_and_brought_back_as_planned(served: Served) -> None
     assert [answer.problem for answer in load.failed] == []
     assert load.wrong == []
     assert Asking(served.server, GREEDY["generate"], 3).result().tokens == wanted
-    log = served.server.log[log_before:]
-    assert "Traceback" not in log
-    assert "did not end" not in eep("events", "--dir", str(served.directory)), "it ended by itself"
+    check_that_it_ended_by_itself(served, served.server.log[log_before:])
+
+
+def check_that_it_ended_by_itself(served: Served, log: str) -> None:
     assert "eep: rank 3 ends: " in log
+    assert "Traceback" not in log
+    assert "did not end" not in eep("events", "--dir", str(served.directory))

@@ -38,7 +38,7 @@ def test_a_block_is_the_expert_of_its_first_pick(data: st.DataObject) -> None:
     topk_ids = torch.tensor(data.draw(picks), dtype=torch.int32)
     block = data.draw(st.sampled_from([1, 2, 4, 16]))
     order, of_block, used = sorted_picks(topk_ids, block, experts)
-    order[used:] = data.draw(st.integers(-(2**31), 2**31 - 1))  # nobody says what is there
+    order[used:] = data.draw(st.integers(-(2**31), 2**31 - 1))  # the kernel does not say what is there
     found = alignment.experts_of_blocks(order, topk_ids, block)
     assert found.shape == of_block.shape
     assert found.dtype == of_block.dtype

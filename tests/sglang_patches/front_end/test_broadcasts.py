@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
-
 from eep.view import View
 from sglang_patches.front_end import broadcasts, tokenizer_hooks
 from sglang_patches.front_end.replay import FrontEnd
@@ -44,7 +42,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def answers_of(manager: Any, *happenings: Any) -> list[str]:
-    """What whoever asks gets. A text is an answer that comes in, a view is applied, and a rank is gone."""
+    """The answers that the caller gets. A happening is an answer (a text), a new view, or the number of a lost rank."""
     asked = asyncio.create_task(manager.ask("how are you?"))
     for each in happenings:
         await asyncio.sleep(0)
@@ -95,14 +93,16 @@ def test_a_rank_that_comes_does_not_answer_what_was_asked_before(manager: Any) -
     assert asyncio.run(answers_of(manager, "a", "b", "c")) == ["a", "b", "c"]
 
 
-def test_what_is_asked_while_nobody_is_in_is_refused_until_somebody_is(manager: Any) -> None:
+def test_a_question_is_refused_while_no_rank_is_in(manager: Any) -> None:
     fastapi = pytest.importorskip("fastapi")
     happens(manager, TWO_OF_FOUR)
     happens(manager, 0)
     happens(manager, 1)
 
     async def asks() -> Any:
-        return await asyncio.wait_for(broadcasts.ask(type(manager.ask).__call__, manager.ask, "how are you?"), 5)
+        return await asyncio.wait_for(
+            broadcasts.ask_all_ranks(type(manager.ask).__call__, manager.ask, "how are you?"), 5
+        )
 
     with pytest.raises(fastapi.HTTPException, match="no rank is in") as refused:
         asyncio.run(asks())

@@ -1,4 +1,4 @@
-"""The plugin's front end and written arguments, with messages that look like SGLang's. No SGLang needed."""
+"""The plugin's front end and recipes, with messages that look like SGLang's. Needs no SGLang."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
 
 from eep.requests.request_records import Manner
 from sglang_patches import options, recipe
@@ -85,22 +83,29 @@ def test_a_view_that_still_has_a_rank_that_is_gone_does_not_bring_it_back() -> N
     assert server.front_end.live == {0: 1, 1: 0}
 
 
-def test_aborts_reach_every_life_and_are_answered_when_no_rank_will() -> None:
+def test_an_abort_is_answered_at_once_while_no_rank_has_the_request() -> None:
     server = Server()
     server.accept("a")
     server.front_end.send(AbortReq("a"))
     assert server.answered == [("a", None)]
+
+
+def test_an_abort_is_answered_by_the_rank_or_when_the_rank_is_lost() -> None:
+    server = Server()
     server.view(1, r0=0)
-    server.accept("b")
-    server.front_end.send(AbortReq("b"))
-    assert server.answered == [("a", None)], "the rank will answer"
+    server.accept("a")
+    server.front_end.send(AbortReq("a"))
+    assert server.answered == [], "the rank will answer"
     server.front_end.on_gone(0, 0)
-    assert server.answered == [("a", None), ("b", None)]
-    server.view(2, r1=0)
-    server.accept("c")
-    message = AbortReq("c")
-    assert server.front_end.abort_answer(message)
-    assert not server.front_end.abort_answer(AbortReq("c")), "told twice"
+    assert server.answered == [("a", None)]
+
+
+def test_an_aborted_request_is_answered_once() -> None:
+    server = Server()
+    server.view(1, r0=0)
+    server.accept("a")
+    assert server.front_end.abort_answer(AbortReq("a"))
+    assert not server.front_end.abort_answer(AbortReq("a")), "told twice"
     assert server.front_end._kept == {}
 
 
@@ -140,15 +145,15 @@ def test_a_health_check_is_sent_once_and_leaves_nothing_behind() -> None:
         ("HEALTH_CHECK_1", 0),
         ("a", 0),
         ("HEALTH_CHECK_2", 1),
-    ], "a check that was dropped by its rank, which nobody tells us, is no load"
+    ], "a check that its rank dropped, of which the front end is not told, is no load"
     assert server.sent[0].sampling_params.custom_params is None, "not a client's to say, whatever id it chooses"
     assert server.deliver("HEALTH_CHECK_2", [3], "c", 1, finished=True).rids == ["HEALTH_CHECK_2"]
     server.front_end.on_gone(0, 0)
-    assert [message.rid for message in server.sent[3:]] == ["a~1"], "nobody waits for a check that is replayed"
+    assert [message.rid for message in server.sent[3:]] == ["a~1"], "a check is not replayed: no client waits for it"
     assert (len(server.front_end.ledger), server.answered) == (1, [])
 
 
-def test_while_nobody_is_in_the_last_health_check_waits() -> None:
+def test_while_no_rank_is_in_the_last_health_check_waits() -> None:
     server = Server(health_checks=("HEALTH_CHECK",))
     server.accept("HEALTH_CHECK_1")
     server.accept("HEALTH_CHECK_2")
@@ -213,12 +218,12 @@ def test_written_arguments_come_back_and_are_private(tmp_path: Path) -> None:
     assert recipe.read(path) == value
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(recipe.NotSayable, match=r"the arguments\.f"):
-        recipe.encode({"f": lambda: None})
-    with pytest.raises(recipe.NotSayable, match="not SGLang's"):
-        recipe.encode(Parameters())
-    with pytest.raises(ValueError, match="not made here"):
-        recipe.decode({"eep:kind": "dataclass subprocess:Popen", "eep:value": {"fields": {}, "extra": {}}})
+    with pytest.raises(recipe.UnwritableValue, match=r"the arguments\.f"):
+        recipe.to_json({"f": lambda: None})
+    with pytest.raises(recipe.UnwritableValue, match="not of SGLang or eep"):
+        recipe.to_json(Parameters())
+    with pytest.raises(ValueError, match="not of SGLang or eep"):
+        recipe.from_json({"eep:kind": "dataclass subprocess:Popen", "eep:value": {"fields": {}, "extra": {}}})
 
 
 def test_an_output_that_says_less_of_some_requests_is_not_taken_for_one_of_fewer() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from eep.experts.placement.packing import EMPTY
 from eep.experts.placement.slot_plan import count_moves, plan_placement
-from sglang_patches.rank.expert_location import ExpertLocation, choose_copies, initial_placement
+from sglang_patches.rank.expert_location import ExpertLocation, choose_copies, experts_in_slots, initial_placement
 
 
 @pytest.mark.parametrize(("slots", "max_ranks"), [(4, 4), (8, 4), (16, 4), (5, 6)])
@@ -51,5 +51,5 @@ def test_a_new_placement_is_written_where_the_old_one_was() -> None:
     assert location.choice.data_ptr() == address
     assert set((location.choice[:, :-1] // 16).unique().tolist()) <= {0, 1}
     assert location.choice[:, -1].tolist() == [EMPTY, EMPTY], "what is only padding goes nowhere"
-    assert location.held_by(3, 0) == [EMPTY] * 16
+    assert experts_in_slots(location.placement, 3, 0) == [EMPTY] * 16
     assert torch.equal(location.tables.masked, torch.zeros(2, 16, dtype=torch.bool))

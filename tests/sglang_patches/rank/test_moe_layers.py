@@ -1,5 +1,5 @@
-"""What is made of the MoE layers of a model when it is loaded, and which cannot be had. With layers that are made up: no
-model of the kinds meant here is small enough, or runs on a CPU."""
+"""What the plugin makes of the MoE layers of a model, and which layers it refuses. The layers are made up: no model with
+such layers is small enough, or runs on a CPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
-
 from sglang_patches import options
-from sglang_patches.rank import dispatcher, expert_weights, instance
+from sglang_patches.rank import dispatcher, expert_weights, model_facts, rank_data_plane
 from sglang_patches.rank.token_forms import MoeShape
 
 
@@ -32,23 +30,15 @@ def runner(**changes: Any) -> SimpleNamespace:
 
 def test_kernels_do_not_scale_what_the_model_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     layers: list[tuple[int, MoeShape]] = []
-    here = SimpleNamespace(add_layer=lambda layer, shape: layers.append((layer, shape)) or 0)
-    monkeypatch.setattr(instance, "current", lambda: here)
+    facts = SimpleNamespace(add_layer=lambda layer, shape: layers.append((layer, shape)) or 0)
+    monkeypatch.setattr(model_facts, "get_facts", lambda: facts)
+    monkeypatch.setattr(rank_data_plane, "get_plane", lambda: None)
     monkeypatch.setattr(options, "required", lambda: SimpleNamespace(redundant_experts=8))
-    monkeypatch.setattr(dispatcher, "make_dispatcher", lambda here, layer: layer)
+    monkeypatch.setattr(dispatcher, "make_dispatcher", lambda plane, layer: layer)
     described = runner()
     assert dispatcher._create(described) == 0
     assert layers == [(3, MoeShape(16, 6, 64, 2, torch.bfloat16))]
     assert described.routed_scaling_factor is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_tokens_of_another_type_are_refused_while_the_model_is_made(dtype: torch.dtype) -> None:
-    here = instance.Instance.__new__(instance.Instance)
-    here.shape, here.layer_ids = None, []
-    with pytest.raises(SystemExit, match=r"float32 or bfloat16.*--dtype bfloat16"):
-        here.add_layer(0, MoeShape(16, 6, 64, 2, dtype))
-    assert here.layer_ids == []
 
 
 class Layer(torch.nn.Module):

@@ -1,5 +1,5 @@
-"""Overlap scheduling: what is on the device is read and written on one stream only. The scheduler is made up; that tokens
-come out right, tests/sglang shows with the real one, on a CPU, where there are no streams to get wrong."""
+"""Overlap scheduling: tokens on the device are read and written on one stream only. The scheduler is made up. With the
+real one, on a CPU without streams, tests/sglang shows that the tokens are right."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
 
 from sglang_patches.rank import overlap
 
@@ -27,7 +25,7 @@ class Device:
 
 
 class StreamContext:
-    """As torch's: what to go back to is kept in the context itself."""
+    """Like torch's: it keeps the stream to go back to in itself."""
 
     def __init__(self, device: Device, stream: str) -> None:
         self._device, self._stream, self._before = device, stream, ""
@@ -40,7 +38,7 @@ class StreamContext:
 
 
 class OnOneStream:
-    """Tokens that may be touched on the stream of the forward pass only."""
+    """Tokens that only the stream of the forward pass may touch."""
 
     def __init__(self, tokens: list[int], device: Device) -> None:
         self.tensor, self._device = torch.tensor(tokens), device
@@ -55,7 +53,7 @@ class OnOneStream:
 
 
 class Session:
-    """Starts steps, and has them run again when it is told to, or at once."""
+    """Starts steps, and runs them again at once or when a test asks for it."""
 
     def __init__(self, *, at_once: bool = False) -> None:
         self.again: list[Any] = []
@@ -84,7 +82,7 @@ def decode(rows: list[int]) -> Any:
 
 
 class Mark:
-    """In the work of a device."""
+    """A CUDA event in the work of a device."""
 
     def __init__(self) -> None:
         self.recorded = self.waited_for = False
@@ -110,7 +108,8 @@ class Scheduler:
         self.future_map = SimpleNamespace(output_tokens_buf=self.tokens)
         self.barriers = 0
         self._samples_later = samples_later
-        self._here: Any = SimpleNamespace(device=device, using=0, session=session, through=through)
+        self._session: Any = session
+        self._plane: Any = SimpleNamespace(device=device, using=0, through=through)
 
     def launch(self, batch: Any) -> Any:
         def again(kept: Any) -> Any:
@@ -119,7 +118,7 @@ class Scheduler:
 
         with overlap.launch(self, again) as launched, self.forward_stream_ctx:
             batch.input_ids = self.tokens[batch.req_pool_indices]
-            launched.result = launched.begin(self._here, lambda: self._forward(batch, bad=True), batch)
+            launched.result = launched.begin(self._session, self._plane, lambda: self._forward(batch, bad=True), batch)
         return launched.result
 
     def _forward(self, batch: Any, bad: bool = False) -> Any:
@@ -161,7 +160,7 @@ def test_a_step_that_is_run_again_while_it_begins_leaves_the_scheduler_on_its_ow
 
 
 def test_what_the_scheduler_does_next_waits_for_what_a_step_that_is_run_again_reads() -> None:
-    """Else SGLang would take the mark of that step for one of the step after it."""
+    """Else SGLang would take the event of that step for that of the step after it."""
     session = Session()
     scheduler = Scheduler([0, 1, 2, 3], session)
     scheduler.launch(decode([1, 3]))
@@ -190,21 +189,21 @@ def test_a_step_whose_tokens_are_sampled_later_has_a_mark_of_its_own(monkeypatch
 
 
 def ended(tokens: list[int]) -> SimpleNamespace:
-    """A request that has ended, of a prompt of two tokens; the step after its last has been launched."""
+    """A request with a prompt of two tokens that has ended. The step after its last has been launched."""
     return SimpleNamespace(origin_input_ids=[1, 2], output_ids=tokens, session=None, skip_radix_cache_insert=False)
 
 
 def key(request: SimpleNamespace, owned: int) -> list[int] | None:
-    """Under which tokens a request goes into the prefix cache, as SGLang does it: ``owned`` places of its row are written, or
-    will be by what is launched."""
+    """The tokens under which SGLang puts a request into the prefix cache. ``owned`` places of its row are written, or will
+    be by a step that is launched."""
     if request.skip_radix_cache_insert:
         return None
     return [*request.origin_input_ids, *request.output_ids][:owned]
 
 
-def test_what_an_unjudged_step_writes_goes_under_no_token_that_anybody_asks_for() -> None:
+def test_what_an_unjudged_step_writes_goes_under_a_token_that_no_request_has() -> None:
     request = ended([7, 8, 9])
-    assert overlap.release(key, request, owned=5) == [1, 2, 7, 8, overlap.NOBODYS_TOKEN]
+    assert overlap.release(key, request, owned=5) == [1, 2, 7, 8, overlap.UNUSED_TOKEN]
     assert request.output_ids == [7, 8, 9], "which are still to be sent"
 
 

@@ -1,5 +1,5 @@
-"""In which form tokens reach the kernels of the experts, and that what these make of them comes back. The kernels are torch's
-here, and SGLang's types stand-ins: DeepGEMM and Triton run on a GPU only. That SGLang has such types, its targets check."""
+"""The form in which tokens reach the kernels of the experts, and that the results come back. The kernels are torch's, and
+SGLang's types are stand-ins: DeepGEMM and Triton need a GPU. test_targets.py checks that SGLang has such types."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import eep
-from sglang_patches.rank.dispatcher import Exchange
-from sglang_patches.rank.token_forms import Experts, Form, MoeShape, of_buffers
+from sglang_patches.rank.dispatcher import TokenExchange
+from sglang_patches.rank.token_forms import ExpertKernels, MoeShape, TokenForm, choose_forms
 
 HIDDEN, SLOTS, TOPK, TOKENS = 256, 4, 2, 6
 SHAPE = MoeShape(SLOTS, SLOTS, HIDDEN, TOPK, torch.bfloat16)
@@ -33,21 +33,23 @@ def layer(*, block: list[int] | None = None, deep_gemm: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("dtype", "block", "expected"),
     [
-        (torch.float32, None, Form("f32", "rank")),
-        (torch.bfloat16, None, Form("bf16", "rank")),
-        (torch.bfloat16, [128, 128], Form("fp8", "rank")),
-        (torch.bfloat16, [1, 32], Form("bf16", "rank")),
-        (torch.float32, [128, 128], Form("f32", "rank")),
+        (torch.float32, None, TokenForm("f32", "rank")),
+        (torch.bfloat16, None, TokenForm("bf16", "rank")),
+        (torch.bfloat16, [128, 128], TokenForm("fp8", "rank")),
+        (torch.bfloat16, [1, 32], TokenForm("bf16", "rank")),
+        (torch.float32, [128, 128], TokenForm("f32", "rank")),
     ],
 )
-def test_triton_gets_rows_by_rank(dtype: torch.dtype, block: list[int] | None, expected: Form) -> None:
-    experts = Experts.of(layer(block=block), MoeShape(SLOTS, SLOTS, HIDDEN, TOPK, dtype))
-    assert of_buffers(experts, 2) == (expected, expected)
-    assert of_buffers(experts, 1) == (expected,)
+def test_triton_gets_rows_by_rank(dtype: torch.dtype, block: list[int] | None, expected: TokenForm) -> None:
+    experts = ExpertKernels.of(layer(block=block), MoeShape(SLOTS, SLOTS, HIDDEN, TOPK, dtype))
+    assert choose_forms(experts, 2) == (expected, expected)
+    assert choose_forms(experts, 1) == (expected,)
 
 
 def test_a_method_that_says_nothing_of_itself_gets_rows_as_they_are() -> None:
-    assert of_buffers(Experts.of(SimpleNamespace(quant_method=object()), SHAPE), 1) == (Form("bf16", "rank"),)
+    assert choose_forms(ExpertKernels.of(SimpleNamespace(quant_method=object()), SHAPE), 1) == (
+        TokenForm("bf16", "rank"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,9 @@ def test_deep_gemm_gets_rows_by_expert_where_all_decode(
     monkeypatch: pytest.MonkeyPatch, block: list[int] | None, exponents: bool, decode: str
 ) -> None:
     monkeypatch.setattr("sglang_patches.rank.token_forms._wants_exponents", lambda: exponents)
-    experts = Experts.of(layer(block=block, deep_gemm=True), SHAPE)
-    assert of_buffers(experts, 2) == (Form("bf16", "rank"), Form(decode, "expert"))
-    assert of_buffers(experts, 1) == (Form("bf16", "rank"),)
+    experts = ExpertKernels.of(layer(block=block, deep_gemm=True), SHAPE)
+    assert choose_forms(experts, 2) == (TokenForm("bf16", "rank"), TokenForm(decode, "expert"))
+    assert choose_forms(experts, 1) == (TokenForm("bf16", "rank"),)
 
 
 class StandardTopKOutput(NamedTuple):
@@ -101,8 +103,8 @@ def types_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, base + "token_dispatcher", ModuleType(base + "token_dispatcher"))
 
 
-def exchange(place: Path, form: Form, run: Callable[[Any], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What comes back to a rank that is alone, twice over, and what should: expert ``e`` multiplies by ``e + 1``."""
+def exchange(place: Path, form: TokenForm, run: Callable[[Any], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What comes back to a rank that is alone, in two exchanges, and what should. Expert ``e`` multiplies by ``e + 1``."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, HIDDEN, generator=generator).to(torch.bfloat16)
     ids = torch.stack([torch.randperm(SLOTS, generator=generator)[:TOPK] for _ in range(TOKENS)]).to(torch.int32)
@@ -121,11 +123,11 @@ def exchange(place: Path, form: Form, run: Callable[[Any], torch.Tensor]) -> tup
     )
     with buffer:
         buffer.start_alone()
-        here: Any = SimpleNamespace(
+        plane: Any = SimpleNamespace(
             location=SimpleNamespace(choice=torch.tensor([[*range(SLOTS), -1]])), buffer=buffer, used=None
         )
         for _ in range(2):
-            step = Exchange(here, 0, x, ids, weights)
+            step = TokenExchange(plane, 0, x, ids, weights)
             output = step.received(x)
             made = run(output)
             for tensor in (output.hidden_states, output.hidden_states_scale):
@@ -150,7 +152,7 @@ def test_fp8_rows_are_taken_as_they_come_and_results_are_left_where_combine_want
         output.hidden_states.copy_(torch.where(factors > 0, plain * factors, 0.0))
         return output.hidden_states
 
-    got, wanted = exchange(tmp_path, Form("fp8", "rank"), run)
+    got, wanted = exchange(tmp_path, TokenForm("fp8", "rank"), run)
     torch.testing.assert_close(got, wanted, rtol=0.1, atol=0.05)
 
 
@@ -168,5 +170,5 @@ def test_rows_by_expert_come_back_weighted(tmp_path: Path, wire: str) -> None:
             made[slot, :count] = plain[slot, :count] * (slot + 1)
         return made
 
-    got, wanted = exchange(tmp_path, Form(wire, "expert"), run)
+    got, wanted = exchange(tmp_path, TokenForm(wire, "expert"), run)
     torch.testing.assert_close(got, wanted, rtol=0.1, atol=0.05)

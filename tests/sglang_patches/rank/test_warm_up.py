@@ -1,4 +1,4 @@
-"""The requests with which a rank warms up. That ranks serve them, tests/sglang/test_scale.py shows."""
+"""The requests with which a rank warms up. tests/sglang/test_scale.py shows that ranks serve them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import time
 
 import pytest
 
-pytest.importorskip("sglang_patches.hooks", reason="the rest of the SGLang plugin is not here")
-
-from sglang_patches.rank.warm_up import WarmUp, prompts
+from sglang_patches.rank.warm_up import WarmUp, choose_prompts
 
 
 def test_a_round_begins_when_the_last_is_over() -> None:
@@ -35,6 +33,6 @@ def test_it_does_not_wait_for_ever() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 16, 128, 8192])
 def test_no_round_is_more_than_is_prefilled_at_once_and_one_token(chunk: int) -> None:
-    rounds = prompts(chunk)
+    rounds = choose_prompts(chunk)
     assert max(map(sum, rounds)) == chunk + 1
     assert all(length >= 1 for lengths in rounds for length in lengths)

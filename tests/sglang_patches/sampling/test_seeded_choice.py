@@ -1,4 +1,4 @@
-"""Sampling by seed and position: the hash, that draws are fair, and that nothing but the row itself decides them."""
+"""Sampling by seed and position: the hash is right, draws are fair, and only the row itself decides them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_hash_is_murmur3() -> None:
 
 def drawn(weights: Any, seeds: list[int], positions: list[int], tokens: Any = None) -> list[int]:
     found: list[int] = (
-        seeded_choice.draw(weights, tokens, torch.tensor(seeds), torch.tensor(positions)).view(-1).tolist()
+        seeded_choice.draw_tokens(weights, tokens, torch.tensor(seeds), torch.tensor(positions)).view(-1).tolist()
     )
     return found
 
@@ -65,8 +65,8 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert together[4] == drawn(probs[4:5], [5], [14])[0]
 
 
-def test_a_filter_that_somebody_else_asked_for_changes_nothing() -> None:
-    """All rows of a batch are filtered when one of them wants to be."""
+def test_a_filter_of_another_request_changes_nothing() -> None:
+    """SGLang filters all rows of a batch when one request asks for it."""
     probs = torch.rand(200, 64, generator=torch.Generator().manual_seed(2)).mul(6).softmax(dim=-1)
     seeds, positions = [8] * 200, list(range(200))
     everything = torch.full((200,), 1 << 30), torch.ones(200)
@@ -96,7 +96,7 @@ def test_filters(top_k: int, top_p: float, min_p: float | None, kept: set[int]) 
 
 
 def test_of_equals_the_greedy_choice_is_the_first() -> None:
-    """As it is where nobody in the batch samples."""
+    """As it is where no request of the batch samples."""
     probs = torch.full((1, 300), 1 / 300)
     weights, tokens = seeded_choice.keep_likely(probs, torch.tensor([1]), torch.ones(1), None)
     assert int(tokens[0, drawn(weights, [1], [1], tokens)[0]]) == int(probs.argmax())

@@ -13,7 +13,7 @@ from eep.control.launch.processes import SubprocessLauncher
 from eep.control.launch.spare_launcher import SpareLauncher
 from sglang_patches import cpu, recipe
 from sglang_patches.cuda import spare_preparation
-from sglang_patches.options import VARIABLE, Options
+from sglang_patches.options import VARIABLE, ServerOptions
 from sglang_patches.rank import rank_process
 
 
@@ -26,7 +26,7 @@ def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatc
 
     monkeypatch.setenv(VARIABLE, "")  # so that it is put back
     monkeypatch.setenv(cpu.ASKED_FOR, gaps)
-    Options(ranks=4, max_ranks=4, spares=spares).publish()
+    ServerOptions(ranks=4, max_ranks=4, spares=spares).publish()
     launcher = controller._launcher()
     assert isinstance(launcher, kind)
     if isinstance(launcher, SpareLauncher):
@@ -49,7 +49,7 @@ def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: py
 def test_a_spare_opens_the_device_that_sglang_gave_to_the_rank(tmp_path: Path) -> None:
     for rank, gpu in ((0, 0), (1, 3)):
         recipe.write(rank_process.recipe_path(tmp_path, rank), {"arguments": ["args", "ports", gpu, rank], "named": {}})
-    assert [spare_preparation.device_of(tmp_path, rank) for rank in (0, 1)] == [0, 3]
+    assert [spare_preparation.gpu_of_rank(tmp_path, rank) for rank in (0, 1)] == [0, 3]
     recipe.write(rank_process.recipe_path(tmp_path, 2), {"arguments": ["args", "ports", "moved"], "named": {}})
     with pytest.raises(RuntimeError, match="'moved'"):
-        spare_preparation.device_of(tmp_path, 2)
+        spare_preparation.gpu_of_rank(tmp_path, 2)

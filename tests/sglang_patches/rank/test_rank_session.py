@@ -1,4 +1,4 @@
-"""When a rank says that it is ready, the others can already see what it holds. No SGLang needed."""
+"""When a rank says that it is ready, its peers can already see what it holds. Needs no SGLang."""
 
 from __future__ import annotations
 
@@ -16,13 +16,23 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
+from sglang_patches.options import ServerOptions
+from sglang_patches.rank import rank_session
+from sglang_patches.rank.expert_weights import ExpertWeights
+from sglang_patches.rank.model_facts import ModelFacts
+from sglang_patches.rank.rank_data_plane import RankDataPlane
+from sglang_patches.rank.rank_session import RankSession
+from sglang_patches.rank.token_forms import MoeShape
 from tests.experts import model
 
-instance = pytest.importorskip("sglang_patches.rank.instance", reason="the SGLang plugin is not here")
+
+def test_there_is_no_session_before_the_weights_are_loaded() -> None:
+    with pytest.raises(RuntimeError, match="no session yet"):
+        rank_session.get_session()
 
 
 def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else those who see it in a view may look too early, and would not know its checksums until the next one."""
+    """Else a peer that sees it in a view may look too early, and would not know its checksums until the next view."""
     seen: dict[str, list[str]] = {}
 
     def look(when: str) -> None:
@@ -34,12 +44,11 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
 
     (tmp_path / "experts").mkdir(mode=0o700)
     monkeypatch.setenv(INCARNATION, "5")
-    monkeypatch.setattr(instance, "Session", session)
-    monkeypatch.setattr(instance, "member_rendezvous", lambda: tmp_path)
-    monkeypatch.setattr(instance.Instance, "directory", tmp_path)
-    monkeypatch.setattr(instance.process_groups, "world", lambda: None)
+    monkeypatch.setattr(rank_session, "Session", session)
+    monkeypatch.setattr(rank_session, "member_rendezvous", lambda: tmp_path)
+    monkeypatch.setattr(rank_session.process_groups, "world", lambda: None)
     monkeypatch.setattr(
-        instance.garbage_collector, "leave_out_what_is_here", lambda collect: look("left out of collections")
+        rank_session.garbage_collector, "freeze_this_process", lambda collect: look("left out of collections")
     )
     slots = 4
     first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(2), slots, [0, 0])
@@ -47,12 +56,12 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
     memory = ExpertMemory(model.layout(slots), shared.bytes_at(0, shared.size))
     model.load(memory, first, 1)
     sums = Checksums.of_rank(memory, first, 1)
-    rank = instance.Instance(1, (8,), "cpu", instance.options.Options(ranks=2, max_ranks=2))
-    rank.weights = SimpleNamespace(memory=memory, shared=shared, checksums=sums)
-    rank.shape = SimpleNamespace(experts=model.EXPERTS, slots_per_rank=slots, dtype=torch.float32)
-    rank.__dict__["first_placement"] = first
-    assert rank.session is rank.session
-    # Left out as well, since it stays as long as the process does.
+    facts = ModelFacts(1, "cpu", (8,), ServerOptions(ranks=2, max_ranks=2))
+    facts.shape = MoeShape(model.EXPERTS, slots, 8, 2, torch.float32)
+    facts.__dict__["first_placement"] = first
+    rank = RankSession(facts, RankDataPlane(facts), ExpertWeights(memory, shared, sums), None, tmp_path)
+    assert rank.join() is rank.join()
+    # It is frozen as well, since it stays as long as the process does.
     assert seen == {"left out of collections": ["held/r1.i5"], "ready": ["held/r1.i5"]}
     rank.coverage.close()
     shared.close()

@@ -1,0 +1,126 @@
+"""This rank's data plane: the buffers through which tokens cross ranks, and the tables that say where each token goes.
+
+The plane is there as soon as the first MoE layer is built. :meth:`RankDataPlane.start` makes its buffers once the weights are
+loaded, with this rank alone in them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from eep.control.launch.processes import INCARNATION
+from eep.control.private_directory import member_rendezvous
+from eep.data_plane.buffer import Buffer
+from sglang_patches.rank import token_forms
+from sglang_patches.rank.expert_location import ExpertLocation
+from sglang_patches.rank.model_facts import ModelFacts, get_facts
+
+logger = logging.getLogger(__name__)
+
+ANY_STEP, DECODE_STEP = 0, 1
+"""Numbers of buffers. Kernels of a graph have fixed shapes, so they go through a buffer that is no larger than they need."""
+
+
+class RankDataPlane:
+    def __init__(self, facts: ModelFacts) -> None:
+        self._facts = facts
+        self.rank, self.device = facts.rank, facts.device
+        self.buffers: list[Buffer] = []
+        self.using = ANY_STEP
+        """The number of the buffer of the step under way. All ranks use the same."""
+        self._layers: Sequence[Any] = ()
+
+    @cached_property
+    def location(self) -> ExpertLocation:
+        """Where this rank sends the tokens of each expert."""
+        return ExpertLocation(self._facts.first_placement, self.rank, self.device)
+
+    @cached_property
+    def used(self) -> torch.Tensor | None:
+        """``[layers, experts]``: how often this rank has asked for each expert. None where experts are never masked."""
+        if self._facts.options.on_lost_coverage == "refuse":
+            return None
+        first = self._facts.first_placement
+        return torch.zeros((first.layers, first.experts), dtype=torch.int64, device=self.device)
+
+    @property
+    def buffer(self) -> Buffer:
+        """The buffer of the step under way."""
+        if not self.buffers:
+            raise RuntimeError(f"rank {self.rank} has no buffers yet: they are made when its weights are loaded")
+        return self.buffers[self.using]
+
+    def start(self, layers: Sequence[Any]) -> None:
+        """Make the buffers, with this rank alone in them. ``layers``: the loaded MoE layers of the model."""
+        facts, shape = self._facts, self._facts.moe_shape
+        self._layers = layers
+        self.location  # noqa: B018  (its tensors are to be there before SGLang measures the memory that is left)
+        forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
+        logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
+        for number, (max_tokens, form) in enumerate(zip(facts.max_tokens, forms, strict=True)):
+            buffer = Buffer(
+                self.rank,
+                rendezvous=member_rendezvous() / f"tokens-{number}",
+                max_ranks=facts.options.max_ranks,
+                max_tokens=max_tokens,
+                hidden=shape.hidden,
+                topk=shape.topk,
+                local_experts=shape.slots_per_rank,
+                layout=form.layout,
+                wire=form.wire,
+                device=self.device,
+                incarnation=int(os.environ[INCARNATION]),
+                timeout_ms=facts.options.timeout_ms,
+                shares_gpu=facts.options.shares_gpu,
+            )
+            buffer.start_alone()
+            self.buffers.append(buffer)
+
+    def use_for(self, all_decode: bool) -> None:
+        """Choose the buffer of the step that begins. ``all_decode``: every rank decodes in it."""
+        self.using = DECODE_STEP if all_decode and len(self._facts.max_tokens) > 1 else ANY_STEP
+
+    @contextmanager
+    def through(self, using: int) -> Iterator[None]:
+        """What runs in this context goes through the buffer with that number."""
+        before, self.using = self.using, using
+        try:
+            yield
+        finally:
+            self.using = before
+
+    def wait(self) -> None:
+        """Until what this process has started on its device is done."""
+        if self.device != "cpu":
+            torch.cuda.current_stream().synchronize()
+
+    def run_empty(self, using: int) -> None:
+        """Run a step without tokens of this rank's own: its experts serve the tokens of the others."""
+        from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+        shape = self._facts.moe_shape
+        with torch.no_grad(), self.through(using):
+            x = torch.empty((0, shape.hidden), dtype=shape.dtype, device=self.device)
+            ids = torch.empty((0, shape.topk), dtype=torch.int32, device=self.device)
+            weights = torch.empty((0, shape.topk), dtype=torch.float32, device=self.device)
+            for layer in self._layers:
+                layer(x, StandardTopKOutput(weights, ids, x))
+        self.wait()
+
+
+_plane: RankDataPlane | None = None
+
+
+def get_plane() -> RankDataPlane:
+    """The data plane of this process."""
+    global _plane
+    if _plane is None:
+        _plane = RankDataPlane(get_facts())
+    return _plane

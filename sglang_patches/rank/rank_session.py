@@ -1,0 +1,153 @@
+"""This rank's session: it joins the others, repairs what they lose, keeps every expert covered, and counts what it did.
+
+It is made when the weights are loaded. The rank joins at the first boundary of a step, when everything else that SGLang
+prepares is done too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from eep.control.launch.processes import INCARNATION
+from eep.control.private_directory import CONTROL_DIRECTORY, member_rendezvous
+from eep.experts.checkpoint.conversion import open_checkpoint
+from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
+from eep.experts.layout import checksum
+from eep.experts.placement.packing import FloatArray
+from eep.experts.repair.executor import Reader, SourceLost, Want
+from eep.experts.repair.repair_plan import Tier
+from eep.experts.repair.repair_sources import RepairSources
+from eep.observe.metrics import RankMetrics
+from eep.recovery.session import Session
+from eep.view import View
+from sglang_patches import expert_backup, garbage_collector
+from sglang_patches.rank import process_groups
+from sglang_patches.rank.expert_weights import ExpertWeights
+from sglang_patches.rank.model_facts import ModelFacts, get_facts
+from sglang_patches.rank.rank_data_plane import RankDataPlane, get_plane
+
+logger = logging.getLogger(__name__)
+
+
+class RankSession:
+    """``checkpoint``: a source for repair, if it has the experts as they are served. ``directory``: the server's own."""
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        plane: RankDataPlane,
+        weights: ExpertWeights,
+        checkpoint: Reader | None,
+        directory: Path,
+    ) -> None:
+        self._facts, self._plane, self._weights = facts, plane, weights
+        self._checkpoint, self._directory = checkpoint, directory
+        self.rank = facts.rank
+        self.joined: Session | None = None
+        """None until this rank has asked to be let in."""
+
+    def join(self) -> Session:
+        """The first call says that this rank is ready. Every call returns the same session."""
+        if self.joined is None:
+            # As soon as a view has this rank in it the others look for what it holds, and look again only in the next view.
+            self.coverage  # noqa: B018
+            garbage_collector.freeze_this_process(collect=True)
+            self.joined = Session(process_groups.world(), self._plane.buffers, self._repair, self._plane.run_empty)
+        return self.joined
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """What keeps every expert on an active rank."""
+        facts, plane, weights = self._facts, self._plane, self._weights
+        backup = expert_backup.connect(
+            self._directory,
+            facts.options.backup,
+            self.rank,
+            weights.memory,
+            weights.shared,
+            facts.first_placement.experts,
+        )
+        return Coverage(
+            LoadedExperts(
+                self.rank,
+                int(os.environ[INCARNATION]),
+                facts.first_placement,
+                weights.memory,
+                weights.shared,
+                weights.checksums,
+                plane.device,
+            ),
+            member_rendezvous() / "experts",
+            plane.location.publish,
+            CoveragePolicy(
+                facts.options.repair_timeout_s,
+                facts.options.on_lost_coverage,
+                None if plane.used is None else self._count_uses,
+            ),
+            RepairSources(self._checkpoint, backup.client),
+            backup.offer,
+        )
+
+    def _repair(self, view: View) -> int | None:
+        digest = self.coverage.repair(view)
+        brought_in = {tier.name.lower(): self.coverage.brought_in[tier] for tier in Tier}
+        self._metrics.tell(self.join().repeated, brought_in)
+        return digest
+
+    def _count_uses(self) -> FloatArray:
+        assert self._plane.used is not None
+        return self._plane.used.cpu().numpy().astype(np.float64)
+
+    @cached_property
+    def _metrics(self) -> RankMetrics:
+        return RankMetrics(self.rank)
+
+
+_session: RankSession | None = None
+
+
+def start_session(weights: ExpertWeights, checkpoint: Path) -> None:
+    """Make the session of this process, when its weights are loaded. SystemExit if ``--eep-backup`` cannot have its way."""
+    global _session
+    facts, directory = get_facts(), Path(os.environ[CONTROL_DIRECTORY])
+    reader = _open_checkpoint(checkpoint, weights, facts.layer_ids)
+    if facts.options.backup == "checkpoint":
+        if reader is None:
+            raise SystemExit(
+                f"--eep-backup checkpoint: {checkpoint} does not have the experts as they are served (the log says why); "
+                "use --eep-backup live, which takes them from memory"
+            )
+        expert_backup.describe_checkpoint(directory, checkpoint, facts.layer_ids, weights.memory.layout)
+    _session = RankSession(facts, get_plane(), weights, reader, directory)
+
+
+def get_session() -> RankSession:
+    """The session of this process, once :func:`start_session` has made it."""
+    if _session is None:
+        raise RuntimeError("this rank has no session yet: it is made when the weights are loaded")
+    return _session
+
+
+def _open_checkpoint(path: Path, weights: ExpertWeights, layers: list[int]) -> Reader | None:
+    """The checkpoint as a source for repair. None if it gives other bytes than were loaded from it: SGLang may have quantised
+    or reordered them."""
+    layout = weights.memory.layout
+    try:
+        source = open_checkpoint(path, None, layers, [spec.dtype for spec in layout.tensors])
+        if [spec.shape for spec in source.layout.tensors] != [spec.shape for spec in layout.tensors]:
+            raise ValueError("its experts have other shapes than those that are served")
+        layer, expert = (int(each) for each in np.argwhere(weights.checksums.known)[0])
+        aside = [torch.empty_like(piece, device="cpu") for piece in weights.memory.pieces(layer, 0)]
+        source.reader.read([Want(layer, expert, 0, aside)])
+        if not weights.checksums.matches(layer, expert, checksum(aside)):
+            raise ValueError("its experts are not those that are served: SGLang converted them when it loaded them")
+    except (OSError, ValueError, SourceLost) as error:
+        logger.warning("lost experts cannot be read from the checkpoint %s: %s", path, error)
+        return None
+    return source.reader

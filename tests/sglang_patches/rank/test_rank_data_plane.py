@@ -1,0 +1,56 @@
+"""Which buffer a step goes through, and where this rank sends its tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from sglang_patches.options import ServerOptions
+from sglang_patches.rank.model_facts import ModelFacts
+from sglang_patches.rank.rank_data_plane import ANY_STEP, DECODE_STEP, RankDataPlane
+from sglang_patches.rank.token_forms import MoeShape
+
+
+def plane(*max_tokens: int, on_lost_coverage: Literal["refuse", "mask"] = "refuse") -> RankDataPlane:
+    facts = ModelFacts(0, "cpu", max_tokens, ServerOptions(ranks=2, max_ranks=2, on_lost_coverage=on_lost_coverage))
+    facts.add_layer(3, MoeShape(experts=16, slots_per_rank=8, hidden=64, topk=2, dtype=torch.float32))
+    return RankDataPlane(facts)
+
+
+@pytest.mark.parametrize(("max_tokens", "decode"), [((64,), ANY_STEP), ((64, 8), DECODE_STEP)])
+def test_steps_in_which_all_decode_have_a_buffer_of_their_own_if_there_is_one(
+    max_tokens: tuple[int, ...], decode: int
+) -> None:
+    here = plane(*max_tokens)
+    here.use_for(all_decode=True)
+    assert here.using == decode
+    here.use_for(all_decode=False)
+    assert here.using == ANY_STEP
+
+
+def test_the_buffer_of_a_step_is_put_back_after_one_that_runs_again() -> None:
+    here = plane(64, 8)
+    buffers: Any = ["any", "decode"]
+    here.buffers = buffers
+
+    def run_again() -> None:
+        with here.through(DECODE_STEP):
+            raise ZeroDivisionError(here.buffer)
+
+    with pytest.raises(ZeroDivisionError, match="decode"):
+        run_again()
+    assert str(here.buffer) == "any"
+
+
+def test_there_are_no_buffers_before_the_weights_are_loaded() -> None:
+    with pytest.raises(RuntimeError, match="rank 0 has no buffers yet"):
+        _ = plane(64).buffer
+
+
+def test_uses_of_experts_are_counted_only_where_experts_may_be_masked() -> None:
+    assert plane(64).used is None
+    counted = plane(64, on_lost_coverage="mask").used
+    assert counted is not None
+    assert counted.shape == (1, 16)

@@ -1,0 +1,96 @@
+"""What ``--ep-backend eep`` refuses, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eep.errors import EepError
+from sglang_patches.server import flags
+from tests.sglang_patches.server.arguments import given, with_model
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"pp_size": 2}, "--pp-size"),
+        ({"tp_size": 1, "dp_size": 1, "ep_size": 1}, "at least 2"),
+        ({"dp_size": 2}, "--dp-size must equal --tp-size"),
+        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
+        ({"enable_hierarchical_cache": True}, "outside of the device"),
+        ({"enable_lmcache": True}, "outside of the device"),
+        ({"ep_dispatch_algorithm": "static"}, "--ep-dispatch-algorithm"),
+        ({"enable_memory_saver": True}, "--enable-memory-saver"),
+        ({"ep_size": 2}, "--ep-size"),
+        ({"enable_dp_attention": False}, "--enable-dp-attention"),
+        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
+        ({"enable_two_batch_overlap": True}, "overlap"),
+        ({"enable_eplb": True}, "--enable-eplb"),
+        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
+        ({"disaggregation_mode": "prefill"}, "disaggregation"),
+        ({"chunked_prefill_size": -1}, "--chunked-prefill-size"),
+        ({"eep_store": "localhost:2379"}, "named like http://127.0.0.1:2379"),
+        ({"eep_store": "http://127.0.0.1:none"}, "--eep-store"),
+        ({"eep_store": ""}, "--eep-store"),
+        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "not supported"),
+        ({"eep_store": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
+        ({"eep_max_ranks": 3}, "--eep-max-ranks"),
+        ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
+        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"lora_paths": ["a"]}, "--lora-paths"),
+        ({"enable_prefill_delayer": True}, "--enable-prefill-delayer"),
+        ({"enable_expert_distribution_metrics": True}, "how balanced"),
+        ({"expert_balancedness_report_mode": "both"}, "how balanced"),
+        ({"enable_custom_logit_processor": True}, "--disable-overlap-schedule"),
+        ({"max_queued_requests": 100}, "--max-queued-requests"),
+        ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
+        ({"eep_repair_timeout_s": 0.0}, "--eep-repair-timeout-s"),
+        ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
+        ({"eep_spares": -1}, "--eep-spares"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SystemExit, match=reason):
+        flags.parse(given(**changes))
+
+
+def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def require() -> None:
+        raise EepError("the backup service needs Mooncake: pip install 'eep[backup]'")
+
+    monkeypatch.setattr("eep.experts.backup.transfer_engine.require", require)
+    with pytest.raises(SystemExit, match="--eep-backup live: the backup service needs Mooncake: pip install"):
+        flags.parse(given(eep_backup="live"))
+    assert flags.parse(given(eep_backup="off")).backup == "off"
+
+
+@pytest.mark.parametrize("named", [["Qwen3MoeForCausalLM"], [], None, "not a list"])
+def test_models_that_were_run_and_those_that_do_not_say_what_they_are(tmp_path: Path, named: Any) -> None:
+    flags.parse(with_model(tmp_path, {"num_experts": 16, "architectures": named}))
+
+
+def test_a_model_that_was_not_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flags.parse(with_model(tmp_path, {"n_routed_experts": 16, "architectures": ["DeepseekV3ForCausalLM"]}))
+    assert "has not been run with DeepseekV3ForCausalLM" in caplog.text
+
+
+def test_a_model_whose_ranks_would_add_up_different_requests_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = with_model(tmp_path, {"num_experts": 16, "architectures": ["MixtralForCausalLM"]})
+    with pytest.raises(SystemExit, match=r"cannot serve MixtralForCausalLM.*Qwen3MoeForCausalLM.*EEP_ANY_MODEL=1"):
+        flags.parse(known)
+    monkeypatch.setenv("EEP_ANY_MODEL", "1")
+    flags.parse(known)
+
+
+@pytest.mark.parametrize(("cores", "enough"), [("0|1|0|1", True), ("", True), ("all", True), ("0-3|4-7", False)])
+def test_every_rank_that_may_be_added_needs_cores(cores: str, enough: bool) -> None:
+    if enough:
+        flags.require_cores(4, cores)
+    else:
+        with pytest.raises(SystemExit, match="for 2 ranks, but there may be 4"):
+            flags.require_cores(4, cores)
