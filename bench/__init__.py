@@ -1,1 +1,4 @@
-"""Benchmarks: a folder for each, run as ``python -m bench.<folder>``; what they measured is in ``results``."""
+"""Benchmarks, one folder each: ``python -m bench.<folder> --help`` says what it measures.
+
+``common`` holds what several of them use, ``results`` what they measured.
+"""

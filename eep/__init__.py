@@ -1,9 +1,9 @@
 """EEP: elastic expert parallelism.
 
-MoE ranks exchange tokens with :func:`dispatch` and :func:`combine` through a :class:`Buffer`. Any of them may die at any
-moment: the others never hang, never use half of what the dead one sent, and know which step not to trust.
+MoE ranks exchange tokens with :func:`dispatch` and :func:`combine` through a :class:`Buffer`. Any rank may die at any moment:
+the survivors never hang, never use half of a message from the dead rank, and know which step not to trust.
 
-Names are loaded when first used, so that a process that only supervises others need not import torch.
+Each name is loaded when it is first used, so that a supervisor need not import torch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Torch knows the backend "eep" from either side: here if torch came first, else through its entry point for backends.
+# If torch was imported first, register the backend "eep" here; otherwise torch finds it through its entry point.
 if "torch" in sys.modules:
     from eep.process_group import register
 

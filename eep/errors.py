@@ -1,17 +1,17 @@
-"""The exceptions of EEP. Each message says what is wrong and what to do about it.
+"""The exceptions of EEP. Each message says what happened, to which rank, and what to do about it.
 
-Bad arguments raise ``ValueError`` or ``TypeError`` as everywhere in Python, and change nothing.
+Bad arguments raise ``ValueError`` or ``TypeError``, as everywhere in Python, and change nothing.
 """
 
 from __future__ import annotations
 
 
 class EepError(RuntimeError):
-    """Anything that EEP itself finds wrong."""
+    """The base of every error that EEP itself raises."""
 
 
 class StepFailed(EepError):
-    """What this step computed is not to be trusted: a peer was lost, or lied, while it ran. Run it again."""
+    """The results of this step cannot be trusted: a peer was lost, or sent wrong data, while it ran. Run the step again."""
 
 
 class EpochRevoked(StepFailed):
@@ -19,12 +19,12 @@ class EpochRevoked(StepFailed):
 
 
 class RankRemoved(EepError):
-    """This process is no longer part of the instance. It may come back only as a new incarnation."""
+    """This process is no longer part of the instance. End it; the rank may join again as a new incarnation."""
 
 
 class RankInUse(EepError):
-    """A live process already is the rank that this one claims to be."""
+    """Another live process already has the rank that this one claims."""
 
 
 class PeerUnreachable(EepError):
-    """A peer did not answer in time, or what it answered cannot be."""
+    """A peer did not answer in time, or its answer was not valid."""

@@ -1,8 +1,8 @@
-"""Ranks exchange tokens; one is killed with SIGKILL; the rest go on; a replacement joins; all go on.
+"""Ranks exchange tokens; one is killed with SIGKILL; the survivors go on; a replacement joins; all go on.
 
 This process is a tiny supervisor: it starts the ranks, watches them with pidfds, and tells them when to
-change their view (kill_one_rank.py is a rank). It prints what happened and when, as measured in this very
-run. The exit code is 0 only if no wrong value was accepted and no peer table or buffer has moved.
+change their view (kill_one_rank.py is a rank). It prints what happened and when, as measured in this run.
+The exit code is 0 only if no rank accepted a wrong value and no peer table or buffer has moved.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Story = dict[str, Any]
 
 
 class DemoError(RuntimeError):
-    """The story did not go as it must."""
+    """The demonstration did not go as it must."""
 
 
 class RankProcess:
     """A rank as its supervisor sees it: a process, a pidfd that tells of its end, and a pipe."""
 
     def __init__(self, seat: Seat) -> None:
-        # The fork server imports torch once, for all ranks and for the newcomer.
+        # The fork server imports torch once, for all ranks and for the joiner.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["eep.data_plane.buffer"])
         self.rank = seat.rank
@@ -52,14 +52,14 @@ class RankProcess:
         self.pipe.send(order)
 
     def expect(self, what: str, value: Any = None) -> tuple[int, Any]:
-        """The next message of a kind (and with that value, if one is given): its time and what it says."""
+        """Waits for the next message of a kind (and with that value, if one is given); returns its time and value."""
         for kind, moment, said in self._messages():
             if kind == what and value in (None, said):
                 return moment, said
         raise DemoError(f"rank {self.rank} did not say {what!r} within {PATIENCE_S:.0f} s")
 
     def messages_until(self, what: str, value: Any) -> list[tuple[str, int, Any]]:
-        """All messages up to and including one."""
+        """Waits for one message; returns all messages up to it, itself included."""
         heard = []
         for message in self._messages():
             heard.append(message)
@@ -68,13 +68,13 @@ class RankProcess:
         raise DemoError(f"rank {self.rank} did not say {what!r} within {PATIENCE_S:.0f} s")
 
     def wait_for_end(self) -> int:
-        """Returns when the process is dead, and when that was."""
+        """Waits until the process is dead; returns when it saw that."""
         if not select.select([self.pidfd], [], [], PATIENCE_S)[0]:
-            raise DemoError(f"rank {self.rank} did not end")
+            raise DemoError(f"rank {self.rank} did not end within {PATIENCE_S:.0f} s")
         return time.monotonic_ns()
 
     def close(self) -> None:
-        """Whatever state it is in, it is gone afterwards."""
+        """Ends the process, whatever state it is in."""
         self.pipe.close()
         self.process.join(5)
         if self.process.is_alive():
@@ -88,7 +88,7 @@ class RankProcess:
             try:
                 message = self.pipe.recv()
             except EOFError:
-                raise DemoError(f"rank {self.rank} died, and nobody had killed it") from None
+                raise DemoError(f"rank {self.rank} died, though this program did not kill it") from None
             if message[0] == "error":
                 raise DemoError(f"rank {self.rank} failed:\n{message[2]}")
             yield message
@@ -151,7 +151,7 @@ def main() -> int:
 
 
 def play(ranks: int, killed: int, seconds: float, timeline: Timeline) -> Story:
-    """All three acts. Returns the facts."""
+    """Plays all three acts. Returns the facts."""
     names = ", ".join(str(rank) for rank in range(ranks) if rank != killed)
     with contextlib.ExitStack() as stack:
         rendezvous = stack.enter_context(Rendezvous.temporary())
@@ -191,15 +191,15 @@ def play(ranks: int, killed: int, seconds: float, timeline: Timeline) -> Story:
         time.sleep(seconds)
 
         launched = time.monotonic_ns()
-        newcomer = start(killed, joins=True)
-        here, incarnation = newcomer.expect("here")
-        admitted = admit(newcomer, incarnation, members.values())
-        joined, _ = newcomer.expect("good", REJOINED)
-        members[killed] = newcomer
-        timeline.tell(launched, f"a new process is started to take the place of rank {killed}", "bold")
-        timeline.tell(here, f"it has rank {killed} as incarnation {incarnation}; the others work on meanwhile")
-        timeline.tell(admitted, "the survivors are told to let it in between two steps")
-        timeline.tell(joined, f"first good step of the newcomer ({_after(launched, joined)} after its start)", "green")
+        joiner = start(killed, joins=True)
+        here, incarnation = joiner.expect("here")
+        admitted = admit(joiner, incarnation, members.values())
+        joined, _ = joiner.expect("good", REJOINED)
+        members[killed] = joiner
+        timeline.tell(launched, f"the supervisor starts a new process to take the place of rank {killed}", "bold")
+        timeline.tell(here, f"it has rank {killed} as incarnation {incarnation}; the survivors work on meanwhile")
+        timeline.tell(admitted, "the supervisor tells the survivors to admit it between two steps")
+        timeline.tell(joined, f"first good step of the joiner ({_after(launched, joined)} after its start)", "green")
         time.sleep(seconds)
 
         summaries = finish(members)
@@ -219,12 +219,12 @@ def play(ranks: int, killed: int, seconds: float, timeline: Timeline) -> Story:
 
 
 def drop(victim: RankProcess, survivors: Collection[RankProcess], struck: int) -> dict[str, int]:
-    """Sees the death and has the survivors go on. Returns when it was seen, waits ended, work went on."""
+    """Sees the death and has the survivors go on. Returns when it saw that, when waits ended, when work went on."""
     seen = victim.wait_for_end()
     for survivor in survivors:
         survivor.tell("drop", victim.rank, ONE_LOST)
     heard = [message for survivor in survivors for message in survivor.messages_until("good", ONE_LOST)]
-    # Whoever was between two steps had nothing to leave: for it, the revoke came before the wait.
+    # A survivor that was between two steps had no wait to leave: for it, the revoke came before the wait.
     left = [moment for kind, moment, _ in heard if kind == "left" and moment > struck]
     return {
         "seen": seen,
@@ -233,18 +233,18 @@ def drop(victim: RankProcess, survivors: Collection[RankProcess], struck: int) -
     }
 
 
-def admit(newcomer: RankProcess, incarnation: int, members: Collection[RankProcess]) -> int:
-    """Has the members let a newcomer in, all between the same two steps. Returns when they were told."""
+def admit(joiner: RankProcess, incarnation: int, members: Collection[RankProcess]) -> int:
+    """Has the members admit a joiner, all between the same two steps. Returns when it told them."""
     boundary = hold(members)
     told = time.monotonic_ns()
     for member in members:
-        member.tell("admit", newcomer.rank, incarnation, REJOINED, boundary)
-    newcomer.expect("connected", REJOINED)
+        member.tell("admit", joiner.rank, incarnation, REJOINED, boundary)
+    joiner.expect("connected", REJOINED)
     return told
 
 
 def finish(members: dict[int, RankProcess]) -> dict[int, dict[str, Any]]:
-    """Ends all ranks after the same step. Returns what each has to say for itself."""
+    """Ends all ranks after the same step. Returns the summary of each."""
     boundary = hold(members.values())
     for member in members.values():
         member.tell("finish", boundary)
@@ -265,7 +265,7 @@ def hold(members: Collection[RankProcess]) -> int:
 
 
 def print_ending(story: Story, timeline: Timeline) -> None:
-    """What the story comes to."""
+    """Prints the good steps of each rank, and whether all values were right."""
     timeline.say()
     timeline.say(f"  {'rank':<22} {'all':>8} {'one lost':>10} {'rejoined':>10}   good steps of {TOKENS} tokens", "dim")
     for rank, accepted in story["accepted"].items():

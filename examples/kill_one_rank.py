@@ -1,16 +1,16 @@
 """One rank of ``kill_one.py``: exchanges tokens step after step, and changes its view when it is told to.
 
-The rank takes steps on its own; the supervisor only ever says *when to change*. Its orders come over a pipe
-and are read by a thread, because the step itself may be waiting for a peer that is gone:
+The rank takes steps on its own; the supervisor only says *when to change*. A thread reads its orders from a
+pipe, because the step itself may be waiting for a peer that is gone:
 
 * ``("hold",)``: begin no further step, and answer how many were begun in this epoch. The largest answer of
   all ranks is a boundary that every rank can still reach and none has passed.
 * ``("drop", rank, epoch)``: that rank is dead. Revoke the epoch, which ends every wait; go on without it.
-* ``("admit", rank, incarnation, epoch, after)``: connect a newcomer after that many steps of this epoch.
+* ``("admit", rank, incarnation, epoch, after)``: connect a joiner after that many steps of this epoch.
 * ``("finish", after)``: the same boundary, for the end.
 
-Each step is one batch of this rank: dispatch, a tiny computation per expert, combine. A step is accepted only
-if its status is good, and then it must equal the exact expected value; otherwise the same batch is run again.
+Each step is one batch of this rank: dispatch, a tiny computation per expert, combine. The rank accepts a step
+only if its status is good, and then it must equal the exact expected value. Otherwise it runs the batch again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from eep import Buffer, View
 TOKENS, HIDDEN, TOPK = 32, 256, 2
 EXPERTS_PER_RANK = 2
 SLOTS_PER_RANK = 2 * EXPERTS_PER_RANK
-"""Each rank also holds a copy of its left neighbour's experts: after the loss of one all are still there."""
+"""Each rank also holds a copy of its left neighbour's experts: after the loss of one rank none is missing."""
 
 PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Which rank a process is to be; ``joins`` if the others are already at work."""
+    """Which rank a process is; ``joins`` if the others are already at work."""
 
     rank: int
     ranks: int
@@ -62,7 +62,7 @@ def run_rank(seat: Seat, pipe: Connection) -> None:
             topk=TOPK,
             local_experts=SLOTS_PER_RANK,
             wire="f32",  # small whole numbers are exact in it, so that results can be compared bit for bit
-            timeout_ms=1000 * PATIENCE_S,  # here the supervisor ends waits, long before a deadline would
+            timeout_ms=1000 * PATIENCE_S,  # the supervisor ends waits long before this deadline would
         ) as buffer:
             post.send("here", buffer.incarnation)
             view = buffer.join(timeout=PATIENCE_S) if seat.joins else buffer.connect_ranks(range(seat.ranks))
@@ -75,7 +75,7 @@ def run_rank(seat: Seat, pipe: Connection) -> None:
 
 
 class Post:
-    """Messages to the supervisor, each with the time of what it tells. Two threads write, one at a time."""
+    """Messages to the supervisor, each with its time. Two threads write, one at a time."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -86,11 +86,11 @@ class Post:
             try:
                 self.pipe.send((what, moment_ns or time.monotonic_ns(), value))
             except OSError:
-                pass  # the supervisor is gone; the end of its pipe says so to the thread that reads it
+                pass  # the supervisor is gone; the thread that reads the pipe sees that by its end
 
 
 class Orders:
-    """Stands between the thread that hears the supervisor and the one that takes steps."""
+    """Passes orders from the thread that hears the supervisor to the one that takes steps."""
 
     def __init__(self, buffer: Buffer, post: Post) -> None:
         self._buffer = buffer
@@ -105,7 +105,7 @@ class Orders:
         """Returns None when the next step may begin, or the order that comes before it."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_due() or self._may_begin(), PATIENCE_S):
-                raise TimeoutError("the supervisor held this rank and then said nothing more")
+                raise TimeoutError(f"the supervisor held this rank and gave no order within {PATIENCE_S:.0f} s")
             if self._is_due():
                 order, self._order, self._limit, self._begun = self._order, None, None, 0
                 return order
@@ -113,7 +113,7 @@ class Orders:
             return None
 
     def hold(self) -> int:
-        """Nothing is begun until an order comes. Returns how many steps of this epoch were."""
+        """Begins no step until an order comes. Returns how many steps of this epoch have begun."""
         with self._changed:
             if self._limit is None:
                 self._limit = self._begun
@@ -130,7 +130,7 @@ class Orders:
             try:
                 order = self._post.pipe.recv()
             except (EOFError, OSError):
-                order = ("drop", None, None)  # the supervisor is gone, and nobody would end our waits
+                order = ("drop", None, None)  # the supervisor is gone, and no other process would end our waits
             if order[0] == "hold":
                 self._post.send("begun", self.hold())
                 continue
@@ -145,7 +145,7 @@ class Orders:
 
 
 class Worker:
-    """Takes steps and keeps count."""
+    """Takes steps and counts them."""
 
     def __init__(self, seat: Seat, buffer: Buffer, post: Post) -> None:
         self._seat = seat
@@ -160,7 +160,7 @@ class Worker:
         self._addresses: set[tuple[int, ...]] = set()
 
     def run(self) -> None:
-        """Steps until told to finish."""
+        """Takes steps until the supervisor says to finish."""
         while True:
             order = self._orders.begin_step()
             if order is None:
@@ -243,5 +243,5 @@ def _compute(
 
 
 def _expected(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """What the step must give, whoever computed it."""
+    """What the step must give, whichever rank computed it."""
     return x * ((experts + 1) * weights).sum(dim=1, keepdim=True)

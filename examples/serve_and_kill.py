@@ -1,11 +1,11 @@
-"""The real SGLang server loses a rank under load and gets it back, while every token is checked.
+"""The real SGLang server loses a rank under load and gets it back, while this program checks every token.
 
-Makes a random model, starts four ranks on this machine's CPU, asks for fault-free answers, drives load, kills a rank with
-SIGKILL, lets it rejoin, and tells the story with figures. Writes timeline.png and timeline.html. The exit code is 0 only if
-no request failed and no token was wrong. Run by ``make demo``.
+It makes a random model, starts four ranks on this machine's CPU, asks for fault-free answers, drives load, kills a rank with
+SIGKILL, waits until it rejoins, and prints what happened with figures. It writes timeline.png and timeline.html. The exit
+code is 0 only if no request failed and no token was wrong. ``make demo`` runs it.
 
-With ``--device cuda`` the four ranks share one GPU, under an MPS daemon that is started and stopped here; run by ``make
-demo-gpu``.
+With ``--device cuda`` the four ranks share one GPU, under an MPS daemon that this program starts and stops. ``make demo-gpu``
+runs it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ SPARES_WITHIN = 120.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu", help="where it is served (default: cpu)")
-    parser.add_argument("--spares", type=int, default=0, help="how many prepared processes to keep (default: 0)")
+    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
+    parser.add_argument("--spares", type=int, default=0, help="how many spares to keep ready (default: 0)")
     parser.add_argument("--rank", type=int, default=1, help="which rank to kill, 0 to 3 (default: 1)")
     parser.add_argument("--clients", type=int, default=8, help="how many clients stream at once (default: 8)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="load before and after the kill (default: 8)")
-    parser.add_argument("--out", type=Path, default=Path(), help="where timeline.png and .html go (default: here)")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="seconds of load before and after the kill (default: 8)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(), help="folder for timeline.png and .html (default: this one)"
+    )
     options = parser.parse_args()
     if not 0 <= options.rank < RANKS:
         parser.error(f"--rank must be between 0 and {RANKS - 1}, got {options.rank}")
@@ -62,8 +66,8 @@ def run(options: argparse.Namespace, device: Device, environment: dict[str, str]
         story = Story(place / "d", load)
         story.wait_until_all_run(RANKS)
         if len(story.target.wait_for_spares(options.spares, SPARES_WITHIN)) < options.spares:
-            say(f"not every spare was ready within {SPARES_WITHIN:.0f} s; going on without")
-        say(f"{options.clients} clients stream; rank {options.rank} is killed in {options.seconds:.0f} s")
+            say(f"not all spares were ready within {SPARES_WITHIN:.0f} s; going on without them")
+        say(f"{options.clients} clients stream; rank {options.rank} will be killed in {options.seconds:.0f} s")
         with load:
             time.sleep(options.seconds)
             fault = story.kill(options.rank)
@@ -80,7 +84,7 @@ def run(options: argparse.Namespace, device: Device, environment: dict[str, str]
             say(f"rank {options.rank} did not come back; the end of the server's log:\n{server.log[-3000:]}")
     left = server.leftovers()
     if left:
-        say(f"left over: {', '.join(left)}")
+        say(f"the server left behind: {', '.join(left)}")
     return int(bool(load.failed or load.wrong or left or not is_back))
 
 

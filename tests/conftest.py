@@ -1,4 +1,4 @@
-"""What every test gets: a rendezvous of its own, and a look afterwards that nothing was left behind."""
+"""What every test gets: a rendezvous of its own, and a check afterwards that it left nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 import eep
 
-# Tests run several ranks on few cores; a thread pool per rank would only fight over them.
+# Tests run several ranks on few cores; thread pools would only compete for them.
 torch.set_num_threads(1)
 
 GONE_WITHIN = 30.0
@@ -22,7 +22,7 @@ GONE_WITHIN = 30.0
 
 @pytest.fixture(autouse=True, scope="session")
 def private_runtime_directory() -> Iterator[None]:
-    """Rendezvous directories go here, apart from those of anything else that runs on the machine."""
+    """Rendezvous directories go here, apart from those of other programs on the machine."""
     with tempfile.TemporaryDirectory(prefix="eep-tests-") as directory:
         os.environ["XDG_RUNTIME_DIR"] = directory
         yield
@@ -36,7 +36,7 @@ def rendezvous() -> Iterator[eep.Rendezvous]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(private_runtime_directory: None) -> Iterator[None]:
-    """Soon after it: what was killed has a keeper that cleans up, and other tests may run at the same time."""
+    """Checks soon after the test, not at once: the keeper of a killed process cleans up, and other tests may run."""
     yield
     end = time.monotonic() + GONE_WITHIN
     while (left := leftovers()) and time.monotonic() < end:

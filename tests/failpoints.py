@@ -1,11 +1,11 @@
-"""The matrix of roles and fault points: who dies, stops or dawdles where, while a loss is being handled.
+"""The matrix of roles and fault points: which process dies, stops or sleeps where, while the others handle a loss.
 
-Each case begins with a loss in the middle of a step, so that everybody's step is cut. Then:
+Each case begins with a loss in the middle of a step, so that the step of every rank is cut short. Then:
 
 - a *survivor*, or *rank 0*, which is one too, dies at a point of the recovery;
-- the *joiner*, which is the next life of the one that was lost, dies on its way in;
-- a *second victim* dies inside of a kernel at about the same time;
-- the *supervisor* dawdles: it takes the whole server with it when it dies, so there is nothing to see of that here.
+- the *joiner*, which is the next incarnation of the lost rank, dies on its way in;
+- a *second victim* dies inside a kernel at about the same time;
+- the *supervisor* sleeps. (When it dies the whole server ends with it, which other tests cover.)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ EVERYTHING = os.environ.get("EEP_ALL_FAILPOINTS") == "1"
 """Run the whole matrix, not the sample that CI runs."""
 SEED = 20261115
 FIRST_LOSS = "combine.before_rows"
-"""Where the first one dies: the others cannot end their step without it."""
+"""Where the first rank dies: the others cannot end their step without it."""
 _ENTERING = ("view.", "repair.before", "repair.done", "routing.", "intents.")
-"""What a newcomer passes as well on its way in."""
+"""The points that a joiner passes as well on its way in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Case:
 
     @property
     def armed(self) -> int | None:
-        """The rank that something happens to at the point; None: the supervisor."""
+        """The rank that is armed at the point; None: the supervisor."""
         return {"survivor": 2, "rank 0": 0, "joiner": 3, "second victim": 2, "supervisor": None}[self.role]
 
     @property
     def victim(self) -> int:
-        """The rank that is lost first. Chosen so that the one that is armed has experts to bring in."""
+        """The rank that is lost first, chosen so that the armed one has experts to bring in."""
         return 3 if self.role in ("rank 0", "joiner") else 1
 
     def __str__(self) -> str:
@@ -62,12 +62,12 @@ def matrix() -> list[Case]:
 
 
 def stops(cases: Sequence[Case]) -> list[Case]:
-    """The same with ranks that stand still instead of dying. Each costs a deadline."""
+    """The same cases with ranks that stop instead of dying. Each costs a deadline."""
     return [Case(case.role, case.point, "stop") for case in cases if case.action == "kill"]
 
 
 def every_point_once(cases: Sequence[Case], kernels: int) -> list[Case]:
-    """One role for each point, and ``kernels`` of the points inside of kernels."""
+    """One role for each point, and ``kernels`` of the points inside kernels."""
     choose = random.Random(SEED)
     by_point: dict[str, list[Case]] = {}
     for case in cases:
@@ -78,7 +78,7 @@ def every_point_once(cases: Sequence[Case], kernels: int) -> list[Case]:
 
 
 def every_role_once(cases: Sequence[Case]) -> list[Case]:
-    """One point for each role, and a second one for the joiner, which has the most ways to be in the way."""
+    """One point for each role, and a second one for the joiner, which passes the most points."""
     choose = random.Random(SEED)
     roles = [*dict.fromkeys(case.role for case in cases), "joiner"]
     chosen: list[Case] = []

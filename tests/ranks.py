@@ -1,4 +1,4 @@
-"""Rank processes that a test can order about, stop and kill.
+"""Rank processes that a test can command, stop and kill.
 
 Each is a real process with one :class:`eep.Buffer`. The test sends it the name of one of :class:`RankProgram`'s methods
 and reads the answer; a process that is gone answers :data:`DIED`.
@@ -59,7 +59,7 @@ class RankProgram:
         return self.buffer.join(timeout=PATIENCE_S)
 
     def warm_up(self) -> None:
-        """A step alone, before anybody waits for this rank: on a GPU the first one loads the kernels."""
+        """A step alone, before any peer waits for this rank: on a GPU the first step loads the kernels."""
         self.buffer.connect_ranks([])
         moe.step(self.buffer, self.config, 0, (self.buffer.rank,))
 
@@ -67,7 +67,7 @@ class RankProgram:
         self.buffer.barrier(PATIENCE_S)
 
     def step(self, seed: int, active: tuple[int, ...], count: int = 1) -> tuple[list[torch.Tensor], eep.Status]:
-        """Up to ``count`` steps, ended by the first that is not to be trusted; the results of the others."""
+        """Up to ``count`` steps, ended by the first that cannot be trusted; the results of the others."""
         outputs: list[torch.Tensor] = []
         for i in range(count):
             output = moe.step(self.buffer, self.config, seed + i, active)
@@ -142,7 +142,7 @@ class RankProgram:
         self.buffer.close()
 
     def memories(self) -> tuple[int, int]:
-        """How many descriptors and mappings of ranks' memory this process holds, when it is through with unmapping."""
+        """How many descriptors and mappings of ranks' memory this process holds, once it has finished unmapping."""
         for thread in threading.enumerate():
             if thread.name.startswith("eep-unmap"):
                 thread.join(PATIENCE_S)
@@ -202,7 +202,7 @@ class RankProcess:
         try:
             self._connection.send((method, args, kwargs))
         except BrokenPipeError:
-            pass  # the answer will say so
+            pass  # the process is gone, and the answer will say so
 
     def answer(self) -> Any:
         return self._raise(self._receive())
@@ -222,7 +222,7 @@ class RankProcess:
         os.kill(self.pid, signal.SIGCONT)
 
     def wait_until_stopped(self) -> None:
-        """Until it has stopped itself at a fault point."""
+        """Waits until the process has stopped itself at a fault point."""
         end = time.monotonic() + PATIENCE_S
         while (state := _state(self.pid)) != "T":
             assert time.monotonic() < end, f"rank {self.rank} is in state {state}, not stopped"
@@ -244,7 +244,7 @@ class RankProcess:
     def _receive(self) -> Any:
         try:
             if not self._connection.poll(PATIENCE_S):
-                raise TimeoutError(f"rank {self.rank} hangs")
+                raise TimeoutError(f"rank {self.rank} did not answer within {PATIENCE_S:.0f} s")
             return self._connection.recv()
         except (EOFError, ConnectionResetError):
             return DIED
@@ -304,18 +304,18 @@ class Ranks:
             self.check_outputs(rank, outputs, seed, active)
 
     def check_outputs(self, rank: int, outputs: list[torch.Tensor], seed: int, active: tuple[int, ...]) -> None:
-        """What a rank trusted must be what the reference gives, bit for bit."""
+        """The results that a rank trusted must equal the reference, bit for bit."""
         for i, output in enumerate(outputs):
             batch = moe.make_batch(self.config, rank, seed + i, active)
             assert torch.equal(output, moe.reference(self.config, batch)), f"rank {rank}, step {i}"
 
     def replace(self, rank: int, survivors: Iterable[int], incarnation: int | None = None) -> None:
-        """A new process takes the place of ``rank``: the survivors let it in between two steps, it takes their view."""
-        newcomer = self.launch(rank, incarnation)
-        newcomer.call("warm_up")
-        newcomer.send("join")
+        """A new process takes the place of ``rank``: the survivors admit it between two steps, it takes their view."""
+        joiner = self.launch(rank, incarnation)
+        joiner.call("warm_up")
+        joiner.send("join")
         self.all(survivors, "connect", [rank])
-        newcomer.answer()
+        joiner.answer()
 
     def __getitem__(self, rank: int) -> RankProcess:
         return self.processes[rank]

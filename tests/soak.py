@@ -1,4 +1,4 @@
-"""Until stopped, or for a number of seconds: the whole matrix of fault points, random membership schedules, and again."""
+"""Runs the whole matrix of fault points and random membership schedules, again and again, until its seconds are over."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def main(seconds: float) -> int:
 
 
 def _run_matrix(seconds: float) -> int:
-    """Whether a case failed. What the time was too short for has not."""
+    """1 if a case failed, else 0. Cases that the time was too short for do not count."""
     command = [sys.executable, "-m", "pytest", "-v", *MATRIX]
     process = subprocess.Popen(command, env={**os.environ, "EEP_ALL_FAILPOINTS": "1"})
     try:
         return int(process.wait(None if seconds == float("inf") else seconds) != 0)
     except subprocess.TimeoutExpired:
-        print("the time is over; the matrix was not run to its end", flush=True)
+        print("the time is over before the matrix was: its last cases did not run", flush=True)
         process.send_signal(signal.SIGINT)  # so that it stops the servers that it has started
         process.wait()
         return 0

@@ -1,9 +1,9 @@
-"""Collectives of the backend eep against those of gloo, on CPU tensors, through torch.distributed.
+"""Compares collectives of the backend eep with those of gloo, on CPU tensors, through torch.distributed.
 
-Both are measured in one run and in the same processes, which have a group of each and take turns in short
-blocks. Calls of a block follow right after each other; the time of a call runs from the moment the last rank
-was done with the one before to the moment the last rank was done with it. The size is that of the larger
-tensor that a rank gives or gets.
+One run measures both, in the same processes, which have a group of each and take turns in short blocks. The
+calls of a block follow right after each other. The time of a call runs from the moment the last rank was done
+with the call before to the moment the last rank was done with this one. The size is that of the larger tensor
+that a rank gives or gets.
 """
 
 from __future__ import annotations
@@ -16,43 +16,45 @@ import pathlib
 import statistics
 import sys
 import time
+from typing import Any
 
 from bench.collectives.rank import COLLECTIVES, CONTENDERS, ELEMENT, GroupSeat, run_rank
 from bench.collectives.report import Result, Timing, header, plot, row, summary
-from bench.common.fleet import Fleet, FleetError, started
+from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.fleet import Fleet, FleetError, start_ranks
 from bench.common.provenance import provenance
 from eep import Rendezvous
 
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 BLOCKS = 6
-"""Turns that each contender takes."""
+"""How many turns each contender takes."""
 _FEWEST_CALLS, _MOST_CALLS = 2, 400  # per block
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=(
-            "Where ranks share cores the scheduler is part of every figure: compare columns, not machines.\n\n"
-            "examples:\n"
-            "  python -m bench.collectives             everything, three to five minutes\n"
-            "  python -m bench.collectives --quick     does it work? a few seconds\n"
-            "  python -m bench.collectives --ranks 4 --collectives all_reduce --seconds 5"
-        ),
+    parser = make_parser(
+        "bench.collectives",
+        __doc__,
+        "Where ranks share cores the scheduler is part of every figure: compare columns, not machines.\n"
+        "Files: collectives-cpu.json, .md and .png. On a GPU, use 'python -m bench.collectives.cuda'.\n\n"
+        "examples:\n"
+        "  python -m bench.collectives             everything, three to five minutes\n"
+        "  python -m bench.collectives --quick     does it work? a few seconds\n"
+        "  python -m bench.collectives --ranks 4 --collectives all_reduce --seconds 5",
     )
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="(default: 2 4 8)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks (default: 2 4 8)")
     parser.add_argument(
         "--sizes",
         type=int,
         nargs="+",
         default=[8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20],
-        help="in bytes (default: 8 to 64 MiB)",
+        help="sizes of the larger tensor in bytes (default: 8 to 64 MiB)",
     )
-    parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=list(COLLECTIVES))
-    parser.add_argument("--seconds", type=float, default=0.8, help="to spend on each case, about (default: 0.8)")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
-    parser.add_argument("--no-files", action="store_true", help="only print the table")
+    parser.add_argument(
+        "--collectives", nargs="+", choices=COLLECTIVES, default=list(COLLECTIVES), help="which ones (default: all)"
+    )
+    parser.add_argument("--seconds", type=float, default=0.8, help="time for each case, about (default: 0.8)")
+    add_quick(parser)
+    add_files(parser)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.ranks, arguments.sizes, arguments.seconds = [2, 4], [8, 32 << 10, 2 << 20], 0.3
@@ -82,17 +84,17 @@ def main() -> int:
     if not arguments.no_files:
         machine["load_average_after"] = round(os.getloadavg()[0], 2)
         head["parameters"] = {"seconds_per_case": arguments.seconds, "blocks": BLOCKS, "element": str(ELEMENT)}
-        save(head, results)
+        save(arguments.results, head, results)
     return 0
 
 
 def run_cases(arguments: argparse.Namespace) -> list[Result]:
-    """Measures every case, printing each as it is done."""
+    """Measures every case, and prints each as it is done."""
     results = []
     for ranks in arguments.ranks:
         with Rendezvous.temporary() as rendezvous:
             seats = [GroupSeat(rank, ranks, str(rendezvous.path)) for rank in range(ranks)]
-            with started(run_rank, seats) as fleet:
+            with start_ranks(run_rank, seats) as fleet:
                 for collective in arguments.collectives:
                     for size in sorted(arguments.sizes):
                         results.append(measure(fleet, collective, ranks, size, arguments.seconds))
@@ -107,7 +109,7 @@ def measure(fleet: Fleet, collective: str, ranks: int, size: int, seconds: float
     share_us = 1e6 * seconds / len(CONTENDERS) / BLOCKS
     calls = {}
     for name in CONTENDERS:
-        cost_us = statistics.median(_call_times(fleet.ask("run", name, 3)))  # warms up, and tells how many calls fit
+        cost_us = statistics.median(_call_times(fleet.ask("run", name, 3)))  # warms up, and shows how many calls fit
         calls[name] = max(_FEWEST_CALLS, min(_MOST_CALLS, int(share_us / cost_us)))
     samples: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for block in range(BLOCKS):
@@ -119,7 +121,7 @@ def measure(fleet: Fleet, collective: str, ranks: int, size: int, seconds: float
 
 
 def _call_times(answers: list[list[int]]) -> list[float]:
-    """The microseconds of each call, from what every rank has noted."""
+    """The microseconds of each call, from the times that every rank has noted."""
     ends = [max(moments) for moments in zip(*answers, strict=True)]
     return [(after - before) / 1e3 for before, after in itertools.pairwise(ends)]
 
@@ -129,11 +131,12 @@ def _timing(times_us: list[float]) -> Timing:
     return Timing(round(statistics.median(times_us), 2), round(p99, 2), len(times_us))
 
 
-def save(head: dict, results: list[Result]) -> None:
-    """The JSON file, the table and the picture."""
+def save(folder: pathlib.Path, head: dict[str, Any], results: list[Result]) -> None:
+    """Writes the JSON file, the table and the picture."""
+    folder.mkdir(parents=True, exist_ok=True)
     machine = head["machine"]
     subject = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, commit {head['commit']}"
-    written = [RESULTS / f"collectives-cpu.{kind}" for kind in ("json", "md", "png")]
+    written = [folder / f"collectives-cpu.{kind}" for kind in ("json", "md", "png")]
     document = {**head, "cases": [result.as_json() for result in results]}
     written[0].write_text(json.dumps(document, indent=1) + "\n")
     table = "\n".join([header(), *map(row, results)])
@@ -141,7 +144,7 @@ def save(head: dict, results: list[Result]) -> None:
     note = f"`{head['command']}`, {head['date']}; {subject}; {load}"
     written[1].write_text(f"{note}\n\n```\n{table}\n```\n\n{summary(results)}\n")
     plot(results, subject, written[2])
-    print("\n".join(f"wrote {path.relative_to(RESULTS.parent.parent)}" for path in written))
+    say_written(written)
 
 
 if __name__ == "__main__":

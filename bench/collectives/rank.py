@@ -1,18 +1,14 @@
 """One rank of the benchmark of collectives: a process with a group of eep and a group of gloo, which take turns.
 
-The parent sends ``("case", collective, size)``, ``("run", contender, calls)`` or ``("verify",)``, as in
-:mod:`bench.exchange.rank_process`. Answers are timestamps of the monotonic clock, which all processes of a machine share.
+Its answers (see :mod:`bench.common.fleet`) are times of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import os
-import signal
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,13 +18,14 @@ import torch
 import torch.distributed as dist
 
 import eep
+from bench.common.fleet import serve_requests
 
 CONTENDERS = ("eep", "gloo")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ELEMENT = torch.float32
-# Torch is about to rename these, and says so at every call.
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+# Torch is about to rename these two, and warns at every call.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _PATIENCE = datetime.timedelta(seconds=60)
 
 
@@ -43,18 +40,7 @@ class GroupSeat:
 
 def run_rank(seat: GroupSeat, pipe: Connection) -> None:
     """The life of a rank process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; the end of its pipe ends us
-    try:
-        rank = GroupRank(seat)
-        pipe.send(("ok", None))
-        while True:
-            request, *arguments = pipe.recv()
-            pipe.send(("ok", getattr(rank, request)(*arguments)))
-    except EOFError:
-        dist.destroy_process_group()
-    except Exception:
-        with contextlib.suppress(OSError):  # another rank may have failed first, and the parent be gone
-            pipe.send(("error", traceback.format_exc()))
+    serve_requests(lambda: GroupRank(seat), pipe)
 
 
 class GroupRank:
@@ -72,12 +58,15 @@ class GroupRank:
         self._groups = {"eep": dist.group.WORLD, "gloo": dist.new_group(backend="gloo", timeout=_PATIENCE)}
         self._collective = ""
         self._given = self._got = torch.empty(0)
-        # A collection walks every object that importing torch has made: milliseconds, nobody's fault.
+        # Later collections leave out what importing torch has made: walking all of it takes milliseconds.
         gc.collect()
         gc.freeze()
 
+    def close(self) -> None:
+        dist.destroy_process_group()
+
     def case(self, collective: str, size: int) -> None:
-        """``size`` is that of the larger tensor of a rank, in bytes; at least one value for each rank."""
+        """Makes the tensors. ``size``: of the larger tensor of a rank, in bytes; at least one value for each rank."""
         ranks = self._seat.ranks
         values, block = (max(1, size // ELEMENT.itemsize // parts) for parts in (1, ranks))
         given, got = {
@@ -100,12 +89,12 @@ class GroupRank:
         for _ in range(calls):
             call()
             ends.append(now())
-        # Where ranks share cores, who is done must not go on to other work while others still need the core.
+        # Where ranks share cores, a rank that is done must leave the core to those that still measure.
         dist.barrier()
         return ends
 
     def verify(self) -> None:
-        """Both must give the same."""
+        """Raises unless both contenders give the same."""
         results = []
         for contender in CONTENDERS:
             self._got.zero_()
@@ -114,8 +103,8 @@ class GroupRank:
             self._call(contender)()
             results.append(self._got.clone())
         if not torch.equal(*results):
-            raise AssertionError(f"{self._collective}: eep and gloo differ")
-        self._got.zero_()  # what all_reduce adds up in place, call after call, stays a number
+            raise AssertionError(f"{self._collective}: eep and gloo give different results on rank {self._seat.rank}")
+        self._got.zero_()  # all_reduce adds up in place, call after call: sums of zeros stay finite
 
     def _call(self, contender: str) -> Callable[[], Any]:
         group, given, got = self._groups[contender], self._given, self._got
@@ -123,9 +112,9 @@ class GroupRank:
             case "all_reduce":
                 return lambda: dist.all_reduce(got, group=group)
             case "all_gather":
-                return lambda: _all_gather(got, given, group=group)
+                return lambda: all_gather(got, given, group=group)
             case "reduce_scatter":
-                return lambda: _reduce_scatter(got, given, group=group)
+                return lambda: reduce_scatter(got, given, group=group)
             case "all_to_all":
                 return lambda: dist.all_to_all_single(got, given, group=group)
         raise ValueError(self._collective)

@@ -1,1 +1,1 @@
-"""What several benchmarks use."""
+"""What several benchmarks use: arguments, rank processes, timing, a yardstick on a GPU, provenance."""

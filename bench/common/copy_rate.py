@@ -1,4 +1,4 @@
-"""The yardstick on a GPU: a plain copy."""
+"""The yardstick on a GPU: how fast it copies."""
 
 from __future__ import annotations
 

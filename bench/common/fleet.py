@@ -1,29 +1,59 @@
-"""The rank processes of one benchmark, as the parent sees them: all get the same request, all must answer.
+"""The rank processes of one benchmark: the parent sends all of them the same request, and all must answer.
 
-Processes are forked from a server that has imported torch once, so that sixteen of them start as fast as one.
-If a rank fails or does not answer in time, all are ended and the error says why.
+The processes are forked from a server that has imported torch once, so that sixteen of them start as fast as one.
+If a rank fails or does not answer in time, the parent ends all of them, and the error says why.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 PATIENCE_S = 60.0
-"""Longer than any exchange takes even on a busy machine: who waits this long waits for somebody gone."""
+"""Longer than any exchange takes, even on a busy machine: a rank that waits this long waits for a peer that is gone."""
 
 
 class FleetError(RuntimeError):
     """A rank failed; the benchmark cannot go on."""
 
 
+class FleetRank(Protocol):
+    """One rank of a fleet. Each request of the parent names one of its methods."""
+
+    def close(self) -> None:
+        """The parent is done with this rank, or gone."""
+
+
+def serve_requests(make_rank: Callable[[], FleetRank], pipe: Connection) -> None:
+    """The life of a rank process: makes the rank, then answers requests until the parent closes the pipe.
+
+    A request is the name of a method and its arguments; an answer is ``("ok", value)`` or ``("error", text)``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; the end of its pipe ends this process
+    try:
+        rank = make_rank()
+        pipe.send(("ok", None))
+        while True:
+            try:
+                request, *arguments = pipe.recv()
+            except EOFError:
+                break
+            pipe.send(("ok", getattr(rank, request)(*arguments)))
+        rank.close()
+    except Exception:
+        with contextlib.suppress(OSError):  # another rank may have failed first, and the parent be gone
+            pipe.send(("error", traceback.format_exc()))
+
+
 class Fleet:
-    """Connected ranks, waiting for requests."""
+    """Connected ranks that wait for requests."""
 
     def __init__(self, processes: list[BaseProcess], pipes: list[Connection]) -> None:
         self._processes = processes
@@ -54,8 +84,8 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def started(life: Callable[[Any, Connection], None], seats: Sequence[Any]) -> Iterator[Fleet]:
-    """A process that leads ``life`` for each of the ``seats``, in the order of ranks."""
+def start_ranks(life: Callable[[Any, Connection], None], seats: Sequence[Any]) -> Iterator[Fleet]:
+    """One process that leads ``life`` for each of the ``seats``, in the order of ranks. None outlives the with block."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "eep.data_plane.buffer"])
     processes: list[BaseProcess] = []

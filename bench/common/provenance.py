@@ -1,7 +1,7 @@
 """Where figures come from: the command, the commit and the machine, as plain values for a JSON file.
 
-Enough to judge and repeat a measurement; nothing that says whose machine it was (no host, user or path
-names).
+They are enough to judge and repeat a measurement, and do not say whose machine it was: no host, user or path
+names.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def provenance() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command as one would type it in the root of the checkout; where the files went is nobody's business."""
+    """The command to type in the root of the checkout, without the folder that the files went to."""
     script = pathlib.Path(sys.argv[0]).resolve()
     return shlex.join(["python", *_named(script), *_without(sys.argv[1:], _PLACES)])
 
 
 def _named(script: pathlib.Path) -> list[str]:
-    """A benchmark is run as a module of its folder."""
+    """How Python is told what to run: a benchmark is the module of its folder."""
     if not script.is_relative_to(_ROOT / "bench"):
         return [str(script.relative_to(_ROOT) if script.is_relative_to(_ROOT) else script.name)]
     module = ".".join(script.relative_to(_ROOT).with_suffix("").parts)
@@ -56,20 +56,20 @@ def _without(arguments: list[str], options: tuple[str, ...]) -> list[str]:
 def commit() -> str:
     """The commit that is checked out; "-dirty" when what is measured may differ from it.
 
-    Where the sources are a copy without history, the variable EEP_COMMIT may say which it was.
+    Where the sources are a copy without history, the environment variable EEP_COMMIT may name it.
     """
     if said := os.environ.get("EEP_COMMIT"):
         return said
     head = _git("rev-parse", "--short=12", "HEAD")
     if head is None:
         return "unknown"
-    # Results are written while we measure, so they do not count as a change of what is measured.
+    # A benchmark writes results while it measures, so they do not count as a change.
     changed = _git("status", "--porcelain", "--", ".", ":!bench/results")
     return f"{head}-dirty" if changed else head
 
 
 def machine() -> dict[str, Any]:
-    """What the machine can do and what runs on it."""
+    """The machine, its software, and how busy it is."""
     import torch
 
     gpu = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")

@@ -1,8 +1,7 @@
-"""Dispatch and combine between real processes, against memcpy and gloo's all_to_all_single of the same bytes.
+"""Compares dispatch and combine between real processes with memcpy and gloo's all_to_all_single of the same bytes.
 
-Everything is measured in one run, in the same processes, in alternating blocks. A token goes once to each
-rank that hosts one of its experts; "bytes" are those rows (and fp8 scales), what a rank sends to itself
-included.
+One run measures all of them, in the same processes, in alternating blocks. A token goes once to each rank that
+hosts one of its experts. "Bytes" are those rows (and fp8 scales), including what a rank sends to itself.
 """
 
 from __future__ import annotations
@@ -12,13 +11,15 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from bench.common.fleet import Fleet, FleetError, started
+from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.fleet import Fleet, FleetError, start_ranks
 from bench.common.provenance import provenance
 from bench.exchange.measurement import BLOCKS, Result, measure
-from bench.exchange.rank_process import Seat, run_rank
-from bench.exchange.report import RESULTS, header, row, summary, write_json
+from bench.exchange.rank_process import ExchangeSeat, run_rank
+from bench.exchange.report import header, row, summary, write_json
 from bench.exchange.workload import SCALE_GROUP, WIRES, Shape
 from eep import Rendezvous
 
@@ -27,42 +28,44 @@ HEADLINE = (4, 128)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=(
-            "Times run from the moment the first rank leaves a barrier until the last rank is done; shown\n"
-            "are medians over rounds, and the 90th percentile of EEP. Where ranks share cores the scheduler\n"
-            "is part of every figure: compare columns, not machines.\n\n"
-            "examples:\n"
-            "  python -m bench.exchange             everything, about three minutes\n"
-            "  python -m bench.exchange --quick     does it work? a few seconds\n"
-            "  python -m bench.exchange --ranks 4 --tokens 128 --seconds 20   one case, carefully\n"
-            "  python -m bench.exchange --wire fp8 --hidden 7168              another format and size"
-        ),
+    parser = make_parser(
+        "bench.exchange",
+        __doc__,
+        "Times run from the moment the first rank leaves a barrier until the last rank is done. The table\n"
+        "shows medians over rounds, and the 90th percentile of EEP. Where ranks share cores the scheduler\n"
+        "is part of every figure: compare columns, not machines.\n"
+        "Files: dispatch_combine-DEVICE.json and plots.\n\n"
+        "examples:\n"
+        "  python -m bench.exchange             everything, about three minutes\n"
+        "  python -m bench.exchange --quick     does it work? a few seconds\n"
+        "  python -m bench.exchange --ranks 4 --tokens 128 --seconds 20   one case, carefully\n"
+        "  python -m bench.exchange --wire fp8 --hidden 7168              another format and size",
     )
-    parser.add_argument("--ranks", type=_numbers(2, 16), default=[2, 4, 8, 16], help="e.g. 2,4,8,16 (default)")
+    parser.add_argument(
+        "--ranks", type=_numbers(2, 16), default=[2, 4, 8, 16], help="numbers of ranks (default: 2,4,8,16)"
+    )
     parser.add_argument(
         "--tokens",
         type=_numbers(1, 65535),
         default=[2**power for power in range(11)],
-        help="per rank; the largest is the capacity of the buffers (default: 1,2,4,...,1024)",
+        help="tokens per rank; the largest is the capacity of the buffers (default: 1,2,4,...,1024)",
     )
     parser.add_argument("--hidden", type=int, default=2048, help="values per token (default: 2048)")
-    parser.add_argument("--experts", type=int, default=64, help="in all; a multiple of every --ranks (default: 64)")
+    parser.add_argument(
+        "--experts", type=int, default=64, help="experts of all ranks; a multiple of every --ranks (default: 64)"
+    )
     parser.add_argument("--topk", type=int, default=8, help="experts per token (default: 8)")
     parser.add_argument("--wire", choices=WIRES, default="bf16", help="format of dispatched rows (default: bf16)")
     parser.add_argument(
         "--device",
         choices=["cpu", "cuda"],
         default="cpu",
-        help="where the tensors live; cuda has cases of its own, and wants an MPS daemon (tests/gpu/with_mps.sh)",
+        help="where the tensors live; cuda has its own cases and needs an MPS daemon (tests/gpu/with_mps.sh)",
     )
-    parser.add_argument("--replays", type=int, default=20, help="of each graph, with --device cuda (default: 20)")
-    parser.add_argument("--results", default=str(RESULTS), help="folder for the files (default: bench/results)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="to spend on each case, about (default: 2)")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
-    parser.add_argument("--no-files", action="store_true", help="only print the table")
+    parser.add_argument("--replays", type=int, default=20, help="how often to replay each graph, on cuda (default: 20)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for each case, about (default: 2)")
+    add_quick(parser)
+    add_files(parser)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.ranks, arguments.tokens, arguments.seconds = [2, 4], [1, 128], 0.3
@@ -112,13 +115,13 @@ def main() -> int:
 def fleet(ranks: int, shape: Shape, max_tokens: int) -> Iterator[Fleet]:
     """``ranks`` connected processes for the length of a with block; none of them outlives it."""
     with Rendezvous.temporary() as rendezvous:
-        seats = [Seat(rank, ranks, shape, max_tokens, str(rendezvous.path)) for rank in range(ranks)]
-        with started(run_rank, seats) as ready:
+        seats = [ExchangeSeat(rank, ranks, shape, max_tokens, str(rendezvous.path)) for rank in range(ranks)]
+        with start_ranks(run_rank, seats) as ready:
             yield ready
 
 
 def run_cases(arguments: argparse.Namespace, shape: Shape) -> list[Result]:
-    """Measures every case, printing each as it is done."""
+    """Measures every case, and prints each as it is done."""
     results = []
     for ranks in arguments.ranks:
         with fleet(ranks, shape, max(arguments.tokens)) as ready:
@@ -129,7 +132,7 @@ def run_cases(arguments: argparse.Namespace, shape: Shape) -> list[Result]:
 
 
 def save(
-    arguments: argparse.Namespace, head: dict, results: list[Result], headline: Result | None, subject: str
+    arguments: argparse.Namespace, head: dict[str, Any], results: list[Result], headline: Result | None, subject: str
 ) -> None:
     """Writes the JSON file, and the plots for which there are enough cases."""
     from bench.exchange.plots import (  # matplotlib takes a while to import, and not every run needs it
@@ -140,23 +143,23 @@ def save(
     name = f"dispatch_combine-{arguments.device}"
     if arguments.wire != "bf16":
         name += f"-{arguments.wire}"
-    written = [RESULTS / f"{name}.json"]
+    written = [arguments.results / f"{name}.json"]
     write_json(written[0], head, results, headline)
     if len(arguments.tokens) > 1:
-        written.append(RESULTS / f"{name}-tokens.png")
+        written.append(arguments.results / f"{name}-tokens.png")
         plot_tokens(results, subject, written[-1])
     if len(arguments.ranks) > 1:
         tokens = HEADLINE[1] if HEADLINE[1] in arguments.tokens else arguments.tokens[-1]
-        written.append(RESULTS / f"{name}-ranks.png")
+        written.append(arguments.results / f"{name}-ranks.png")
         plot_ranks(results, tokens, subject, written[-1])
-    print("\n".join(f"wrote {path.relative_to(RESULTS.parent.parent)}" for path in written))
+    say_written(written)
 
 
 def _problem(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the arguments, if anything."""
     for ranks in arguments.ranks:
         if arguments.experts % ranks:
-            return f"--experts {arguments.experts} cannot be shared evenly by {ranks} ranks"
+            return f"--experts must be a multiple of every --ranks: {arguments.experts} is not a multiple of {ranks}"
     if not 1 <= arguments.topk <= min(16, arguments.experts):
         return f"--topk must be between 1 and {min(16, arguments.experts)}"
     if arguments.hidden < 1 or (arguments.wire.startswith("fp8") and arguments.hidden % SCALE_GROUP):
@@ -166,7 +169,7 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     return None
 
 
-def _numbers(least: int, most: int):  # noqa: ANN202
+def _numbers(least: int, most: int) -> Callable[[str], list[int]]:
     """Parses "2,4,8" into ascending numbers within bounds."""
 
     def parse(text: str) -> list[int]:

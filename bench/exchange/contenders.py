@@ -1,9 +1,9 @@
-"""The ways of moving the same bytes that are compared: EEP, gloo, and a plain copy.
+"""The contenders, which move the same bytes: EEP, gloo, and a plain copy.
 
-All move one row per token and rank that hosts one of its experts, the sender itself included. EEP finds out
-which rows those are, sends the routing along and adds the partial sums up; gloo is given rows that were
-packed beforehand and only moves them; memcpy only copies them within the process. So the comparison never
-flatters EEP.
+Each moves one row per token and rank that hosts one of its experts, the sender itself included. EEP finds out
+which rows those are, sends the routing along and adds up the partial sums. Gloo gets rows that were packed
+beforehand and only moves them; memcpy only copies them within the process. So the comparison never flatters
+EEP.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from eep import Buffer
 
 
 class Contender(ABC):
-    """One way to exchange a workload. ``dispatch`` and ``combine`` are timed, the rest is not."""
+    """One way to exchange a workload. The benchmark times ``dispatch`` and ``combine`` alone."""
 
     @abstractmethod
     def dispatch(self) -> None:
-        """Tokens to their experts."""
+        """Brings tokens to their experts."""
 
     @abstractmethod
     def experts(self) -> None:
-        """Rewrites what combine will send: it starts in the cache of its writer, as after experts."""
+        """Rewrites what combine will send, so that it is in the cache of its writer, as after real experts."""
 
     @abstractmethod
     def combine(self) -> None:
-        """Partial sums back to their tokens."""
+        """Brings partial sums back to their tokens."""
 
     @abstractmethod
     def verify(self) -> None:
-        """Raises if what the last round delivered is not what was sent."""
+        """Raises if the last round delivered anything but what was sent."""
 
 
 class Eep(Contender):
@@ -47,7 +47,7 @@ class Eep(Contender):
         self._out = torch.empty(work.tokens, work.shape.hidden, dtype=buffer.combine_dtype)
         self.dispatch()
         self._rows = self._tokens.rows()
-        # Each rank answers with its own number plus one, so that a sum tells who took part in it.
+        # Each rank answers with its own number plus one, so that a sum shows which ranks took part in it.
         shape = (len(self._rows), work.shape.hidden)
         self._answers = torch.full(shape, work.rank + 1, dtype=buffer.combine_dtype)
         self.experts()
@@ -71,11 +71,11 @@ class Eep(Contender):
             expected_rows += len(sent)
             self._compare(self._received(rank)[sent], sender.x[sent].float())
         if expected_rows != len(self._rows):
-            raise AssertionError(f"{len(self._rows)} rows came where {expected_rows} were sent")
+            raise AssertionError(f"rank {work.rank} received {len(self._rows)} rows; its peers sent {expected_rows}")
         numbers = torch.arange(1, work.ranks + 1, dtype=torch.float32)
         sums = (work.hosts.float() @ numbers)[:, None].expand(-1, work.shape.hidden)
         if not torch.equal(self._out.float(), sums):
-            raise AssertionError("combine gave back something other than the sum of what the experts wrote")
+            raise AssertionError(f"combine on rank {work.rank} gave other sums than those of what the experts wrote")
 
     def _received(self, rank: int) -> torch.Tensor:
         """The rows of one source as numbers. All ranks here are first incarnations, so that slot == rank."""
@@ -90,10 +90,10 @@ class Eep(Contender):
         return x * scales.repeat_interleave(SCALE_GROUP, dim=1)
 
     def _compare(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        # e4m3 keeps three bits behind the leading one: half a step of them is the error it may make.
+        # e4m3 keeps three bits after the leading one, so it may be wrong by half a step of them.
         tolerance = 2**-4 if self._work.shape.wire.startswith("fp8") else 0.0
         if not torch.allclose(received, sent, rtol=tolerance, atol=0.0):
-            raise AssertionError("a received row is not what was sent")
+            raise AssertionError(f"rank {self._work.rank} received a row that differs from what its peer sent")
 
 
 class Gloo(Contender):
@@ -156,4 +156,4 @@ class Memcpy(Contender):
 
 def _check_all_ones(received: torch.Tensor) -> None:
     if not bool((received == 1).all()):
-        raise AssertionError("what arrived is not what was sent")
+        raise AssertionError("the received bytes differ from those that were sent")

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from bench.common.arguments import say_written
+from bench.common.copy_rate import copy_rate
 from bench.common.provenance import provenance
-from bench.exchange.cuda_exchange import Case, Fleet, exchanged_rows, ranks_as
+from bench.exchange.cuda_fleet import CudaFleet, start_cuda_ranks
+from bench.exchange.cuda_rank import Case, exchanged_rows
+from bench.exchange.cuda_yardsticks import batched_copy_rate, torch_round_us
 
 BARS_US = {"dispatch": 31.0, "combine": 41.0, "fp8 dispatch": 25.0}
-"""What is aimed at for 8 ranks, 128 tokens, hidden 7168, top-8 of 256."""
+"""The targets for 8 ranks, 128 tokens, hidden 7168, top-8 of 256."""
 HEADER = (
     "ranks  are        tokens hidden wire  fixed | round us   p99 | dispatch   p99 | combine   p99 |"
     " floor us | round/floor"
@@ -34,8 +38,8 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def floor_us(case: Case, rate: float) -> float:
-    """The time that a copy of the same bytes takes: a dispatch reads each row once and writes what is sent; so the other
-    way round does a combine."""
+    """The time that a copy of the same bytes takes. A dispatch reads each row once and writes what it sends; a combine does
+    the reverse."""
     sent, own = exchanged_rows(case), case.ranks * case.tokens
     wire_bytes = case.hidden + case.hidden // 32 if case.wire.startswith("fp8") else case.hidden * 2
     dispatch = own * case.hidden * 2 + sent * wire_bytes
@@ -55,45 +59,46 @@ def line(result: dict[str, Any]) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
-        print("there is no CUDA device here; leave --device out to measure on the CPU")
+        print("this machine has no CUDA device; leave --device out to measure on the CPU")
         return 1
     head = provenance()
     head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
     results = []
     for kind in ("processes", "streams"):
-        with ranks_as(kind, 8) as fleet:
-            rate = fleet.ask_one("copy_rate")
+        with start_cuda_ranks(kind, 8) as fleet:
+            rate = fleet.ask_one(copy_rate)
             head[f"copy_gb_per_s_{kind}"] = rate / 1e3
             print(
                 f"{head['machine']['gpu']}, copy rate {rate / 1e3:.0f} GB/s, commit {head['commit']}\n\n{HEADER}",
                 flush=True,
             )
             if kind == "processes":
-                head["batched_copy_gb_per_s"] = fleet.ask_one("batched_copy_rate") / 1e3
+                head["batched_copy_gb_per_s"] = fleet.ask_one(batched_copy_rate) / 1e3
                 print_stations(head, fleet, arguments.replays)
                 head["patch_us"] = fleet.patch_us(Case(8, 128, 7168))
-                print(f"a rank is lost: the slowest of the others patches its table in {head['patch_us']:.0f} us\n")
+                print(f"after the loss of a rank the slowest survivor patches its table in {head['patch_us']:.0f} us\n")
             for case in cases(arguments):
                 result = fleet.measure(case, arguments.replays)
                 result["floor_us"] = floor_us(case, rate)
                 results.append(result)
                 print(line(result), flush=True)
             if kind == "streams":
-                head["torch_round_us"] = fleet.ask_one("torch_round_us", Case(8, 128, 7168))
+                head["torch_round_us"] = fleet.ask_one(torch_round_us, Case(8, 128, 7168))
     print(f"\nthe same by torch operators, one stream, 8 x 128 tokens of 7168: {head['torch_round_us']:.1f} us a round")
     for kind in ("processes", "streams"):
         print(summary(results, kind))
     if not arguments.no_files:
-        folder = pathlib.Path(arguments.results)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "dispatch_combine-cuda.json").write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
-        (folder / "dispatch_combine-cuda.md").write_text(table(head, results))
-        plot(results, folder / "dispatch_combine-cuda.png")
+        arguments.results.mkdir(parents=True, exist_ok=True)
+        written = [arguments.results / f"dispatch_combine-cuda.{kind}" for kind in ("json", "md", "png")]
+        written[0].write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
+        written[1].write_text(table(head, results))
+        plot(results, written[2])
+        say_written(written)
     return 0
 
 
 def table(head: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    """What was printed, to keep."""
+    """The printed results, as Markdown."""
     machine, rate = head["machine"], head["copy_gb_per_s_processes"]
     lines = [
         f"`{head['command']}`, commit {head['commit']}, {head['date']}, {machine['gpu']}, torch {machine['torch']}",
@@ -115,8 +120,8 @@ def table(head: dict[str, Any], results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def print_stations(head: dict[str, Any], fleet: Fleet, replays: int) -> None:
-    """Where a dispatch spends its time, and how fast weights are copied: shown, and kept with the results."""
+def print_stations(head: dict[str, Any], fleet: CudaFleet, replays: int) -> None:
+    """Prints where a dispatch spends its time and how fast weights are copied, and keeps both in ``head``."""
     ratio = head["batched_copy_gb_per_s"] / head["copy_gb_per_s_processes"]
     print(f"\na batch of 288 expert tensors is copied at {ratio:.2f} of the copy rate")
     head["dispatch_stations_us"] = {}

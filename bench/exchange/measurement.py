@@ -1,8 +1,8 @@
-"""How a case is measured: alternating blocks of barrier-aligned rounds.
+"""Measures a case in alternating blocks of barrier-aligned rounds.
 
 The time of a round runs from the moment the first rank leaves the barrier to the moment the last rank is
-done, so that work which waits for a core counts wherever it waits. Contenders take turns in short blocks:
-what the machine does besides hits all of them alike.
+done. So work that waits for a core counts, wherever it waits. Contenders take turns in short blocks: other
+work on the machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.exchange.workload import Shape
 DIRECTIONS = ("dispatch", "combine")
 
 BLOCKS = 6
-"""Turns that each contender takes."""
+"""How many turns each contender takes."""
 
 _PILOT_ROUNDS = 3
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 200  # per block
@@ -68,7 +68,7 @@ def measure(fleet: Fleet, ranks: int, tokens: int, shape: Shape, seconds: float)
     share_us = 1e6 * seconds / len(CONTENDERS) / BLOCKS
     rounds = {}
     for name in CONTENDERS:
-        # A pilot warms up and tells how many rounds fit; what lies between timed parts costs about as much.
+        # A pilot warms up and shows how many rounds fit; the work between the timed parts costs about as much.
         pilot = _round_times(fleet.ask("run", name, _PILOT_ROUNDS))
         cost_us = 2 * sum(min(times) for times in pilot.values())
         rounds[name] = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(share_us / cost_us)))

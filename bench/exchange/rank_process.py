@@ -1,29 +1,23 @@
-"""One rank of a benchmark: a process that does what the parent asks over a pipe, and answers with timestamps.
+"""One rank of the benchmark of dispatch and combine: a process with a buffer, a gloo group and the contenders.
 
-The parent sends ``("case", tokens)``, ``("run", contender, iterations)`` or ``("verify",)``; the end of the
-pipe ends the rank. Answers are ``("ok", value)`` or ``("error", text)``. Timestamps are of the monotonic
-clock, which all processes of a machine share, so that the parent can tell when the first began and the last
-was done.
+Its answers (see :mod:`bench.common.fleet`) are times of the monotonic clock, which all processes of a machine
+share: so the parent can tell when the first rank began and when the last was done.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import os
-import signal
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bench.common.fleet import PATIENCE_S
+from bench.common.fleet import PATIENCE_S, serve_requests
 from bench.exchange.contenders import Contender, Eep, Gloo, Memcpy
 from bench.exchange.workload import Shape, Workload
 from eep import Buffer
@@ -35,7 +29,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ExchangeSeat:
     """Which rank this process is, and of what."""
 
     rank: int
@@ -45,26 +39,15 @@ class Seat:
     rendezvous: str
 
 
-def run_rank(seat: Seat, pipe: Connection) -> None:
+def run_rank(seat: ExchangeSeat, pipe: Connection) -> None:
     """The life of a rank process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; the end of its pipe ends us
-    try:
-        with Rank(seat) as rank:
-            pipe.send(("ok", None))
-            while True:
-                request = pipe.recv()
-                pipe.send(("ok", rank.answer(*request)))
-    except EOFError:
-        pass  # the parent is done with us, or gone
-    except Exception:
-        with contextlib.suppress(OSError):  # another rank may have failed first, and the parent be gone
-            pipe.send(("error", traceback.format_exc()))
+    serve_requests(lambda: ExchangeRank(seat), pipe)
 
 
-class Rank:
+class ExchangeRank:
     """A connected buffer, a gloo group, and the contenders of the current case."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: ExchangeSeat) -> None:
         torch.set_num_threads(1)
         self._seat = seat
         self._buffer = Buffer(
@@ -88,26 +71,20 @@ class Rank:
             timeout=datetime.timedelta(seconds=PATIENCE_S),
         )
         self._contenders: dict[str, Contender] = {}
-        # A collection walks every object that importing torch has made: milliseconds, nobody's fault.
+        # Later collections leave out what importing torch has made: walking all of it takes milliseconds.
         gc.collect()
         gc.freeze()
 
-    def __enter__(self) -> Rank:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._contenders.clear()
         dist.destroy_process_group()
         self._buffer.close()
 
-    def answer(self, request: str, *arguments: Any) -> Any:
-        return {"case": self.take_case, "run": self.run, "verify": self.verify}[request](*arguments)
-
-    def take_case(self, tokens: int) -> int:
-        """Makes the contenders ready for ``tokens`` tokens per rank; returns how many rows it sends."""
+    def case(self, tokens: int) -> int:
+        """Makes the contenders for ``tokens`` tokens per rank; returns how many rows this rank sends."""
         seat = self._seat
         work = Workload(seat.shape, seat.ranks, seat.rank, tokens)
-        self._contenders.clear()  # the memory of the last case goes before that of the next one comes
+        self._contenders.clear()  # frees the memory of the last case before the next one needs its own
         self._contenders = {"eep": Eep(work, self._buffer), "gloo": Gloo(work), "memcpy": Memcpy(work)}
         return work.rows
 
@@ -130,6 +107,6 @@ class Rank:
         begin = time.monotonic_ns()
         action()
         end = time.monotonic_ns()
-        # Where ranks share cores, who is done must not go on to other work while others still need the core.
+        # Where ranks share cores, a rank that is done must leave the core to those that still measure.
         self._buffer.barrier(PATIENCE_S)
         return begin, end

@@ -1,4 +1,4 @@
-"""Results for people and for programs: a table that grows row by row, and a JSON file."""
+"""The results on the CPU: a table that grows row by row, and a JSON file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 from bench.exchange.measurement import DIRECTIONS, Result
 from bench.exchange.rank_process import CONTENDERS
-
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 
 _TIMES = f"{'eep':>9} {'p90':>9} {'gloo':>9} {'memcpy':>9} {'gloo/eep':>9}"
 
@@ -46,7 +44,7 @@ def summary(result: Result) -> str:
 
 
 def write_json(path: pathlib.Path, head: dict[str, Any], results: list[Result], headline: Result | None) -> None:
-    """Everything that was measured, with where it comes from."""
+    """Writes all results, with where they come from."""
     document = {
         **head,
         "headline": None if headline is None else headline.as_json(),

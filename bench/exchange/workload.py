@@ -1,6 +1,6 @@
-"""What is exchanged: the tokens of each rank, the experts they want, and how many bytes that makes.
+"""The workload: the tokens of each rank, the experts they want, and how many bytes that makes.
 
-Everything follows from the shape and a rank's number, so that each rank can tell what the others must have
+All of it follows from the shape and the number of a rank, so that each rank knows what its peers must have
 sent.
 """
 

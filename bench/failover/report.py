@@ -13,7 +13,7 @@ from bench.failover.kills import WINDOW, Kill
 from bench.failover.steady import Phase, mean_of, median_of, ratios
 from bench.failover.turns import Block, compared
 from eep.drill.story import Story
-from eep.observe.timeline import Moment, Step, draw, rates
+from eep.observe.timeline import ActiveRanks, Moment, draw_timeline, rates
 
 TIMES = {
     "view": "view without the rank committed",
@@ -220,17 +220,17 @@ def draw_one(path: Path, story: Story, kills: Sequence[Kill]) -> None:
     moments = [Moment(m.at - begin, m.text, m.kind) for m in story.moments if begin <= m.at <= begin + length]
     tokens = [moment - story.started - begin for moment in story.load.token_times()]
     title = f"rank {kill.rank} is killed under load: largest gap between tokens {kill.pause * 1000:.0f} ms"
-    image, web = draw(path, title, tokens, steps, moments, length)
+    image, web = draw_timeline(path, title, tokens, steps, moments, length)
     web.unlink()
     assert image == path
 
 
-def _steps(story: Story, begin: float, end: float) -> list[Step]:
+def _steps(story: Story, begin: float, end: float) -> list[ActiveRanks]:
     """What stood when the picture begins, and what came in it: a loss when it is agreed on, a rejoin when all run."""
-    steps: list[Step] = []
+    steps: list[ActiveRanks] = []
     for when, view, runs in story.views:
         at = when - story.started - begin
         is_news = not steps or (view.epoch > steps[-1].epoch and (runs or len(view.active) < steps[-1].active))
         if is_news and at < end - begin:
-            steps = [*(steps if at > 0 else []), Step(max(at, 0.0), len(view.active), view.epoch)]
+            steps = [*(steps if at > 0 else []), ActiveRanks(max(at, 0.0), len(view.active), view.epoch)]
     return steps

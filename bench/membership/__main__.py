@@ -1,15 +1,13 @@
-"""How long a lost rank is felt, and what a view change costs as instances grow.
+"""Measures how long the survivors feel the loss of a rank, and what a view change costs as instances grow.
 
-Part one kills real rank processes, which run real dispatch and combine steps, with SIGKILL and measures from
-the kill: until the supervisor has revoked the epoch, until every survivor's step has ended because of it,
-until the new view is committed, and until every survivor has committed a step under it. Part two counts the
-messages and the virtual time of one view change in the simulator. Results go to
-``bench/results/membership.json``.
+Part one kills real rank processes, which run real dispatch and combine steps, with SIGKILL. It measures from
+the kill until the supervisor has revoked the epoch, until the step of every survivor has ended because of
+that, until the new view is committed, and until every survivor has committed a step in it. Part two counts
+the messages and the virtual time of one view change in the simulator.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,7 +21,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.common.arguments import add_files, add_quick, make_parser, say_written
 from bench.common.provenance import provenance
+from bench.common.timing import percentile
 from bench.membership.times import SLOT
 from eep.control.supervisor.settings import LaunchSettings
 from eep.control.supervisor.supervisor import Supervisor
@@ -31,13 +31,12 @@ from eep.membership import Action, Effect, Notify, OperatorAsked, Phase, Policy,
 from tests.membership.sim.scale import view_change_cost
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results" / "membership.json"
 PATIENCE = 300.0
 Samples = dict[str, list[float]]
 
 
 class Killing:
-    """An instance of ``ranks`` real ranks from which some are killed and brought back, round after round."""
+    """An instance of ``ranks`` real ranks; kills some of them and brings them back, round after round."""
 
     def __init__(self, supervisor: Supervisor, times: Path, ranks: int) -> None:
         self._supervisor, self._times, self._ranks = supervisor, times, ranks
@@ -67,7 +66,7 @@ class Killing:
             return words
 
     async def kill_one(self, chance: random.Random) -> dict[str, float]:
-        """Milliseconds from the kill to each thing that follows."""
+        """Kills a rank; returns the milliseconds from the kill to each event that follows."""
         instance = self._supervisor.instance
         assert instance is not None
         view = instance.view
@@ -93,7 +92,7 @@ class Killing:
                 local.status in (RankStatus.READY, RankStatus.DOWN) for local in self._supervisor.state.ranks.values()
             )
 
-        await self.until(settled)  # the processes of those that were killed have ended
+        await self.until(settled)  # the killed processes have ended
         for rank, local in self._supervisor.state.ranks.items():
             if local.status is RankStatus.DOWN:
                 self._supervisor.feed(OperatorAsked(f"bench-{round_number}-{rank}", Action.LAUNCH, rank))
@@ -109,7 +108,7 @@ async def kill_real_ranks(ranks: int, kills: int) -> Samples:
         supervisor = Supervisor(
             [sys.executable, "-m", "bench.membership.rank"],
             range(ranks),
-            # Nobody is relaunched while we measure; the bench asks for it between rounds.
+            # The supervisor relaunches no rank by itself; this benchmark asks for it between rounds.
             Policy(max_ranks=ranks, relaunch_limit=0, settle_deadline=PATIENCE),
             launch=LaunchSettings(
                 {"EEP_BENCH_TIMES": str(times), "EEP_BENCH_RANKS": str(ranks), "PYTHONPATH": str(ROOT)}
@@ -133,20 +132,39 @@ async def kill_real_ranks(ranks: int, kills: int) -> Samples:
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
     return {
-        "p50_ms": round(statistics.median(ordered), 3),
-        "p99_ms": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 3),
-        "samples": len(ordered),
+        "p50_ms": round(statistics.median(values), 3),
+        "p99_ms": round(percentile(values, 0.99), 3),
+        "samples": len(values),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 16], help="real ranks (default: 4 8 16)")
-    parser.add_argument("--kills", type=int, default=50, help="kills per size (default: 50)")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[8, 64, 512, 4096], help="simulated ranks")
+    parser = make_parser(
+        "bench.membership",
+        __doc__,
+        "Files: membership.json.\n\n"
+        "examples:\n"
+        "  python -m bench.membership                  everything\n"
+        "  python -m bench.membership --quick          does it work? about half a minute\n"
+        "  python -m bench.membership --ranks --no-files   the simulator alone",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="*",
+        default=[4, 8, 16],
+        help="numbers of real ranks; none: no part one (default: 4 8 16)",
+    )
+    parser.add_argument("--kills", type=int, default=50, help="kills for each number of real ranks (default: 50)")
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[8, 64, 512, 4096], help="simulated ranks (default: 8 64 512 4096)"
+    )
+    add_quick(parser)
+    add_files(parser)
     options = parser.parse_args()
+    if options.quick:
+        options.ranks, options.kills, options.sizes, options.no_files = [4], 2, [8, 64], True
     results: dict[str, object] = {**provenance(), "real": {}, "simulated": {}}
     real: dict[str, object] = {}
     for ranks in options.ranks:
@@ -165,9 +183,11 @@ def main() -> None:
             f"simulated {ranks:5} ranks on {told['hosts']:4} hosts: {told['messages']:6} messages, {told['virtual_ms']} ms"
         )
     results.update(real=real, simulated=simulated)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written to {RESULTS.relative_to(ROOT)}")
+    if not options.no_files:
+        options.results.mkdir(parents=True, exist_ok=True)
+        path = options.results / "membership.json"
+        path.write_text(json.dumps(results, indent=2) + "\n")
+        say_written([path])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A rank of ``python -m bench.membership``: real dispatch and combine steps, and the times at which it saw things happen."""
+"""A rank of ``python -m bench.membership``: runs real steps, and notes when it saw an epoch revoked or a step commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eep.control.planes import Plane, Planes, may_commit
 from eep.control.private_directory import member_rendezvous
 
 PAUSE_S = 0.001
-"""Between steps, so that ranks which share two cores leave some of them to the supervisor."""
+"""Between steps, so that ranks which share few cores leave time to the supervisor."""
 
 
 def main() -> None:

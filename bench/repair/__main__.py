@@ -1,48 +1,30 @@
-"""Measure expert repair: what the planner costs and moves, how fast each tier is, how both grow.
+"""Measures expert repair: what the planner costs and moves, how fast each tier is, and how both grow.
 
-    python -m bench.repair [--quick]
-
-Writes ``bench/results/repair.json`` (with command, commit and machine) and ``bench/results/repair.md``. The
-yardstick for placements is DeepSeek's greedy balancer (``eplb_greedy.py``), for bandwidth a plain copy in the
+The yardstick for placements is DeepSeek's greedy balancer (eplb_greedy.py), for bandwidth a plain copy in the
 same run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import pathlib
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from bench.common.arguments import add_files, add_quick, make_parser, say_written
 from bench.common.provenance import provenance
+from bench.common.timing import median_seconds
 from bench.repair.eplb_greedy import eplb_greedy
 from bench.repair.tiers import measure_tiers
 from eep.experts.placement.slot_plan import Placement, count_moves, plan_placement
 from eep.experts.repair.repair_plan import plan_repair
 
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 LAYERS, EXPERTS, RANKS, RANKS_PER_HOST = 58, 256, 32, 8
 
 
-def seconds(work: Callable[[], Any], times: int = 7) -> float:
-    """The median of several runs after one to warm up."""
-    work()
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
 def expert_loads(layers: int, experts: int, seed: int = 0) -> np.ndarray:
-    """Skewed as real routing is: the hottest of 256 experts gets some 15 times the median."""
+    """Loads as skewed as real routing is: the hottest of 256 experts gets some 15 times the median."""
     return np.random.default_rng(seed).lognormal(0, 1, (layers, experts))
 
 
@@ -53,7 +35,7 @@ def lost_ranks(number: int, how: str) -> list[int]:
 
 
 def greedy_moves(before: Placement, load: np.ndarray, active: list[int]) -> tuple[int, Placement] | None:
-    """The surviving slots that the yardstick rewrites: it places anew and does not look at what is there."""
+    """How many surviving slots the yardstick rewrites, since it ignores what is there; and its placement."""
     size = before.slots_per_rank
     if len(active) * size < before.experts:
         return None
@@ -65,7 +47,7 @@ def greedy_moves(before: Placement, load: np.ndarray, active: list[int]) -> tupl
 
 
 def planner_rows(slots: int) -> list[dict[str, Any]]:
-    """One row per loss: ours with the fewest moves against the yardstick, same placement, same loads."""
+    """One row per loss: our planner with the fewest moves against the yardstick, same placement, same loads."""
     load = expert_loads(LAYERS, EXPERTS)
     topology = [rank // RANKS_PER_HOST for rank in range(RANKS)]
     before = plan_placement(load, None, range(RANKS), slots, topology)
@@ -86,8 +68,8 @@ def planner_rows(slots: int) -> list[dict[str, Any]]:
                     "slots_per_rank": slots,
                     "lost": number,
                     "how": how,
-                    "milliseconds": 1e3 * seconds(work),
-                    "sources_milliseconds": 1e3 * seconds(find_sources),
+                    "milliseconds": 1e3 * median_seconds(work, 7),
+                    "sources_milliseconds": 1e3 * median_seconds(find_sources, 7),
                     "surviving_slots_per_layer": len(active) * slots,
                     "uncovered_per_layer": uncovered / LAYERS,
                     "moved_per_layer": count_moves(left, after) / LAYERS,
@@ -130,7 +112,7 @@ def balance_rows() -> list[dict[str, Any]]:
                 "times_fewest": count_moves(left, after) / fewest,
                 "imbalance_mean": float(after.imbalance(load).mean()),
                 "imbalance_worst": float(after.imbalance(load).max()),
-                "milliseconds": 1e3 * seconds(work, 3),
+                "milliseconds": 1e3 * median_seconds(work, 3),
             }
         )
     return rows
@@ -157,7 +139,7 @@ def growth_rows(quick: bool) -> list[dict[str, Any]]:
                 "ranks": ranks,
                 "slots_per_rank": slots,
                 "moved_per_layer": count_moves(before.on(active), work()) / layers,
-                "milliseconds": 1e3 * seconds(work, 3),
+                "milliseconds": 1e3 * median_seconds(work, 3),
             }
         )
     return rows
@@ -178,9 +160,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller cases")
-    quick = parser.parse_args().quick
+    parser = make_parser(
+        "bench.repair",
+        __doc__,
+        "Files: repair.json and repair.md.\n\n"
+        "examples:\n"
+        "  python -m bench.repair             everything\n"
+        "  python -m bench.repair --quick     fewer and smaller cases, printed only",
+    )
+    add_quick(parser)
+    add_files(parser)
+    options = parser.parse_args()
+    quick = options.quick
     about = provenance()
     sections = {
         "Planner after a loss, 9 slots per rank (256 + 32 experts, 32 ranks, 58 layers)": planner_rows(9),
@@ -189,8 +180,6 @@ def main() -> None:
         "Growth: one rank lost": growth_rows(quick),
         "Repair bandwidth per tier": measure_tiers(experts=16 if quick else 64),
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "repair.json").write_text(json.dumps({"about": about, "results": sections}, indent=1) + "\n")
     lines = ["# Expert repair, measured", ""]
     for key, value in about.items():
         shown = ", ".join(f"{name} {what}" for name, what in value.items()) if isinstance(value, dict) else value
@@ -198,8 +187,13 @@ def main() -> None:
     for title, rows in sections.items():
         lines += ["", f"## {title}", "", table(rows)]
     report = "\n".join(lines) + "\n"
-    (RESULTS / "repair.md").write_text(report)
     print(report)
+    if not (options.quick or options.no_files):
+        options.results.mkdir(parents=True, exist_ok=True)
+        written = [options.results / f"repair.{kind}" for kind in ("json", "md")]
+        written[0].write_text(json.dumps({"about": about, "results": sections}, indent=1) + "\n")
+        written[1].write_text(report)
+        say_written(written)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The yardstick: the greedy global balancer that DeepSeek published as EPLB, written anew from its
 description.
 
-Two steps per layer (https://github.com/deepseek-ai/EPLB, "global load balancing"): every redundant slot goes,
-one after the other, to the expert whose load per replica is then the highest; the replicas, hottest first,
-each go to the rank with the least load among those with room. It knows nothing of what lies where already, of
-ranks that differ or of two replicas on one rank.
+It takes two steps per layer (https://github.com/deepseek-ai/EPLB, "global load balancing"). Every redundant
+slot goes, one after the other, to the expert whose load per replica is then the highest. Then each replica,
+the hottest first, goes to the rank with the least load among those with room. The balancer ignores where
+experts lie already, differences between ranks, and two replicas on one rank.
 """
 
 from __future__ import annotations

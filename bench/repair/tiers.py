@@ -1,7 +1,7 @@
 """How fast repair fills slots from each tier, next to a plain copy of as many bytes in the same run.
 
-The other rank and the backup service are processes of their own. Repair verifies every expert, so each tier
-is shown with the checksum it pays for, and the checksum alone is shown too.
+The other rank and the backup service are processes of their own. Repair verifies every expert, so the time of
+each tier includes the checksum; the checksum alone has a row of its own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from bench.common.timing import median_seconds
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient, LiveParameters
 from eep.experts.backup.transfer_engine import Engine
@@ -105,7 +104,7 @@ def _repair_work(
     sums: Checksums,
     cold: bool = False,
 ) -> Callable[[], None]:
-    """Repair an empty rank 0 whose experts rank 1 has, or only a backup, or only the disk."""
+    """Repairs an empty rank 0 from ``tier``: rank 1, a backup or the disk alone holds its experts."""
     empty = np.full((1, experts), -1)
     everything = np.arange(experts)[None]
     there = everything if tier is Tier.PEER else empty
@@ -126,7 +125,7 @@ def _repair_work(
 
 
 def _forget(reader: Reader) -> None:
-    """Drop the checkpoint from the page cache."""
+    """Drops the checkpoint from the page cache."""
     assert isinstance(reader, CheckpointReader)
     for file in reader.directory.glob("*.safetensors"):
         descriptor = os.open(file, os.O_RDONLY)
@@ -164,7 +163,7 @@ def _sources(
         known: dict[str, bytes] = {}
         while not any(backup.held.all() for backup in client.backups().values()):
             seen = wait_for_change(registry, "backups/", known, _PATIENCE_S)
-            assert seen != known, "the backup service did not fill up"
+            assert seen != known, f"the backup service did not fetch all experts within {_PATIENCE_S:.0f} s"
             known = seen
 
         def reader_of(origin: Origin) -> Reader:
@@ -183,13 +182,7 @@ def _sources(
 
 
 def _rate(nbytes: int, times: int, work: Callable[[], Any]) -> float:
-    work()
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return nbytes / statistics.median(taken) / 1e9
+    return nbytes / median_seconds(work, times) / 1e9
 
 
 def _row(source: str, rate: float, total: int) -> dict[str, Any]:

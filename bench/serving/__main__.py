@@ -1,7 +1,7 @@
-"""Four ranks against one on the same device, by SGLang's own ``bench_serving``, and where the time of their steps goes.
+"""Compares four ranks with one on the same device, and shows where the time of their steps goes.
 
-For each: a server with the larger random model in bfloat16, ``python -m sglang.bench_serving`` with random prompts, and on a
-GPU a profile of steps that prefill and of steps that decode. Writes serving-DEVICE.json and .md into --out.
+For each it starts a server with a random model and runs ``python -m sglang.bench_serving`` with random prompts. On a GPU it
+also profiles steps that prefill and steps that decode. It writes serving-DEVICE.json and .md into the folder of --out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common.arguments import RESULTS, make_parser, say_written
 from bench.common.provenance import provenance
 from bench.serving import step_profile
 from eep.drill.devices import DEVICES, Device
@@ -27,9 +28,8 @@ from eep.drill.load import ask
 from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 from eep.drill.tiny_model import SIZES, make_model
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 PREFILLED = 512
-"""Tokens that a rank prefills in a step at most. SGLang divides what it is told by the number of ranks."""
+"""The most tokens that a rank prefills in a step. SGLang divides its flag by the number of ranks."""
 SERVERS = {
     "one rank": (*ONE_RANK, "--chunked-prefill-size", str(PREFILLED)),
     "four ranks": (*FOUR_RANKS, "--chunked-prefill-size", str(4 * PREFILLED), "--eep-timeout-ms", "20000"),
@@ -42,7 +42,7 @@ FIGURES = {
     "p99_itl_ms": "p99 of the time between tokens, ms",
 }
 STEPS = {"prefill": 1, "decode": 128}
-"""How many tokens are asked for while steps of a kind are profiled."""
+"""How many tokens each request asks for while steps of a kind are profiled."""
 PROFILED = 20
 BEFORE_PROFILE = 3.0
 
@@ -80,24 +80,35 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(
+        "bench.serving",
+        __doc__,
+        "Needs SGLang, with what sglang.bench_serving imports.\n\n"
+        "examples:\n"
+        "  python -m bench.serving --device cuda\n"
+        "  python -m bench.serving --size tiny --prompts 16 --concurrency 4 --out build   does it work?",
+    )
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
-    parser.add_argument("--size", choices=sorted(SIZES), default="large", help="of the model (default: large)")
-    parser.add_argument("--dtype", default="bfloat16", help="of weights and activations (default: bfloat16)")
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="large", help="size of the random model (default: large)"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="type of weights and activations (default: bfloat16)")
     parser.add_argument("--prompts", type=int, default=256, help="how many requests (default: 256)")
-    parser.add_argument("--concurrency", type=int, default=32, help="how many at once (default: 32)")
+    parser.add_argument("--concurrency", type=int, default=32, help="how many requests at once (default: 32)")
     parser.add_argument("--input", type=int, default=128, help="tokens of a prompt (default: 128)")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (default: 128)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the files (default: bench/results)")
     return parser.parse_args()
 
 
 def check_bench() -> None:
-    """Before servers are started: what it imports is not needed to serve, and may be missing."""
+    """Ends early if SGLang's benchmark cannot start: it imports packages that serving does not need."""
     command = [sys.executable, "-m", "sglang.bench_serving", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        raise SystemExit(f"sglang.bench_serving does not start here: {done.stderr.strip().rpartition(chr(10))[2]}")
+        raise SystemExit(
+            f"sglang.bench_serving does not start; install what it lacks: {done.stderr.strip().rpartition(chr(10))[2]}"
+        )
 
 
 def measure(server: Server, model: Path, load: Workload, place: Path, device: Device) -> dict[str, Any]:
@@ -111,7 +122,7 @@ def measure(server: Server, model: Path, load: Workload, place: Path, device: De
 
 
 def bench(server: Server, model: Path, load: Workload, place: Path) -> dict[str, Any]:
-    """One run of SGLang's bench; the first of a server warms it up."""
+    """One run of SGLang's benchmark; the first run of a server warms it up."""
     results = place / "bench.jsonl"
     results.unlink(missing_ok=True)
     command = [
@@ -126,12 +137,12 @@ def bench(server: Server, model: Path, load: Workload, place: Path) -> dict[str,
         raise RuntimeError(f"sglang.bench_serving ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
     told: dict[str, Any] = json.loads(results.read_text().splitlines()[-1])
     if told["completed"] != load.prompts:
-        raise RuntimeError(f"{told['completed']} of {load.prompts} requests were answered")
+        raise RuntimeError(f"the server answered only {told['completed']} of {load.prompts} requests")
     return told
 
 
 def profile_steps(server: Server, kind: str, load: Workload, place: Path) -> dict[str, Any]:
-    """Of the first rank, while all of the load is of one kind."""
+    """Profiles the first rank while all of the load is of one kind."""
     folder = place / f"profile-{server.port}-{kind}"
     folder.mkdir()
     choose, ends = random.Random(1), threading.Event()
@@ -158,7 +169,7 @@ def profile_steps(server: Server, kind: str, load: Workload, place: Path) -> dic
 
 
 def wait_for_trace(folder: Path, within: float = 60.0) -> Path:
-    """The trace of the first rank, once it has its full length."""
+    """Waits for the trace of the first rank until it has its full length."""
     end, last = time.monotonic() + within, -1
     while time.monotonic() < end:
         traces = sorted(folder.rglob("*TP-0*.json.gz")) or sorted(folder.rglob("*.json.gz"))
@@ -166,7 +177,7 @@ def wait_for_trace(folder: Path, within: float = 60.0) -> Path:
             return traces[0]
         last = traces[0].stat().st_size if traces else -1
         time.sleep(1.0)
-    raise RuntimeError(f"no trace was written within {within:.0f} s")
+    raise RuntimeError(f"SGLang wrote no trace within {within:.0f} s")
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> None:
@@ -180,7 +191,7 @@ def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
     name.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     name.with_suffix(".md").write_text(page(found))
     say(page(found))
-    say(f"written to {name}.json and .md")
+    say_written([name.with_suffix(".json"), name.with_suffix(".md")])
 
 
 def page(found: dict[str, Any]) -> str:

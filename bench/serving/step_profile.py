@@ -1,4 +1,4 @@
-"""Where the time of a step on a GPU goes, read off the trace that torch's profiler writes of one rank. Pure."""
+"""Where the time of a step on a GPU goes, from the trace that torch's profiler writes of one rank. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 _OURS = "eep::"
 OFTEN = 24
-"""Of how many kernels it is told how often they are started: nearly all of a step's."""
+"""For how many kernels the profile says how often they start: nearly all of a step's."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,19 @@ class Profile:
     steps: int
     wall: float
     busy: float
-    """In which at least one kernel of this rank ran."""
+    """While at least one kernel of this rank ran."""
     exchange: float
-    """Of that, in dispatch and combine, their waits for the other ranks included."""
+    """Of that, in dispatch and combine, including their waits for the other ranks."""
     kernels: float
     """How many kernels a step starts."""
     largest: tuple[tuple[str, float], ...]
     """The kernels that took longest, by name."""
     often: tuple[tuple[str, float], ...]
-    """Those that are started most often, by name, and how many times: each costs its host time, where no graph is."""
+    """The kernels that start most often, by name, and how many times: without a graph each start costs the host time."""
 
     @property
     def idle(self) -> float:
-        """In which the device had nothing of this rank to do: its host had not come that far."""
+        """While the device had nothing of this rank to do: the host was behind."""
         return self.wall - self.busy
 
 
@@ -44,14 +44,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def profile(events: Iterable[Mapping[str, Any]], steps: int, largest: int = 8) -> Profile:
-    """Of a trace of so many steps. ValueError if no kernel is in it."""
+    """Reads a trace of so many steps. Raises ValueError if it holds no kernel."""
     kernels = sorted(
         (float(event["ts"]), float(event["dur"]), _short(str(event["name"])))
         for event in events
         if event.get("cat") == "kernel"
     )
     if not kernels:
-        raise ValueError("no kernel is in this trace")
+        raise ValueError("this trace holds no kernel; profile the GPU")
     times: dict[str, float] = defaultdict(float)
     starts: Counter[str] = Counter()
     for _, duration, name in kernels:
@@ -72,7 +72,7 @@ def profile(events: Iterable[Mapping[str, Any]], steps: int, largest: int = 8) -
 
 
 def _covered(kernels: Iterable[tuple[float, float, str]]) -> float:
-    """The time in which at least one of them ran; they are in the order in which they began."""
+    """How long at least one of the kernels ran; they are sorted by their beginning."""
     covered, reached = 0.0, float("-inf")
     for start, duration, _ in kernels:
         covered += max(0.0, start + duration - max(start, reached))
@@ -81,6 +81,6 @@ def _covered(kernels: Iterable[tuple[float, float, str]]) -> float:
 
 
 def _short(name: str) -> str:
-    """A kernel's name without its arguments and what its templates were given."""
+    """A kernel's name without its arguments and template arguments."""
     plain = name.replace("void ", "").replace("(anonymous namespace)::", "")
     return plain.partition("(")[0].partition("<")[0][:60]

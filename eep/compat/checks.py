@@ -1,4 +1,4 @@
-"""What the calls of DeepEP's interface check before they change anything."""
+"""Checks that the calls of DeepEP's interface make before they change anything."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from eep.errors import EepError
 def local_experts_of(num_experts: int, num_ranks: int) -> int:
     """How many experts each rank has."""
     if num_ranks < 1 or num_experts < 1 or num_experts % num_ranks:
-        raise ValueError(f"num_experts must be a multiple of the {num_ranks} ranks, got {num_experts}")
+        raise ValueError(
+            f"num_experts must be a positive multiple of the number of ranks, {num_ranks}; got {num_experts}"
+        )
     return num_experts // num_ranks
 
 
 def check_tensor(device: torch.device, name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int | None) -> None:
-    """Type, sizes (None for any), device and strides of an argument."""
+    """Checks type, sizes (None for any), device and strides of an argument."""
     if tensor.dtype != dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     sizes = [got if want is None else want for want, got in zip(shape, tensor.shape, strict=False)]
@@ -29,14 +31,14 @@ def check_tensor(device: torch.device, name: str, tensor: torch.Tensor, dtype: t
 
 
 def refuse(is_used: bool, name: str, instead: str) -> None:
-    """Says of an option that DeepEP has and this package has not, what to do instead."""
+    """Raises for an option of DeepEP that this package does not have; ``instead`` says what to do."""
     if is_used:
-        raise EepError(f"{name} is not supported by eep.compat.deep_ep; {instead}")
+        raise EepError(f"eep.compat.deep_ep does not support {name}; {instead}")
 
 
 def number_of(variable: str) -> int:
-    """What the environment tells a process that joins."""
+    """The number in a variable of the environment, for a process that joins."""
     value = os.environ.get(variable, "")
     if not value.isdecimal():
-        raise ValueError(f"a process that joins needs a number in {variable} of the environment, got {value!r}")
+        raise ValueError(f"a process that joins needs a number in the environment variable {variable}; it is {value!r}")
     return int(value)

@@ -1,33 +1,33 @@
 """The low-latency interface of DeepEP over an :class:`eep.Buffer` in the ``expert`` layout.
 
 ``from eep.compat.deep_ep import Buffer`` takes the place of ``from deep_ep import Buffer`` where only the
-low-latency calls are used: names, arguments, shapes and types are DeepEP's; those of its normal mode raise. Rows of an
-expert that count come first, by source rank and then by token. This is different:
+low-latency calls are used. Names, arguments, shapes and types are DeepEP's; the calls of its normal mode raise. The rows
+of an expert lie without gaps, by source rank and then by token. These things are different:
 
 * **Faults.** A rank that does not answer within ``timeout_ms`` is dropped whole: its tokens are absent, its
-  mask is 1, and the step is not to be trusted. Only calls in which ranks meet raise because of a peer (the
+  mask is 1, and the step cannot be trusted. Only calls in which ranks meet raise because of a peer (the
   first dispatch, ``connect_ranks``, ``barrier``), after a minute.
 * **The mask is the membership.** Changing it begins a new epoch, which abandons the dispatches in flight and
-  forgets who was dropped. All ranks that stay make the same changes, in the same order, between the same two
-  steps. A masked rank comes back only as a new process; nothing that the old one writes is read again.
-* **Sizes come with the first dispatch.** It, and a later one with other sizes, is collective: memory is made
-  and all ranks meet. ``clean_low_latency_buffer`` does that ahead of time. Byte sizes, queue pairs and NVLink
-  options are accepted and not needed. K is at most 16 and the same on all ranks.
-* **Two dispatches in flight**, a third one raises; a dispatch is over with its combine. They take turns on
-  two sets of tensors, so that what one returned stands until the one after the next.
-* ``handle[0]`` is how combine finds its dispatch: hand on that very tensor, not a copy.
+  forgets which ranks were dropped. All survivors make the same changes, in the same order, between the same
+  two steps. A masked rank comes back only as a new process; no rank reads what the old one writes.
+* **Sizes come with the first dispatch.** It, and a later one with other sizes, is collective: the ranks make
+  their memory and meet. ``clean_low_latency_buffer`` does that ahead of time. Byte sizes, queue pairs and
+  NVLink options are accepted and not needed. K is at most 16 and the same on all ranks.
+* **Two dispatches may be in flight**; a third one raises. A dispatch ends with its combine. Dispatches take
+  turns on two sets of tensors, so the result of one stays valid until the second dispatch after it.
+* ``handle[0]`` is how combine finds its dispatch: pass that very tensor, not a copy.
 * **CPU or GPU.** Memory is made where the tokens of the first dispatch are. On a GPU calls are work of the
-  current stream and may be captured in a graph once the memory is there; a ``topk_idx`` of combine that
-  names other experts than the dispatch is then not noticed.
+  current stream, and a graph may capture them once the memory is there. Combine then does not notice a
+  ``topk_idx`` that names other experts than its dispatch.
 
-The process group (gloo, or another that carries CPU tensors) only serves the constructor, to agree on a
-rendezvous directory on this host. Variables of the environment make an instance elastic; the first is set for
-all ranks or for none:
+Only the constructor uses the process group (gloo, or another that carries CPU tensors), to agree on a
+rendezvous directory on this host. Environment variables make an instance elastic. Set the first for all ranks
+or for none:
 
 * ``EEP_RENDEZVOUS``: the directory. Without it rank 0 makes one, named by ``Buffer.rendezvous``, and removes
-  it in the end; an instance that is to outlive its rank 0 is given one.
+  it in the end. Set it if the instance is to outlive its rank 0.
 * ``EEP_RANK``, ``EEP_WORLD_SIZE``: for a process that joins later, whose group holds only itself or is None:
-  which rank it is, and how many the instance was launched with. Its first dispatch (or
+  its rank, and how many ranks the instance was launched with. Its first dispatch (or
   ``clean_low_latency_buffer``) joins, and waits until the others have called ``connect_ranks`` with its rank.
 """
 
@@ -41,7 +41,7 @@ import torch
 
 from eep.abi import native
 from eep.compat.checks import check_tensor, local_experts_of, refuse
-from eep.compat.deep_ep_rank import CHANNELS, WIRE, Instance
+from eep.compat.deep_ep_rank import CHANNELS, WIRE, DeepEpRank
 from eep.compat.normal_mode import NormalMode
 from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
@@ -53,7 +53,7 @@ Hook = Callable[[], None]
 
 
 class EventOverlap:
-    """What another stream would wait for. On CPU a call is done when it returns: there is nothing to wait for."""
+    """The event that another stream waits for. On CPU a call is over when it returns, and there is no event."""
 
     def __init__(self, device: torch.device) -> None:
         self.event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
@@ -63,8 +63,8 @@ class EventOverlap:
             torch.cuda.current_stream().wait_event(self.event)
 
 
-class Buffer(NormalMode, Instance):
-    """One rank. The capacity is ``max_ranks``, or the size of the group, over which experts are spread."""
+class DeepEpBuffer(NormalMode, DeepEpRank):
+    """The low-latency calls of one rank. Programs know this class by DeepEP's name for it, ``Buffer``."""
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
@@ -94,7 +94,7 @@ class Buffer(NormalMode, Instance):
         async_finish: bool = False,
         return_recv_hook: bool = False,
     ) -> tuple[Any, torch.Tensor, Handle, EventOverlap, Hook | None]:
-        """``(recv_x, packed_recv_count, handle, event, hook)``; where there is a hook, it fills them.
+        """Returns ``(recv_x, packed_recv_count, handle, event, hook)``. Where there is a hook, calling it fills them.
 
         With L local experts, R ranks of capacity, T tokens at most and H hidden, ``recv_x`` is bf16
         ``[L, R*T, H]``, or a pair of fp8 and its scales, column-major: fp32 ``[L, R*T, H/128]`` or, with
@@ -103,26 +103,26 @@ class Buffer(NormalMode, Instance):
         refuse(dispatch_wait_recv_cost_stats is not None, "dispatch_wait_recv_cost_stats", "pass None")
         refuse(async_finish and return_recv_hook, "async_finish with return_recv_hook", "choose one")
         if use_fp8 and use_ue8m0 and not round_scale:
-            raise ValueError("use_ue8m0 sends powers of two: it needs round_scale as well")
+            raise ValueError("use_ue8m0 sends powers of two; pass round_scale=True as well")
         wire = WIRE if not use_fp8 else "fp8_ue8m0" if use_ue8m0 else "fp8_pow2" if round_scale else "fp8"
         device = x.device
         check_tensor(device, "x", x, torch.bfloat16, None, None)
         check_tensor(device, "topk_idx", topk_idx, torch.int64, len(x), None)
         if len(x) > (limit := num_max_dispatch_tokens_per_rank):
-            raise ValueError(f"x has {len(x)} tokens, more than num_max_dispatch_tokens_per_rank, {limit}")
+            raise ValueError(f"x has {len(x)} tokens; num_max_dispatch_tokens_per_rank allows {limit}")
         if (stats := cumulative_local_expert_recv_stats) is not None:
             local_experts = local_experts_of(num_experts, self.group_size)
             check_tensor(device, "cumulative_local_expert_recv_stats", stats, torch.int32, local_experts)
         if len(self._flights) == CHANNELS:
-            raise EepError("two dispatches are in flight already; combine one of them before the next")
+            raise EepError("two dispatches are in flight already; combine one of them before you dispatch again")
 
         inner = self._sized(limit, x.shape[1], num_experts, device)
-        # In turns even when both are free: peers that are slower to finish a combine take the same one.
+        # In turns even when both channels are free, so that a peer that finishes its combine later takes the same one.
         channel = self._turn if self._turn not in self._flights else 1 - self._turn
         sent = inner.dispatch_send(x, topk_idx.clone(), channel=channel, wire=wire)
         tokens = inner.tokens_of(sent)
         assert isinstance(tokens, ExpertTokens)
-        # Memory of the channel, but an object of this dispatch alone, so that its handle can be told by it.
+        # The memory belongs to the channel, the tensor object to this dispatch alone: combine knows its handle by it.
         tokens = dataclasses.replace(tokens, src_info=tokens.src_info.view_as(tokens.src_info))
         self._flights[channel], self._turn = tokens, 1 - channel
 
@@ -151,21 +151,21 @@ class Buffer(NormalMode, Instance):
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-        """``(combined_x, event, hook)``: for each token the weighted sum over its experts, bf16.
+        """Returns ``(combined_x, event, hook)``: for each token the weighted sum over its experts, bf16.
 
-        With ``zero_copy`` the outputs are those in :meth:`get_next_low_latency_combine_buffer`, and of ``x``
-        only the shape counts. ``topk_idx`` is that of the dispatch; -1 in more places leaves those out.
+        With ``zero_copy`` combine takes the outputs from :meth:`get_next_low_latency_combine_buffer`, and of ``x``
+        only the shape counts. ``topk_idx`` is that of the dispatch; an entry set to -1 is left out of the sum.
         """
         refuse(use_logfmt, "use_logfmt", "expert outputs travel as bf16: pass False")
         refuse(combine_wait_recv_cost_stats is not None, "combine_wait_recv_cost_stats", "pass None")
         refuse(async_finish and return_recv_hook, "async_finish with return_recv_hook", "choose one")
-        # Everything is checked before anything is sent: half a combine could not be taken back.
+        # Check everything before sending anything: half a combine cannot be taken back.
         inner, tokens = self._find(handle[0])
         dispatched, device = tokens.sent.topk_idx, inner.device
         check_tensor(device, "x", x, torch.bfloat16, *tokens.x.shape)
         check_tensor(device, "topk_idx", topk_idx, torch.int64, *dispatched.shape)
         check_tensor(device, "topk_weights", topk_weights, torch.float32, *dispatched.shape)
-        # To look at values on a GPU would be to wait for it.
+        # Reading values from a GPU would wait for it.
         if device.type == "cpu" and not ((topk_idx == dispatched) | (topk_idx == -1)).all():
             raise ValueError("topk_idx names experts to which the dispatch of this handle did not send the token")
         if out is None:
@@ -189,8 +189,12 @@ class Buffer(NormalMode, Instance):
         return inner.combine_input(tokens.sent.channel)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Makes the memory for these sizes if it is not there, all ranks together: on the GPU if there is one and no
-        dispatch has said otherwise. Flags need no cleaning."""
+        """Makes the memory for these sizes if it is not there; all ranks call this together. The memory is on the GPU if
+        there is one, unless an earlier dispatch was on the CPU. Flags need no cleaning."""
         default = "cuda" if torch.cuda.is_available() else "cpu"
         device = torch.device(default) if self._inner is None else self._inner.device
         self._sized(num_max_dispatch_tokens_per_rank, hidden, num_experts, device)
+
+
+Buffer = DeepEpBuffer
+"""The name that programs written for DeepEP import."""

@@ -1,4 +1,4 @@
-"""A rank behind DeepEP's interface: where the ranks meet, memory for the sizes of the day, who is in, what is in flight."""
+"""A rank behind DeepEP's interface: its rendezvous, its memory, its membership, and the dispatches in flight."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
 
 PATIENCE_S = 60.0
-"""For ranks that are still starting; a dispatch has its own, much shorter deadline."""
+"""How long to wait for ranks that are still starting. A dispatch has its own, much shorter deadline."""
 CHANNELS = 2
 WIRE = "bf16"
-"""The widest; each dispatch says what it sends."""
+"""The widest format, for which memory is made. Each dispatch says what it sends."""
 _PATH_BYTES = 256
 
 
-class Instance:
-    """One rank. The capacity is ``max_ranks``, or the size of the group, over which experts are spread."""
+class DeepEpRank:
+    """One rank. Experts are spread over the group; ``max_ranks`` (default: the size of the group) is the capacity."""
 
     def __init__(
         self,
@@ -54,10 +54,12 @@ class Instance:
         elif group is not None:
             self.rank, self.group_size = group.rank(), group.size()
         else:
-            raise ValueError("without a group, set EEP_RENDEZVOUS, EEP_RANK and EEP_WORLD_SIZE in the environment")
+            raise ValueError(
+                "pass a process group, or set EEP_RENDEZVOUS, EEP_RANK and EEP_WORLD_SIZE in the environment"
+            )
         self.max_ranks = self.group_size if max_ranks is None else max_ranks
         if not max(self.rank + 1, self.group_size) <= self.max_ranks:
-            raise ValueError(f"max_ranks is {max_ranks}: too few for rank {self.rank} of {self.group_size}")
+            raise ValueError(f"max_ranks is {max_ranks}, too few for rank {self.rank} of {self.group_size}; raise it")
         if not 0 < timeout_ms < 1e9:
             raise ValueError(f"timeout_ms must be positive, got {timeout_ms}")
         self.explicitly_destroy = explicitly_destroy
@@ -66,20 +68,20 @@ class Instance:
         self._flights: dict[int, ExpertTokens] = {}  # dispatches that wait for their combine, by channel
         self._turn = 0
         self._open = contextlib.ExitStack()
-        # Also called when the process ends, while the threads that closing waits for still run.
+        # The finalizer also runs when the process ends, while the threads that closing waits for still run.
         self._end = weakref.finalize(self, self._open.close)
         self.rendezvous = Rendezvous(given).path if given else self._agree(group)
 
     # ---- who is in ----
 
     def connect_ranks(self, ranks: Iterable[int], activate: bool = True) -> None:
-        """Lets new processes of ``ranks`` in, and waits until every member has done so and they have joined.
+        """Admits new processes of ``ranks``. Waits until every member has done so and the joiners have joined.
 
         ``activate=False`` leaves them masked until ``low_latency_update_mask_buffer(rank, False)``: there is
-        nothing to prepare before that. A process that joins does so in its first dispatch, not here.
+        nothing to prepare before that. A joiner joins in its first dispatch, not here.
 
-        After :class:`eep.PeerUnreachable` all is as before; after :class:`eep.StepFailed` the mask tells who
-        did not come along.
+        After :class:`eep.PeerUnreachable` nothing has changed. After :class:`eep.StepFailed` the mask names the
+        ranks that did not take part.
         """
         self._check_open()
         if activate and not self._joins:
@@ -89,7 +91,7 @@ class Instance:
             inner.barrier(PATIENCE_S)
 
     def disconnect_ranks(self, ranks: Iterable[int]) -> None:
-        """Lets ``ranks`` go: they are masked."""
+        """Removes ``ranks``: they are masked."""
         inner = self._connected()
         inner.disconnect_ranks(ranks)
         self._abandon()
@@ -99,11 +101,11 @@ class Instance:
         (self.disconnect_ranks if mask else self.connect_ranks)([rank])
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Fills int32 ``[max_ranks]``: 1 for ranks that are not in or were dropped since the last change."""
+        """Fills int32 ``[max_ranks]``: 1 for a rank that is not a member or was dropped since the last change."""
         self._check_open()
         check_tensor(mask_status.device, "mask_status", mask_status, torch.int32, self.max_ranks)
         if mask_status.is_cuda:
-            torch.cuda.current_stream().synchronize()  # what was dispatched so far counts
+            torch.cuda.current_stream().synchronize()  # the mask shows what every dispatch so far has found
         alive = set(range(self.group_size))
         if self._inner is not None:
             status = self._inner.status()
@@ -111,21 +113,23 @@ class Instance:
         mask_status.copy_(torch.tensor([rank not in alive for rank in range(self.max_ranks)]))
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Forgets who was dropped, in a new epoch of the same members. Who was masked stays masked."""
+        """Forgets which ranks were dropped, in a new epoch of the same members. A masked rank stays masked."""
         self._check_open()
         if self._inner is not None:
             self._inner.connect_ranks(())
             self._abandon()
 
     def barrier(self) -> None:
-        """Waits for every rank that is not masked. Raises :class:`eep.StepFailed` if one does not come, or if
-        steps since the last change of the mask are not to be trusted."""
+        """Waits for every rank that is not masked. Raises :class:`eep.StepFailed` if one does not come, or if a
+        step since the last change of the mask cannot be trusted."""
         self._connected().barrier(PATIENCE_S)
 
     def destroy(self) -> None:
-        """Gives up the rank and its memory now rather than when the buffer is no longer used."""
+        """Gives up the rank and its memory now, rather than when the buffer is collected."""
         if not self.explicitly_destroy:
-            raise EepError("destroy() needs a buffer made with explicitly_destroy=True; this one ends by itself")
+            raise EepError(
+                "destroy() needs a buffer made with explicitly_destroy=True; this one frees its memory by itself"
+            )
         self._end()
         self._inner = None
         self._abandon()
@@ -139,14 +143,14 @@ class Instance:
             if self.rank == 0:
                 path = os.fsencode(self._open.enter_context(Rendezvous.temporary()).path)
                 told[: len(path)] = torch.tensor(list(path), dtype=torch.uint8)
-        finally:  # nobody is left waiting, whatever went wrong
+        finally:  # whatever went wrong, the other ranks must not wait forever
             dist.broadcast(told, group=group, group_src=0)
         if not told.any():
-            raise EepError("rank 0 could not make a rendezvous directory; its own error says why")
+            raise EepError("rank 0 could not make a rendezvous directory; read its error for the cause")
         return pathlib.Path(os.fsdecode(bytes(told.tolist()).rstrip(b"\0")))
 
     def _sized(self, max_tokens: int, hidden: int, num_experts: int, device: torch.device) -> eep.Buffer:
-        """The inner buffer for these sizes on such a device, made and connected if need be."""
+        """The inner buffer for these sizes on this kind of device; makes and connects it if there is none."""
         self._check_open()
         local_experts, old = local_experts_of(num_experts, self.group_size), self._inner
         if old is not None:
@@ -157,7 +161,7 @@ class Instance:
                 raise EepError("the sizes change while a dispatch is in flight; combine it first")
         inner = eep.Buffer(
             self.rank,
-            # A place for each choice of sizes: a peer that still has its old memory is not found by mistake.
+            # One directory for each choice of sizes, so that no rank finds the old memory of a peer by mistake.
             rendezvous=self.rendezvous / f"tokens{max_tokens}-hidden{hidden}-experts{local_experts}-{device.type}",
             max_ranks=self.max_ranks,
             max_tokens=max_tokens,
@@ -176,7 +180,7 @@ class Instance:
             else:
                 members = range(self.group_size) if old is None else old.view.active
                 inner.connect_ranks(members, timeout=PATIENCE_S)
-            inner.barrier(PATIENCE_S)  # so that no deadline runs against a rank that is still starting
+            inner.barrier(PATIENCE_S)  # no deadline may run against a rank that is still starting
         except BaseException:
             inner.close()
             raise
@@ -185,11 +189,11 @@ class Instance:
         self._abandon()
         if old is not None:
             old.close()
-            inner.barrier(PATIENCE_S)  # nobody goes back to the old sizes while a peer is still there
+            inner.barrier(PATIENCE_S)  # no rank returns to the old sizes while a peer still has them
         return inner
 
     def _abandon(self) -> None:
-        # A new view begins: all ranks start from the same channel again, those that have just joined too.
+        # A new view begins: all ranks start from the same channel again, joiners too.
         self._flights.clear()
         self._turn = 0
 
@@ -207,9 +211,9 @@ class Instance:
     def _connected(self) -> eep.Buffer:
         self._check_open()
         if self._inner is None:
-            raise EepError("there is no memory yet; call clean_low_latency_buffer with the sizes first")
+            raise EepError("this buffer has no memory yet; call clean_low_latency_buffer with the sizes first")
         return self._inner
 
     def _check_open(self) -> None:
         if not self._end.alive:
-            raise EepError("this buffer was destroyed")
+            raise EepError("this buffer was destroyed; make a new one")

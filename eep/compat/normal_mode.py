@@ -1,4 +1,4 @@
-"""DeepEP's normal mode, which is for prefill and training: its calls are known by name, and refused."""
+"""DeepEP's normal mode, which is for prefill and training: each of its calls raises, and names what to use instead."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from eep.errors import EepError
 
 def _refuse(name: str) -> NoReturn:
     raise EepError(
-        f"{name} belongs to DeepEP's normal mode, which is not supported by eep.compat.deep_ep; use low_latency_dispatch "
+        f"{name} belongs to DeepEP's normal mode, which eep.compat.deep_ep does not support; use low_latency_dispatch "
         "and low_latency_combine, in pieces if there are more tokens than they take, or eep.Buffer"
     )
 
 
 class NormalMode:
-    """So that whoever calls one of them reads what to do instead, not that there is no such attribute."""
+    """The calls by name, so that the caller reads what to do instead of an AttributeError."""
 
     @staticmethod
     def set_num_sms(*_: Any, **__: Any) -> NoReturn:

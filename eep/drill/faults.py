@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eep.faults import LOSABLE, Plan, orders
+from eep.faults import LOSABLE, FaultPlan, orders
 from eep.observe.event_log import EventLine, read_events
 
 _LOOKS_EVERY = 0.05
@@ -96,7 +96,7 @@ class Target:
         if rank is not None:
             _check_rank(rank, known)
         self._fired_before[rank, point] = self._times_fired(rank, point)
-        orders.give(self.directory, rank, point, Plan(action, skip, sleep_ms, count))
+        orders.give(self.directory, rank, point, FaultPlan(action, skip, sleep_ms, count))
 
     def drop(self, rank: int, count: int = 1) -> None:
         """The next ``count`` messages of tokens that it sends are lost: it has sent them, and nobody hears of them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from eep.control.watcher import Watcher
 from eep.drill.faults import Target
 from eep.drill.load import Load
-from eep.observe.timeline import Moment, Step, draw
+from eep.observe.timeline import ActiveRanks, Moment, draw_timeline
 from eep.view import View
 
 
@@ -105,12 +105,12 @@ class Story:
 
     def draw(self, path: Path, title: str) -> list[Path]:
         end = time.monotonic() - self.started
-        steps: list[Step] = []
+        steps: list[ActiveRanks] = []
         for at, view, running in self.views:
             if running or not steps or len(view.active) < steps[-1].active:
-                steps.append(Step(max(0.0, at - self.started), len(view.active), view.epoch))
+                steps.append(ActiveRanks(max(0.0, at - self.started), len(view.active), view.epoch))
         tokens = [moment - self.started for moment in self.load.token_times()]
-        return draw(path, title, tokens, steps, self.moments, end)
+        return draw_timeline(path, title, tokens, steps, self.moments, end)
 
     def _fault(self, rank: int, kind: str, do: Callable[[int], None]) -> Fault:
         fault = Fault(rank, kind, time.monotonic())

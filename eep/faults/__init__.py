@@ -1,37 +1,37 @@
-"""Faults on purpose: the named points of this process (``injection``), and orders for them from outside (``orders``)."""
+"""Faults on purpose: the named points of a process (``injection``), and orders for them from outside (``orders``)."""
 
 from __future__ import annotations
 
 from eep.faults.injection import (
     LOSABLE,
     PLACES,
-    Plan,
-    Source,
+    FaultPlan,
+    OrderSource,
     arm,
     armed,
     at,
-    check,
+    check_plan,
     disarm,
     is_of_supervisor,
     kernel_points,
-    look,
     obey,
     points,
+    take_orders,
 )
 
 __all__ = [
     "LOSABLE",
     "PLACES",
-    "Plan",
-    "Source",
+    "FaultPlan",
+    "OrderSource",
     "arm",
     "armed",
     "at",
-    "check",
+    "check_plan",
     "disarm",
     "is_of_supervisor",
     "kernel_points",
-    "look",
     "obey",
     "points",
+    "take_orders",
 ]

@@ -1,10 +1,10 @@
-"""Fault injection: let this process die, stop or dawdle at a named point, or lose what it is about to send.
+"""Fault injection: make this process die, stop or sleep at a named point, or lose the message it is about to send.
 
-A point acts once, at the chosen passing. For tests and drills: a process in which nothing is armed pays one load of a word
-per point. Kernels have their own points, in the native library; all others are in ``PLACES``.
+An armed point acts once, at the chosen passing. This is for tests and drills: a process in which no point is armed pays one
+load of a word per point. Kernels have their own points, in the native library; all others are in ``PLACES``.
 
-What is armed is said by :func:`arm`, in this process, or by a source of orders from outside (:mod:`eep.faults.orders`), which
-is asked whenever a point is passed and at every step, and told what fired.
+A process arms a point with :func:`arm`, or takes orders from outside (:mod:`eep.faults.orders`). It asks for orders whenever
+it passes a point and at every step, and tells the source which points fired.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from eep.abi import native
 
 ACTIONS = {"kill": 1, "stop": 2, "sleep": 3, "drop": 4}
 LOSABLE = ("dispatch.after_rows", "combine.after_rows")
-"""The points at which a message is about to be sent, which ``drop`` can lose."""
+"""The points at which a rank is about to send a message, which ``drop`` can lose."""
 
 PLACES: Mapping[str, str] = {
-    "step.evidence": "a step or a collective cannot be trusted; nobody was told",
-    "step.revoked": "the step is given up, and the supervisor was told",
-    "view.agreed": "a view was committed; nothing of it is applied",
-    "view.mapped": "newcomers are mapped; the peer table is as it was",
+    "step.evidence": "a step or a collective cannot be trusted; the supervisor was not told",
+    "step.revoked": "the rank has given up the step and told the supervisor",
+    "view.agreed": "a view was committed; the rank has applied nothing of it",
+    "view.mapped": "joiners are mapped; the peer table is unchanged",
     "view.patched": "the peer table shows the view",
-    "repair.before": "before lost experts are brought in",
-    "repair.mid": "a batch of experts was written to its slots, and not verified yet",
-    "repair.done": "all experts are there; routing is as it was",
-    "routing.published": "routing shows the new placement; the supervisor was not told that this rank has settled",
-    "intents.before": "all have settled; before the ranks tell each other what they will do",
-    "intents.after": "the ranks have told each other what they will do",
-    "step.again": "before the same batch is run again",
-    "step.trusted": "the result of a step is good, and has not been handed out",
-    "join.loaded": "a new life has loaded everything; the supervisor does not know it",
-    "join.ready": "a new life has said that it is ready",
-    "join.mapped": "a new life has entered its first view; it has not checked its experts",
-    "join.first_step": "before the first step of a new life",
-    "supervisor.evidence": "a loss was seen; nobody was told",
-    "supervisor.before_commit": "the epoch is revoked; before the view without the lost is proposed",
-    "supervisor.before_notify": "a record was committed; before the ranks are told",
-    "supervisor.before_launch": "before a rank is started",
-    "supervisor.before_admit": "before a view with a newcomer is proposed",
+    "repair.before": "before the rank brings in lost experts",
+    "repair.mid": "a batch of experts was written to its slots; not verified yet",
+    "repair.done": "all experts are there; routing is unchanged",
+    "routing.published": "routing shows the new placement; the supervisor does not know that this rank has settled",
+    "intents.before": "all ranks have settled; before they exchange their intents",
+    "intents.after": "the ranks have exchanged their intents",
+    "step.again": "before the rank runs the same batch again",
+    "step.trusted": "the result of a step is good; the caller does not have it yet",
+    "join.loaded": "a new incarnation has loaded everything; the supervisor does not know it",
+    "join.ready": "a new incarnation has said that it is ready",
+    "join.mapped": "a new incarnation has entered its first view; it has not checked its experts",
+    "join.first_step": "before the first step of a new incarnation",
+    "supervisor.evidence": "the supervisor has seen a loss; it has told no rank",
+    "supervisor.before_commit": "the epoch is revoked; before the supervisor proposes the view without the lost ranks",
+    "supervisor.before_notify": "a record was committed; before the supervisor tells the ranks",
+    "supervisor.before_launch": "before the supervisor starts a rank",
+    "supervisor.before_admit": "before the supervisor proposes a view with a joiner",
 }
-"""The points that are not inside of a kernel, in the order in which a loss and a return pass them."""
+"""The points outside of kernels, in the order in which a loss and a rejoin pass them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to happen at a point: at its ``skip + 1``-th passing, for ``sleep_ms`` or to ``count`` messages in a row."""
+class FaultPlan:
+    """What happens at a point: at its ``skip + 1``-th passing, for ``sleep_ms`` or to ``count`` messages in a row."""
 
     action: str
     skip: int = 0
@@ -62,18 +62,18 @@ class Plan:
     count: int = 1
 
 
-class Source(Protocol):
-    """Whoever gives orders from outside of this process."""
+class OrderSource(Protocol):
+    """Gives this process orders from outside."""
 
-    def orders(self) -> Mapping[str, Plan]:
-        """What is to be armed now, by point."""
+    def orders(self) -> Mapping[str, FaultPlan]:
+        """What this process must arm now, by point."""
 
     def fired(self, point: str, action: str) -> bool:
-        """A point is about to act; False if it is not to after all."""
+        """A point is about to act. Returns False if it must not act after all."""
 
 
 def kernel_points() -> tuple[str, ...]:
-    """The points inside of kernels, in the order in which a step passes them."""
+    """The points inside kernels, in the order in which a step passes them."""
     library = native.load()
     return tuple(library.eep_fault_name(point).decode() for point in range(library.eep_fault_count()))
 
@@ -84,60 +84,60 @@ def points() -> tuple[str, ...]:
 
 
 def is_of_supervisor(point: str) -> bool:
-    """Whether a supervisor passes that point, and not a rank."""
+    """Whether the supervisor, not a rank, passes that point."""
     return point.startswith("supervisor.")
 
 
-def check(point: str, plan: Plan) -> None:
-    """Raises ValueError, with what is wrong, if that cannot be armed."""
+def check_plan(point: str, plan: FaultPlan) -> None:
+    """Raises ValueError, with what is wrong, if ``plan`` cannot be armed at ``point``."""
     if point not in points():
-        raise ValueError(f"there is no fault point {point!r}; there are {', '.join(points())}")
+        raise ValueError(f"there is no fault point {point!r}; choose one of {', '.join(points())}")
     if plan.action not in ACTIONS:
-        raise ValueError(f"a fault is one of {', '.join(ACTIONS)}, got {plan.action!r}")
+        raise ValueError(f"there is no fault {plan.action!r}; choose one of {', '.join(ACTIONS)}")
     if plan.action == "drop" and point not in LOSABLE:
-        raise ValueError(f"no message is sent at {point} that could be lost: use {' or '.join(LOSABLE)}")
+        raise ValueError(f"no rank sends a message at {point} that could be lost; use {' or '.join(LOSABLE)}")
     if plan.skip < 0 or plan.sleep_ms < 0:
-        raise ValueError("skip and sleep_ms cannot be negative")
+        raise ValueError(f"skip and sleep_ms cannot be negative, got {plan.skip} and {plan.sleep_ms}")
     if plan.count < 1:
-        raise ValueError(f"at least one message is lost, got {plan.count}")
+        raise ValueError(f"count must be at least one message, got {plan.count}")
 
 
 def arm(point: str, action: str, *, skip: int = 0, sleep_ms: float = 0, count: int = 1) -> None:
-    """At the ``skip + 1``-th passing of ``point``: SIGKILL or SIGSTOP this process, sleep, or lose ``count`` messages."""
-    plan = Plan(action, skip, sleep_ms, count)
-    check(point, plan)
+    """At the ``skip + 1``-th passing of ``point``, SIGKILL or SIGSTOP this process, sleep, or lose ``count`` messages."""
+    plan = FaultPlan(action, skip, sleep_ms, count)
+    check_plan(point, plan)
     with _armed.lock:
         _armed.add(point, plan)
 
 
 def disarm() -> None:
-    """Takes every fault back."""
+    """Disarms every point of this process."""
     with _armed.lock:
         for point in tuple(_armed.plans):
             _armed.remove(point)
 
 
 def armed() -> tuple[str, ...]:
-    """The points that have not acted yet."""
+    """The armed points that have not acted yet."""
     with _armed.lock:
         return tuple(_armed.plans)
 
 
 def at(point: str) -> None:
-    """This process passes ``point``."""
+    """This process passes ``point``: acts if it is armed."""
     if _armed.live:
         _armed.passed(point)
 
 
-def look() -> None:
-    """Takes up new orders; for points inside of kernels, which cannot ask for themselves. Between two steps."""
+def take_orders() -> None:
+    """Takes new orders, between two steps. This is for points inside kernels, which cannot ask for themselves."""
     if _armed.live:
         with _armed.lock:
             _armed.take_orders()
 
 
-def obey(source: Source | None) -> None:
-    """From now on this process takes orders from there, and from nobody else; None: from nobody."""
+def obey(source: OrderSource | None) -> None:
+    """From now on this process takes orders from ``source`` alone; None: from no source."""
     disarm()
     with _armed.lock:
         _armed.source = source
@@ -145,16 +145,16 @@ def obey(source: Source | None) -> None:
 
 
 class _Armed:
-    """What is armed in this process. Whoever changes it holds ``lock``."""
+    """What is armed in this process. A caller that changes it holds ``lock``."""
 
     def __init__(self) -> None:
-        # A kernel tells what fired while nothing else holds the lock: arming does not pass points.
+        # A kernel reports what fired while no other code holds the lock: arming passes no points.
         self.lock = threading.Lock()
-        self.plans: dict[str, Plan] = {}
-        self.source: Source | None = None
+        self.plans: dict[str, FaultPlan] = {}
+        self.source: OrderSource | None = None
         self.live = False
 
-    def add(self, point: str, plan: Plan) -> None:
+    def add(self, point: str, plan: FaultPlan) -> None:
         self.plans[point] = plan
         if point not in PLACES:
             _arm_kernel(point, plan)
@@ -204,7 +204,7 @@ class _Armed:
 _armed = _Armed()
 
 
-def _act(plan: Plan) -> None:
+def _act(plan: FaultPlan) -> None:
     match plan.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -214,7 +214,7 @@ def _act(plan: Plan) -> None:
             time.sleep(plan.sleep_ms / 1000)
 
 
-def _arm_kernel(point: str, plan: Plan | None) -> None:
+def _arm_kernel(point: str, plan: FaultPlan | None) -> None:
     library = native.load()
     number = kernel_points().index(point)
     if plan is None:
@@ -227,5 +227,5 @@ def _arm_kernel(point: str, plan: Plan | None) -> None:
 
 @functools.cache
 def _notify() -> ctypes._CFunctionType:
-    """What a kernel calls before a point acts. Kept for as long as the process lives."""
+    """What a kernel calls before a point acts. The cache keeps it for as long as the process lives."""
     return ctypes.CFUNCTYPE(None, ctypes.c_uint32)(lambda number: _armed.kernel_fired(kernel_points()[number]))

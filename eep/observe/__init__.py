@@ -1,1 +1,1 @@
-"""What an operator sees: events now, metrics and timelines later."""
+"""What an operator sees: the event log, metrics, and timelines of drills."""

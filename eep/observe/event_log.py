@@ -1,9 +1,8 @@
-"""The event log: one JSON object per line for every transition, written as it happens.
+"""The event log: one line, a JSON object, for every transition, written as it happens.
 
 Fields: ``time`` (seconds since 1970), ``host``, ``phase``, ``epoch``, ``rank`` and ``incarnation`` (null
 where the line is about the whole instance), ``cause``, ``evidence``, ``duration`` (seconds since this host
-entered its previous phase; null for lines about one rank) and ``operation`` (what ties the lines of one
-change together).
+entered its previous phase; null for lines about one rank) and ``operation`` (the same for all lines of one change).
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ INSTANCE_PHASES = ("FORMING", "REVOKED", "AGREED", "REPAIRED", "RUN")
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
+    """One line of the log."""
+
     time: float
     host: str
     phase: str
@@ -40,13 +41,14 @@ class EventLine:
 
 
 class EventLog:
-    """Appends to a file. Losing a line never stops a recovery: a full disk is counted, not raised."""
+    """Appends to a file. A lost line never stops a recovery: the log counts a failed write and does not raise."""
 
     def __init__(self, path: Path, host: str) -> None:
         self._file: IO[str] = path.open("a", buffering=1)
         self._host = host
         self._phase_since: float | None = None
         self.lost = 0
+        """How many lines could not be written."""
 
     def write(
         self,
@@ -86,15 +88,15 @@ class EventLog:
 
 
 def parse_line(text: str) -> EventLine:
-    """Raises ValueError, with what is wrong, for a line that is none of ours."""
+    """Raises ValueError, with what is wrong, for text that is not a line of an event log."""
     try:
         return EventLine(**json.loads(text))
     except (TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not a line of an event log: {text[:80]!r} ({error})") from error
+        raise ValueError(f"this is not a line of an event log: {text[:80]!r} ({error})") from error
 
 
 def read_events(path: Path) -> Iterator[EventLine]:
-    """The lines of a log. The last one may be half written, and is then left out."""
+    """The lines of a log, without a last line that is half written."""
     with path.open() as file:
         for text in file:
             if text.endswith("\n"):

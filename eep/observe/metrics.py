@@ -1,11 +1,11 @@
-"""Figures for Prometheus: where the instance stands, what was lost and repaired, how long that took.
+"""Figures for Prometheus: where the instance stands, what was lost and repaired, and how long that took.
 
-They are written where the server's own endpoint collects them: in the files of ``prometheus_client``'s multiprocess folder,
-which SGLang makes for ``--enable-metrics`` and names in ``PROMETHEUS_MULTIPROC_DIR``. Where there is none nobody would read
-them, and nothing is written. Each process writes what it knows: the supervisor's tells of views and lives, the
-front end's of requests, the ranks' of steps and experts. All of it happens when a view changes, never in a step.
+Each process writes them where the server's own endpoint collects them: the multiprocess folder of ``prometheus_client``,
+which SGLang makes for ``--enable-metrics`` and names in ``PROMETHEUS_MULTIPROC_DIR``. Without that folder no process writes
+anything. The supervisor writes about views and incarnations, the front end about requests, each rank about its steps and
+experts. They write when a view changes, never in a step.
 
-What the supervisor's effects mean is decided by :func:`after`, which is pure.
+:func:`add_effect`, which is pure, decides what an effect of the supervisor means for the figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure as Prometheus knows it. The name of a counter is shown with ``_total`` behind it."""
+    """A figure as Prometheus knows it. Prometheus shows the name of a counter with ``_total`` at its end."""
 
     kind: str
     name: str
@@ -39,31 +39,35 @@ class Metric:
 METRICS = {
     "epoch": Metric("gauge", "eep_epoch", "The epoch of the committed view."),
     "active": Metric("gauge", "eep_active_ranks", "Ranks in the committed view."),
-    "deaths": Metric("counter", "eep_rank_deaths", "Lives of ranks that ended without having been asked to leave."),
-    "joins": Metric("counter", "eep_rank_joins", "Lives of ranks that came into a view that runs, the first ones too."),
+    "deaths": Metric(
+        "counter", "eep_rank_deaths", "Incarnations of ranks that ended without having been asked to leave."
+    ),
+    "joins": Metric(
+        "counter", "eep_rank_joins", "Incarnations of ranks that entered a running view, first ones included."
+    ),
     "relaunches": Metric("counter", "eep_rank_relaunches", "Processes started for a rank that had one before."),
     "view_seconds": Metric(
-        "gauge", "eep_last_view_seconds", "Of the last loss: from the first sign of it to the view without the lost."
+        "gauge", "eep_last_view_seconds", "Of the last loss: from its first sign to the view without the lost ranks."
     ),
     "repair_seconds": Metric(
         "gauge",
         "eep_last_repair_seconds",
-        "Of the last view: from its commit until all of its ranks had settled in it.",
+        "Of the last view: from its commit until all its ranks had settled in it.",
     ),
     "pause_seconds": Metric(
-        "gauge", "eep_last_pause_seconds", "Of the last change: how long no step could be committed."
+        "gauge", "eep_last_pause_seconds", "Of the last change: how long no rank could commit a step."
     ),
-    "steps_repeated": Metric("counter", "eep_steps_repeated", "Forward passes that were run again, over all ranks."),
-    "requests_moved": Metric("counter", "eep_requests_moved", "Requests that went on at another rank or another life."),
+    "steps_repeated": Metric("counter", "eep_steps_repeated", "Forward passes that ranks ran again, over all ranks."),
+    "requests_moved": Metric("counter", "eep_requests_moved", "Requests that went on at another rank or incarnation."),
     "repair_bytes": Metric(
-        "counter", "eep_repair_bytes", "Bytes of experts brought in, by where they came from.", "tier"
+        "counter", "eep_repair_bytes", "Bytes of experts that ranks brought in, by the tier they came from.", "tier"
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the effects of a supervisor add up to. The names of the figures are those of :data:`METRICS`."""
+    """The sum of a supervisor's effects. Its figures have the names of :data:`METRICS`."""
 
     epoch: int = 0
     active: int = 0
@@ -74,19 +78,19 @@ class Tally:
     repair_seconds: float = 0.0
     pause_seconds: float = 0.0
     _lives: frozenset[tuple[int, int]] = frozenset()
-    """(rank, incarnation) of those that run, in the last view that did."""
+    """(rank, incarnation) of each member of the last view that ran."""
     _launched: frozenset[int] = frozenset()
     _stopped_at: float | None = None
-    """Since when no step can be committed; None while they can."""
+    """Since when no rank can commit a step; None while ranks can."""
     _lost_at: float | None = None
-    """When the last loss was first seen that no view has followed yet."""
+    """When the loss was first seen that no view has followed yet."""
     _agreed_at: float | None = None
 
 
 FIGURES = tuple(each.name for each in fields(Tally) if not each.name.startswith("_"))
 
 
-def after(tally: Tally, effect: Effect, now: float) -> Tally:
+def add_effect(tally: Tally, effect: Effect, now: float) -> Tally:
     """The tally after one more effect, at ``now`` seconds of any steady clock."""
     match effect:
         case Launch(rank=rank):
@@ -106,15 +110,15 @@ def after(tally: Tally, effect: Effect, now: float) -> Tally:
 
 
 def _after_phase(tally: Tally, phase: str, now: float) -> Tally:
-    """A change begins with the first sign of a loss or with the view that lets somebody in, and ends when all run. What is
-    lost meanwhile is part of it."""
+    """A change begins with the first sign of a loss or with the view that admits a joiner, and ends when all ranks run.
+    A rank that is lost meanwhile is part of it."""
     stopped, lost, agreed = tally._stopped_at, tally._lost_at, tally._agreed_at
     match phase:
         case "REVOKED":
             return replace(
                 tally, _stopped_at=now if stopped is None else stopped, _lost_at=now if lost is None else lost
             )
-        case "AGREED" | "FORMING":  # forming: nobody is left
+        case "AGREED" | "FORMING":  # forming: no rank is left
             return replace(
                 tally,
                 view_seconds=tally.view_seconds if lost is None else now - lost,
@@ -134,11 +138,11 @@ def _after_phase(tally: Tally, phase: str, now: float) -> Tally:
     return tally
 
 
-class Sheet:
-    """Where one process writes. ``who`` names it within the server: the lives of a rank write on one sheet, one after the
-    other, so that counts go on and files do not pile up. Without a directory to write to, nothing happens.
+class MetricsWriter:
+    """Writes the figures of one process, which ``who`` names within the server. The incarnations of a rank write to the
+    same files, one after the other: so counts go on and files do not pile up. Without a directory the writer does nothing.
 
-    Losing a figure never stops anything: a full disk is logged once.
+    A lost figure never stops the server: the writer logs the first error and writes no more.
     """
 
     def __init__(self, who: str) -> None:
@@ -146,7 +150,7 @@ class Sheet:
         self._values: dict[tuple[str, str], Any] = {}
 
     def add(self, figure: str, amount: float = 1, label: str = "") -> None:
-        """Of 0: the figure is shown from now on."""
+        """Adds to a counter. An amount of 0 makes Prometheus show the counter from now on."""
         self._write(figure, label, lambda value: value.inc(amount))
 
     def set(self, figure: str, value: float) -> None:
@@ -159,7 +163,7 @@ class Sheet:
             write(self._value(figure, label))
         except (OSError, ValueError) as error:
             self._value_class = None
-            logger.warning("no more metrics are written by this process: %s", error)
+            logger.warning("eep: this process writes no more metrics: %s", error)
 
     def _value(self, figure: str, label: str) -> Any:
         found = self._values.get((figure, label))
@@ -176,29 +180,29 @@ class Sheet:
 
 
 def _value_class(who: str) -> Callable[..., Any] | None:
-    """What makes values in the files of ``who``; None where metrics are off."""
+    """The class whose values live in the files of ``who``; None where metrics are off."""
     if not os.environ.get(DIRECTORY):
         return None
     try:
         values = importlib.import_module("prometheus_client.values")
     except ImportError:
-        logger.warning("%s is set, but prometheus_client is not installed: no metrics", DIRECTORY)
+        logger.warning("eep: %s is set, but prometheus_client is not installed; install it to get metrics", DIRECTORY)
         return None
     made: Callable[..., Any] = values.MultiProcessValue(lambda: f"eep-{who}")
     return made
 
 
 class InstanceMetrics:
-    """Give it to :meth:`eep.control.supervisor.supervisor.Supervisor.watch_effects`."""
+    """The supervisor's figures. Pass it to :meth:`eep.control.supervisor.supervisor.Supervisor.watch_effects`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._sheet, self._clock = Sheet("supervisor"), clock
+        self._writer, self._clock = MetricsWriter("supervisor"), clock
         self._tally = Tally()
-        for figure in FIGURES:  # a counter that is missing until something goes wrong cannot be watched
+        for figure in FIGURES:  # an alert cannot watch a counter that is missing until something goes wrong
             self._tell(figure, 0, 0)
 
     def __call__(self, effect: Effect) -> None:
-        before, self._tally = self._tally, after(self._tally, effect, self._clock())
+        before, self._tally = self._tally, add_effect(self._tally, effect, self._clock())
         for figure in FIGURES:
             was, now = getattr(before, figure), getattr(self._tally, figure)
             if was != now:
@@ -206,25 +210,25 @@ class InstanceMetrics:
 
     def _tell(self, figure: str, was: float, now: float) -> None:
         if METRICS[figure].kind == "counter":
-            self._sheet.add(figure, now - was)
+            self._writer.add(figure, now - was)
         else:
-            self._sheet.set(figure, now)
+            self._writer.set(figure, now)
 
 
 class RankMetrics:
-    """A rank's own counts. Told once in a view, of this life so far."""
+    """A rank's own counts. The rank tells them once in a view."""
 
     def __init__(self, rank: int) -> None:
-        self._sheet = Sheet(f"rank-{rank}")
+        self._writer = MetricsWriter(f"rank-{rank}")
         self._told: Counter[tuple[str, str]] = Counter()
         self.tell(0, {})
 
     def tell(self, steps_repeated: int, repair_bytes: Mapping[str, int]) -> None:
-        """``repair_bytes``: by the name of the tier that they came from."""
+        """Both count since this incarnation began. ``repair_bytes``: by the name of the tier they came from."""
         self._add("steps_repeated", "", steps_repeated)
         for tier, count in repair_bytes.items():
             self._add("repair_bytes", tier, count)
 
     def _add(self, figure: str, label: str, count: int) -> None:
-        self._sheet.add(figure, count - self._told[figure, label], label)
+        self._writer.add(figure, count - self._told[figure, label], label)
         self._told[figure, label] = count

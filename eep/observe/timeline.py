@@ -1,6 +1,6 @@
-"""A drill as a picture: tokens per second, active ranks, epochs and events over time. PNG and a page that stands alone.
+"""A drill as a picture: tokens per second, active ranks, epochs and events over time, as PNG and as a single HTML page.
 
-Takes plain numbers, so that anything that has them can draw. Needs matplotlib.
+It takes plain numbers, so that drills and benchmarks can both draw. It needs matplotlib.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """From ``at`` on these many ranks are active, in that epoch."""
+class ActiveRanks:
+    """From ``at`` seconds on, so many ranks are active, in that epoch."""
 
     at: float
     active: int
@@ -35,7 +35,7 @@ class Step:
 
 
 def rates(moments: Sequence[float], end: float, width: float = _BIN) -> tuple[list[float], list[float]]:
-    """Counts per second in bins of ``width``: the middle of each bin, and the rate in it."""
+    """Counts ``moments`` in bins of ``width`` seconds: the middle of each bin, and the rate per second in it."""
     bins = max(1, int(end / width) + 1)
     counts = [0] * bins
     for moment in moments:
@@ -44,10 +44,10 @@ def rates(moments: Sequence[float], end: float, width: float = _BIN) -> tuple[li
     return [(i + 0.5) * width for i in range(bins)], [count / width for count in counts]
 
 
-def draw(
-    path: Path, title: str, tokens: Sequence[float], steps: Sequence[Step], moments: Sequence[Moment], end: float
+def draw_timeline(
+    path: Path, title: str, tokens: Sequence[float], steps: Sequence[ActiveRanks], moments: Sequence[Moment], end: float
 ) -> list[Path]:
-    """Writes ``path`` as .png and .html; both names."""
+    """Writes ``path`` as .png and as .html; returns both names."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,9 @@
-"""The step of an instance whose ranks may die at any moment: the session that runs it, what ranks tell each other when they
-enter an epoch, and the contract of a valid instance.
+"""The step of an instance whose ranks may die at any moment.
 
-``Session`` is loaded when it is first used: whoever only checks the contract needs neither the control plane nor torch.
+``session`` runs the step, ``callbacks`` says what it asks of its caller, ``intents`` is what ranks tell each other when they
+enter an epoch, and ``contract`` checks that an instance is valid.
+
+``Session`` is loaded when it is first used: code that only checks the contract needs neither the control plane nor torch.
 """
 
 from __future__ import annotations

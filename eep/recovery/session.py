@@ -1,28 +1,28 @@
-"""The step of an instance whose ranks may die at any moment: run it, look whether it can be trusted, run it again if not.
+"""The step of an instance whose ranks may die at any moment: run it, check whether it can be trusted, run it again if not.
 
-A rank goes round this loop, in which everything may end early because a peer was lost::
+A rank goes round this loop. Every stage of it may end early because a peer was lost::
 
     boundary --> collect (what all ranks tell each other) --> run (the forward pass) --> commit --> boundary ...
 
-It commits a step as soon as it can trust its own results; nobody votes. So when an epoch ends, some ranks are at the
-boundary and some have a batch that must be run again. In the next epoch each says which, once, before anything else; if
-anybody runs a batch again, the others take part with an empty one, since every step needs all ranks. Then all are at the
-boundary again. A rank that joins begins at the boundary. A fault in the middle of this is the end of that epoch too, and
-the same thing happens in the next: there is nothing else to recover.
+A rank commits a step as soon as it can trust its own results; the ranks do not vote. So when an epoch ends, some ranks are
+at the boundary and some have a batch that they must run again. In the next epoch each rank says which, once, before anything
+else. If any rank repeats a batch, the others take part with an empty one, since every step needs all ranks. Then all ranks
+are at the boundary again. A joiner begins at the boundary. A fault in the middle of this ends that epoch too, and the same
+thing happens in the next: there is nothing else to recover.
 
-A rank may do other things while its step runs (:meth:`Session.begin`), the boundary and the exchange of the next among
-them, and may even begin the next: a step that is bad takes those down with it that were begun on top of it. All of them are
-judged before their epoch is left. So ranks may have different steps to run again, and different numbers of them. To the
-exchange of tokens it is all one which step a rank is in, as long as all go through the same buffer: each runs its oldest
-again, first those who do so through the first buffer, then those through the second, and so on until nobody has any left.
+A rank may do other things while its step runs (:meth:`Session.begin`): the boundary and the exchange of the next step, or
+even begin that step. A bad step takes with it every step that was begun on top of it. A rank judges all of them before it
+leaves their epoch. So ranks may have different steps to run again, and different numbers of them. The exchange of tokens
+does not care which step a rank is in, as long as all ranks go through the same buffer. Each rank repeats its oldest step:
+first the ranks that do so through the first buffer, then those of the second, and so on until no rank has any left.
 
-Knows nothing of SGLang: a batch is a callable.
+The session knows nothing of SGLang: a batch is a callable.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -35,35 +35,28 @@ from eep.data_plane.endpoint import Endpoint
 from eep.data_plane.status import QuickLook
 from eep.errors import EepError, RankRemoved, StepFailed
 from eep.process_group.world import World
+from eep.recovery.callbacks import Repair, RunEmpty
 from eep.recovery.contract import ContractBroken, check_peers
-from eep.recovery.intents import Intents, Word, buffers_in_order, somebody_has_more
+from eep.recovery.intents import Intent, IntentExchange, buffers_in_order, steps_remain
 from eep.view import View
 
 T = TypeVar("T")
 
-Repair = Callable[[View], int | None]
-"""Makes every expert available in a view. Returns a number that all ranks of the view must agree on (the digest of the
-placement), or None when the ranks that are left cannot hold all experts, as all of them see: then nothing runs until others
-have come. 0 says that this rank alone could not do its part: it tells the others, and all wait for the next view."""
-
-RunEmpty = Callable[[int], object]
-"""A step without tokens, through the buffer of that number."""
-
 
 @dataclass
 class _Step:
-    """One that has begun and is not judged yet."""
+    """A step that has begun and is not judged yet."""
 
     buffer: int
     again: Callable[[], Any]
     """Runs the batch once more, to its end."""
     wait: Callable[[], object]
-    """Until what was started is over."""
+    """Returns when the work that the batch started is over."""
     result: Any = None
 
 
 class Session:
-    """One rank's part in an instance. Made when the rank has all it needs; it joins with the first boundary."""
+    """One rank's part in an instance. Make it when the rank has all it needs; the rank joins with its first boundary."""
 
     def __init__(
         self,
@@ -74,32 +67,32 @@ class Session:
         *,
         timeout: float = 30.0,
     ) -> None:
-        """``buffers``: those of a step, each of which uses one of them, the same on every rank. ``timeout``: how many
-        seconds a peer may take to enter an epoch that all have agreed on."""
+        """``buffers``: a step goes through one of them, the same on every rank. ``timeout``: how many seconds a peer may
+        take to enter an epoch that all have agreed on."""
         self._buffers = tuple(buffers)
         self._repair, self._run_empty = repair, run_empty
-        self._intents = Intents(world, timeout)
+        self._intents = IntentExchange(world, timeout)
         self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
-        # One look at all of them: to find one endpoint after the other in memory takes longer than to look.
+        # One look at all endpoints: finding them in memory one after the other takes longer than looking.
         self._look = QuickLook(*(endpoint.status_words for endpoint in self._endpoints))
         self._shown = self.view.epoch
         """The epoch of the view that all endpoints show."""
         self._digest: int | None = None
         self._epoch = -1
-        """That of the view in which all have told each other what they will do."""
+        """The epoch in which the ranks last exchanged their intents."""
         self._has_run = False
         self._steps: deque[_Step] = deque()
         self._has_more = False
-        """Whether somebody has more to run again in this epoch."""
+        """Whether any rank has more steps to run again in this epoch."""
         self.repeated = 0
-        """How many steps were run again."""
+        """How many steps this rank has run again."""
         obey_fault_orders()
         faults.at("join.loaded")
         self.member = Member.connect(
             Planes(
                 *(Plane.of(buffer) for buffer in self._buffers),
                 Plane(world.endpoint, world.apply),
-                # Those on other devices have their view from the world; here it is their waits that must be ended.
+                # Endpoints on other devices get their view from the world; a revoke must end their waits as well.
                 *(Plane(endpoint, _is_applied) for endpoint in world.endpoints[1:]),
             )
         )
@@ -113,23 +106,23 @@ class Session:
         return self._buffers[0].view
 
     def boundary(self) -> View:
-        """Between two steps: enters the newest view, if there is a new one.
+        """Between two steps: enters the newest view, if there is a new one, and returns it.
 
         Returns at once while nothing has changed. Raises :class:`eep.RankRemoved` when this process must end.
         """
-        faults.look()
+        faults.take_orders()
         if self._steps:
             if not self.member.has_news:
-                return self.view  # and what is under way stays so
+                return self.view  # the steps under way go on
             self.settle()
         self._go_on()
         return self.view
 
     def collect(self, gather: Callable[[], T]) -> T:
-        """A boundary, and then what all ranks tell each other before a step.
+        """Passes a boundary, then returns what ``gather`` hears from all ranks before a step.
 
-        ``gather`` is called as often as it takes, each time with nothing left of the last: what it fills may hold words of
-        ranks that have gone since.
+        The session calls ``gather`` until its result can be trusted. Each call must start from nothing: what an earlier one
+        filled may hold answers of ranks that are gone.
         """
         while True:
             self.boundary()
@@ -137,9 +130,9 @@ class Session:
                 return answer[0]
 
     def run(self, batch: Callable[[], T], buffer: int = 0) -> T:
-        """A step: runs ``batch``, in as many views as it takes, until its result can be trusted.
+        """Runs a step: calls ``batch``, in as many views as it takes, until its result can be trusted.
 
-        ``buffer`` is the number of the buffer that it uses.
+        ``buffer``: the number of the buffer that the step goes through.
         """
         step = self._begin(_Step(buffer, batch, _nothing), batch, ahead=0)
         self.settle()
@@ -155,17 +148,20 @@ class Session:
         wait: Callable[[], object] | None = None,
         ahead: int = 0,
     ) -> T:
-        """Starts a step. :meth:`settle` says when its result can be trusted.
+        """Starts a step. Its result can be trusted when :meth:`settle` has returned.
 
-        ``batch`` may only start work on a device; ``wait`` is until that is over. ``again`` runs the batch once more, with
-        what the steps before it have made by then, and does not return before that is over. ``ahead``: on top of how many
-        steps that nobody has judged yet it may begin.
+        ``batch`` may only start work on a device; ``wait`` returns when that work is over. ``again`` runs the batch once
+        more, to its end, with what the steps before it have made by then. ``ahead``: on top of how many steps that are not
+        judged yet this one may begin.
         """
         result: T = self._begin(_Step(buffer, again or batch, wait or _nothing), batch, ahead).result
         return result
 
     def settle(self, leave: int = 0) -> None:
-        """When this returns, all steps that have begun are over and good, but for the newest ``leave`` of them."""
+        """Judges the steps that have begun, oldest first, and repeats those that are bad.
+
+        When this returns, all of them are over and good, except for the newest ``leave``.
+        """
         while len(self._steps) > leave:
             self._steps[0].wait()
             if self._all_is_well():
@@ -189,7 +185,7 @@ class Session:
         return step
 
     def _trusts(self, work: Callable[[], T]) -> tuple[T] | None:
-        """The result of ``work``, if it can be trusted. If not, the supervisor knows."""
+        """The result of ``work`` if it can be trusted; None if not, after telling the supervisor."""
         try:
             result = work()
         except StepFailed:
@@ -204,7 +200,7 @@ class Session:
         return self._look.is_ok(self._shown)
 
     def _give_up(self) -> None:
-        """Tells the supervisor what this rank has seen; the next boundary waits for what it makes of it."""
+        """Tells the supervisor what this rank has seen. The next boundary waits for the view that follows."""
         faults.at("step.evidence")
         bad = [status for endpoint in self._endpoints if not (status := endpoint.status()).ok]
         if bad:
@@ -214,12 +210,12 @@ class Session:
         faults.at("step.revoked")
 
     def _hand_out(self, result: object) -> None:
-        """The oldest step is good."""
+        """The oldest step is good: its caller may have the result."""
         self._steps.popleft().result = result
         faults.at("step.trusted")
 
     def _redo(self) -> None:
-        """The oldest step is bad, and so is whatever was begun on top of it."""
+        """The oldest step is bad, and so is every step that was begun on top of it."""
         for step in self._steps:
             step.wait()
         self._give_up()
@@ -227,7 +223,7 @@ class Session:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Into the newest view, and whatever is to be run again there, by this rank or by others, until all of it is good."""
+        """Enters the newest view and repeats there what this rank or its peers must run again, until all of it is good."""
         while True:
             buffers = self._enter()
             mine = self._steps[0] if self._steps else None
@@ -247,12 +243,12 @@ class Session:
                     return
 
     def _enter(self) -> list[int]:
-        """Into the newest view, together with everybody. Returns the buffers through which steps are run again, in order."""
+        """Enters the newest view together with all its ranks. Returns the buffers through which steps are repeated."""
         while True:
-            view = self.member.boundary(self._settle)
+            view = self.member.boundary(self._repair_for)
             if view is None:
                 raise RankRemoved(
-                    f"{self.member.removed}; this process must end, and may come back as a new incarnation"
+                    f"{self.member.removed}; end this process: the rank may join again as a new incarnation"
                 )
             if view.epoch == self._epoch and not self._steps and not self._has_more:
                 return []
@@ -260,19 +256,21 @@ class Session:
                 self.member.wait_for_view(after=view.epoch)
                 continue
             faults.at("intents.before")
-            words = self._trusts(self._exchange)
-            if words is None:
+            heard = self._trusts(self._exchange_intents)
+            if heard is None:
                 continue
             faults.at("intents.after")
-            if not all(word.digest for word in words[0].values()):
+            (intents,) = heard
+            if not all(intent.digest for intent in intents.values()):
                 self.member.wait_for_view(after=view.epoch)
                 continue
-            self._check(view, words[0])
+            self._check(view, intents)
             self._epoch = view.epoch
-            self._has_more = somebody_has_more(words[0])
-            return buffers_in_order(words[0])
+            self._has_more = steps_remain(intents)
+            return buffers_in_order(intents)
 
-    def _settle(self, view: View) -> None:
+    def _repair_for(self, view: View) -> None:
+        """The member has applied ``view``; it says that this rank has settled when this returns."""
         self._shown = view.epoch
         if self._epoch < 0:
             faults.at("join.mapped")
@@ -280,19 +278,20 @@ class Session:
         self._digest = self._repair(view)
         faults.at("routing.published")
 
-    def _exchange(self) -> dict[int, Word]:
+    def _exchange_intents(self) -> dict[int, Intent]:
         if self._digest is None:
-            raise EepError("nothing runs while experts are missing")
+            raise EepError("ranks exchange no intents while experts are missing; wait for the next view")
         oldest = self._steps[0].buffer if self._steps else None
-        return self._intents.exchange(Word(self._digest, len(self._steps), oldest))
+        return self._intents.exchange(Intent(self._digest, len(self._steps), oldest))
 
-    def _check(self, view: View, words: dict[int, Word]) -> None:
+    def _check(self, view: View, intents: Mapping[int, Intent]) -> None:
         for endpoint in self._endpoints:
             check_peers(view, endpoint.table)
-        others = {rank: word.digest for rank, word in words.items() if word.digest != self._digest}
+        others = sorted(rank for rank, intent in intents.items() if intent.digest != self._digest)
         if others:
             raise ContractBroken(
-                "graph-visible routing", f"ranks {sorted(others)} have made another placement of view {view.epoch}"
+                "graph-visible routing",
+                f"ranks {others} placed the experts of epoch {view.epoch} differently from this rank",
             )
 
 

@@ -1,1 +1,1 @@
-"""The ledger of accepted requests, and what it speaks of."""
+"""The ledger of accepted requests, and the records that it keeps and returns."""

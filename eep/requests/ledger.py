@@ -1,18 +1,18 @@
-"""The ledger of accepted requests: who serves each, what its client has received, and how it goes on elsewhere.
+"""The ledger of accepted requests: which rank serves each, what its client has received, and how it goes on elsewhere.
 
-Pure bookkeeping: no I/O, no clock (times are given), nothing of any serving engine. Whoever owns the sockets tells it
-what happened and does what it answers.
+The ledger is pure bookkeeping: no I/O, no clock (the caller gives the times), nothing of any serving engine. The caller,
+which owns the sockets, tells it what happened and does what it answers.
 
-- A request is on one rank at a time, under a *wire id* of its own for each life there. What comes in under an
-  older wire id is late output of a rank that was given up, and is dropped.
-- When a rank is lost its requests are replayed: prompt plus all that was delivered, once, however often they
-  move. With :attr:`Manner.RESUME` the next rank is told what was delivered and goes on from there. With
-  :attr:`Manner.RESTART` it begins anew and what it repeats is withheld; that is for requests whose output is more
-  than tokens and their log-probabilities.
-- A finished request never moves. An aborted one is never replayed; its client is answered instead.
-- A request that nobody can serve waits, in order of acceptance, until the caller says that it waited too long.
+- A request is on one rank at a time, and has a new *wire id* for each life there. Output under an older wire id
+  comes late from a rank that was given up, and the ledger drops it.
+- When a rank is lost its requests are replayed: prompt plus all delivered tokens, once, however often they
+  move. With :attr:`ReplayManner.RESUME` the next rank is told what was delivered and goes on from there. With
+  :attr:`ReplayManner.RESTART` it begins anew and the ledger withholds what it repeats. That is for requests whose output
+  is more than tokens and their log-probabilities.
+- A finished request never moves. An aborted one is never replayed; its client gets an answer instead.
+- A request that no rank can serve waits, in order of acceptance, until the caller says that it waited too long.
 
-The text of a life counts from its first output token in both manners, so what a client already has is cut off
+In both manners the text of a life counts from its first output token. So the ledger cuts off what a client already has
 by length.
 """
 
@@ -21,24 +21,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from eep.requests.request_records import Counts, Delivery, Entry, Lost, Manner, Replay, Request, State
+from eep.requests.request_records import (
+    Counts,
+    Delivery,
+    LedgerEntry,
+    LossOutcome,
+    Replay,
+    ReplayManner,
+    Request,
+    RequestState,
+)
 
 MOST_FRUITLESS_MOVES = 8
-"""A request that takes rank after rank with it must not take them all, again and again. More than are ever lost at once,
-of what may well be innocent."""
+"""After this many moves without a new token the ledger gives a request up: it may be what ends one rank after the other.
+The limit is above the number of ranks that are ever lost at once, since an innocent request may be on each of them."""
 
 
 class Ledger:
+    """All open requests of a server. See the module for its rules."""
+
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
-        self._wires: dict[str, Entry] = {}
-        # Kept, not counted: they are asked for with every request, of which thousands may be open.
-        self._waiting: dict[str, Entry] = {}
+        self._entries: dict[str, LedgerEntry] = {}
+        self._wires: dict[str, LedgerEntry] = {}
+        # Kept up to date rather than counted: every request asks for them, and thousands may be open.
+        self._waiting: dict[str, LedgerEntry] = {}
         self._loads: Counter[int] = Counter()
         self._accepted = 0
         self.moved = 0
         self.dropped = 0
-        """Outputs of no life that is open: late, or of something that was never accepted."""
+        """How many outputs belonged to no open life: they came late, or their request was never accepted."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -46,40 +57,41 @@ class Ledger:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
-    def entry(self, request_id: str) -> Entry:
+    def entry(self, request_id: str) -> LedgerEntry:
         try:
             return self._entries[request_id]
         except KeyError:
-            raise KeyError(f"no request {request_id!r} is open; it has ended, or was never accepted") from None
+            raise KeyError(f"request {request_id!r} is not open; it has ended, or was never accepted") from None
 
     # What happens to a request.
 
-    def accept(self, request: Request, now: float) -> Entry:
+    def accept(self, request: Request, now: float) -> LedgerEntry:
+        """A client sent a request. It waits until it is assigned to a rank."""
         if request.id in self._entries:
-            raise ValueError(f"request {request.id!r} is open already; ids must be distinct")
+            raise ValueError(f"request {request.id!r} is open already; ids must be distinct, choose another")
         if request.id in self._wires:
-            raise ValueError(f"request {request.id!r} has the wire id of another; choose another id")
+            raise ValueError(f"request {request.id!r} has the wire id of another request; choose another id")
         self._accepted += 1
-        entry = Entry(request, now, self._accepted, waiting_since=now)
+        entry = LedgerEntry(request, now, self._accepted, waiting_since=now)
         self._entries[request.id] = self._waiting[request.id] = entry
         self._wires[entry.wire] = entry
         return entry
 
     def assigned(self, request_id: str, rank: int, incarnation: int) -> None:
-        """It has been sent to a rank."""
+        """The caller has sent a request to a rank."""
         entry = self.entry(request_id)
-        if entry.state is not State.WAITING:
-            raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting one is assigned")
-        entry.state, entry.rank, entry.incarnation = State.RUNNING, rank, incarnation
+        if entry.state is not RequestState.WAITING:
+            raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting request can be assigned")
+        entry.state, entry.rank, entry.incarnation = RequestState.RUNNING, rank, incarnation
         del self._waiting[request_id]
         self._loads[rank] += 1
 
     def delivered(
         self, wire: str, tokens: Sequence[int], counts: Counts, *, text: str = "", finished: bool = False
     ) -> Delivery | None:
-        """A rank sent output. None when it is late: nobody may see it."""
+        """A rank sent output. Returns None when it came late: the client must not see it."""
         entry = self._wires.get(wire)
-        if entry is None or entry.state is State.WAITING:
+        if entry is None or entry.state is RequestState.WAITING:
             self.dropped += 1
             return None
         if entry.first_counts is None:
@@ -101,35 +113,35 @@ class Ledger:
         return Delivery(entry.request.id, new, text, counts, repeated)
 
     def abort(self, request_id: str) -> bool:
-        """Its client wants no more. True when a rank will answer; False when the caller must, now."""
+        """The client wants no more. True when a rank will answer the client; False when the caller must, now."""
         entry = self._entries.get(request_id)
         if entry is None:
-            return True  # it has ended; whoever ended it answered
-        if entry.state is State.WAITING:
+            return True  # it has ended, and its client was answered then
+        if entry.state is RequestState.WAITING:
             self._forget(entry)
             return False
-        entry.state = State.ABORTING
+        entry.state = RequestState.ABORTING
         return True
 
     def ended(self, request_id: str) -> None:
-        """It is over, for whatever reason. Telling it again does nothing."""
+        """A request is over, for whatever reason. A second call does nothing."""
         entry = self._entries.get(request_id)
         if entry is not None:
             self._forget(entry)
 
     def id_of(self, wire: str) -> str | None:
-        """Whose current life this is; None for a life that is over."""
+        """The request whose current life has this wire id; None for a life that is over."""
         entry = self._wires.get(wire)
-        return None if entry is None or entry.state is State.WAITING else entry.request.id
+        return None if entry is None or entry.state is RequestState.WAITING else entry.request.id
 
     # What happens to ranks.
 
-    def rank_lost(self, rank: int, incarnation: int, now: float) -> Lost:
-        """Its requests wait for another rank now, under new wire ids. Telling it again does nothing."""
+    def rank_lost(self, rank: int, incarnation: int, now: float) -> LossOutcome:
+        """The requests of a lost rank wait for another, under new wire ids. A second call does nothing."""
         return self._lose([e for e in self._entries.values() if (e.rank, e.incarnation) == (rank, incarnation)], now)
 
-    def keep_only(self, live: Mapping[int, int], now: float) -> Lost:
-        """Every request on a rank that is not in ``live`` (rank to incarnation) is lost to it."""
+    def keep_only(self, live: Mapping[int, int], now: float) -> LossOutcome:
+        """Treats every rank that is not in ``live`` (rank to incarnation) as lost."""
         return self._lose([e for e in self._entries.values() if live.get(e.rank) != e.incarnation], now)
 
     def loads(self) -> dict[int, int]:
@@ -139,18 +151,18 @@ class Ledger:
     # What waits.
 
     def waiting(self) -> list[str]:
-        """Those that no rank has, in order of acceptance."""
+        """The requests that no rank has, in order of acceptance."""
         return [entry.request.id for entry in sorted(self._waiting.values(), key=lambda entry: entry.number)]
 
     def replay_of(self, request_id: str) -> Replay:
-        """How a waiting request is to be sent."""
+        """How the caller sends a waiting request."""
         entry = self.entry(request_id)
-        if entry.state is not State.WAITING:
-            raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting one is sent")
+        if entry.state is not RequestState.WAITING:
+            raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting request can be sent")
         return self._replay(entry)
 
     def give_up(self, now: float, limit: float) -> list[str]:
-        """Forget those that have waited for ``limit`` seconds; the caller tells their clients to try again."""
+        """Forgets the requests that have waited for ``limit`` seconds; the caller tells their clients to try again."""
         overdue = [entry for entry in self._waiting.values() if now - entry.waiting_since >= limit]
         for entry in overdue:
             self._forget(entry)
@@ -158,24 +170,24 @@ class Ledger:
 
     # Details.
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: LedgerEntry) -> None:
         del self._entries[entry.request.id]
         del self._wires[entry.wire]
-        if entry.state is State.WAITING:
+        if entry.state is RequestState.WAITING:
             del self._waiting[entry.request.id]
         else:
             self._loads[entry.rank] -= 1
 
-    def _lose(self, entries: Iterable[Entry], now: float) -> Lost:
+    def _lose(self, entries: Iterable[LedgerEntry], now: float) -> LossOutcome:
         replays: list[Replay] = []
         aborted: list[str] = []
         complete: list[str] = []
         failed: list[tuple[str, str]] = []
         harmful: list[str] = []
         for entry in entries:
-            if entry.state is State.WAITING:
+            if entry.state is RequestState.WAITING:
                 continue
-            if entry.state is State.ABORTING:
+            if entry.state is RequestState.ABORTING:
                 self._forget(entry)
                 aborted.append(entry.request.id)
             elif entry.request.immovable:
@@ -190,9 +202,9 @@ class Ledger:
             else:
                 self._move(entry, now)
                 replays.append(self._replay(entry))
-        return Lost(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
+        return LossOutcome(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
-    def _move(self, entry: Entry, now: float) -> None:
+    def _move(self, entry: LedgerEntry, now: float) -> None:
         del self._wires[entry.wire]
         self._loads[entry.rank] -= 1
         self._waiting[entry.request.id] = entry
@@ -202,11 +214,11 @@ class Ledger:
             entry.moves += 1
         self.moved += 1
         self._wires[entry.wire] = entry
-        entry.state, entry.rank, entry.incarnation, entry.waiting_since = State.WAITING, -1, -1, now
-        entry.withhold_tokens = len(entry.delivered) if entry.request.manner is Manner.RESTART else 0
+        entry.state, entry.rank, entry.incarnation, entry.waiting_since = RequestState.WAITING, -1, -1, now
+        entry.withhold_tokens = len(entry.delivered) if entry.request.manner is ReplayManner.RESTART else 0
         entry.withhold_text = entry.text_length
 
-    def _replay(self, entry: Entry) -> Replay:
+    def _replay(self, entry: LedgerEntry) -> Replay:
         request = entry.request
         return Replay(
             request.id,
@@ -218,15 +230,15 @@ class Ledger:
             request.inexact if entry.delivered else "",
         )
 
-    def _diverges(self, entry: Entry, tokens: tuple[int, ...]) -> bool:
-        """Whether a life that began anew repeats something else than its client has."""
+    def _diverges(self, entry: LedgerEntry, tokens: tuple[int, ...]) -> bool:
+        """Whether a life that began anew produced other tokens than its client has."""
         start = len(entry.delivered) - entry.withhold_tokens
         return any(mine != theirs for mine, theirs in zip(entry.delivered[start:], tokens, strict=False))
 
     def _without_what_it_has(
-        self, entry: Entry, tokens: tuple[int, ...], text: str
+        self, entry: LedgerEntry, tokens: tuple[int, ...], text: str
     ) -> tuple[tuple[int, ...], str, int]:
-        """What of this output its client does not have from an earlier life; and how many tokens it has."""
+        """The tokens and text that the client does not have yet, and how many tokens it has already."""
         repeated = min(entry.withhold_tokens, len(tokens))
         entry.withhold_tokens -= repeated
         cut = min(entry.withhold_text, len(text))

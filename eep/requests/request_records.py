@@ -1,4 +1,4 @@
-"""What the ledger of requests speaks of: a request, what of its output is new, how it goes on, and where it stands."""
+"""The records of the ledger: a request, its delivered output, its replay, and where it stands."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from enum import Enum
 from typing import NamedTuple
 
 MOVED = "~"
-"""Between an id and the number of moves in a wire id. Aborting by prefix, as engines do, finds every life."""
+"""Stands between the id and the number of moves in a wire id. Engines abort by prefix, which finds every life."""
 
 
-class Manner(Enum):
+class ReplayManner(Enum):
+    """How the next rank takes up a request."""
+
     RESUME = "resume"
+    """From the tokens that the client has."""
     RESTART = "restart"
+    """From the prompt; the ledger withholds what the client has."""
 
 
-class State(Enum):
+class RequestState(Enum):
+    """Where an open request stands."""
+
     WAITING = "waiting"
     RUNNING = "running"
     ABORTING = "aborting"
-    """Its client wants no more; the rank has been told and will answer."""
+    """The client wants no more; the rank has been told so and will answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +34,17 @@ class Request:
 
     id: str
     prompt: tuple[int, ...] | None = None
-    """None when the engine alone knows it; it is then part of what the caller keeps to send again."""
+    """None when the engine alone knows it. The caller then keeps it to send it again."""
     max_new_tokens: int | None = None
-    manner: Manner = Manner.RESUME
+    manner: ReplayManner = ReplayManner.RESUME
     inexact: str = ""
-    """Why the rest may differ from what the lost rank would have produced; empty when it cannot."""
+    """Why a replay may differ from what the lost rank would have produced; empty when it cannot."""
     immovable: str = ""
-    """Why it cannot be replayed at all; empty when it can."""
+    """Why the request cannot be replayed at all; empty when it can."""
 
 
 class Counts(NamedTuple):
-    """What a reply says about its size. (A tuple, as :class:`Delivery`, because one is made for every token that passes.)"""
+    """What a reply says about its size. A tuple, like :class:`Delivery`: the server makes one for every token."""
 
     prompt: int
     completion: int
@@ -46,70 +52,73 @@ class Counts(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What of an output is new to the client, and the counts as if nothing had happened: of a request that moved, the prompt
-    and the cache hit of its first life, and every token that it was given."""
+    """The part of an output that is new to the client, with counts as if no rank had been lost.
+
+    A request that moved shows the prompt and the cache hits of its first life, and all tokens that the client has."""
 
     id: str
     tokens: tuple[int, ...]
     text: str
     counts: Counts
     withheld: int
-    """How many tokens at the front were left out because the client has them."""
+    """How many tokens at the front the ledger left out because the client has them."""
     diverged: bool = False
-    """A restart produced other tokens than the client has. The request is over: nothing that follows would fit."""
+    """A restart produced other tokens than the client has. The request is over: no further output would fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How a request goes on: send it again under ``wire``."""
+    """How a request goes on: the caller sends it again under ``wire``."""
 
     id: str
     wire: str
-    manner: Manner
+    manner: ReplayManner
     prompt: tuple[int, ...] | None
     delivered: tuple[int, ...]
     max_new_tokens: int | None
-    """What is left of the limit after ``delivered``."""
+    """How many of the allowed tokens are left after ``delivered``."""
     inexact: str
 
     @property
     def input_ids(self) -> tuple[int, ...]:
-        """Prompt and delivered tokens in one. Seeded sampling by position goes on at its length."""
+        """The prompt followed by the delivered tokens. Seeded sampling by position goes on after the last."""
         if self.prompt is None:
-            raise ValueError(f"the prompt of request {self.id} is not known here")
+            raise ValueError(
+                f"the ledger does not know the prompt of request {self.id}; send the request as it was accepted"
+            )
         return self.prompt + self.delivered
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LossOutcome:
     """What the loss of a rank means for its requests."""
 
     replays: tuple[Replay, ...] = ()
     aborted: tuple[str, ...] = ()
-    """Their clients had asked to abort; nobody else will answer them now."""
+    """Their clients had asked to abort, and the rank that was to answer is gone: the caller answers."""
     complete: tuple[str, ...] = ()
-    """They had all tokens they may have; only the word that they are finished was lost."""
+    """They had all the tokens they may have; only the notice that they are finished was lost."""
     failed: tuple[tuple[str, str], ...] = ()
-    """Cannot be replayed, and why."""
+    """Those that cannot be replayed, each with the reason."""
     harmful: tuple[str, ...] = ()
-    """Rank after rank was lost with them and gave no token before: it may be they that end ranks."""
+    """Rank after rank was lost with them and gave no token: they may be what ends the ranks."""
 
 
 @dataclass(slots=True)
-class Entry:
-    """One request as it stands."""
+class LedgerEntry:
+    """One open request as it stands."""
 
     request: Request
     accepted_at: float
     number: int
-    """In the order of acceptance."""
-    state: State = State.WAITING
+    """Its place in the order of acceptance."""
+    state: RequestState = RequestState.WAITING
     waiting_since: float = 0.0
     rank: int = -1
     incarnation: int = -1
     moves: int = 0
     fruitless_moves: int = 0
-    """Since the last token that its client was given."""
+    """Moves since the client last got a token."""
     delivered: list[int] = field(default_factory=list)
     text_length: int = 0
     first_counts: Counts | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from eep.requests.request_records import Counts, Delivery, Manner, Replay, Request
+from eep.requests.request_records import Counts, Delivery, Replay, ReplayManner, Request
 from sglang_patches.rank.resumption import DELIVERED
 from sglang_patches.sampling.seeds import Seeds
 
@@ -86,7 +86,7 @@ def request_of(message: Any, deterministic: bool) -> Request:
         message.rid,
         None if tokens is None else tuple(tokens),
         parameters.max_new_tokens if generates else None,
-        Manner.RESTART if restart else Manner.RESUME,
+        ReplayManner.RESTART if restart else ReplayManner.RESUME,
         UNSEEDED if _is_sampled(message) and not deterministic else "",
         _why_immovable(message),
     )
@@ -129,7 +129,7 @@ def message_for(kept: Any, replay: Replay, rank: int) -> Any:
     message.rid = replay.wire
     if hasattr(message, "routed_dp_rank"):
         message.routed_dp_rank = rank
-    if replay.delivered and replay.manner is Manner.RESUME:
+    if replay.delivered and replay.manner is ReplayManner.RESUME:
         message.sampling_params = copy.copy(kept.sampling_params)
         given = kept.sampling_params.custom_params
         message.sampling_params.custom_params = {**(given or {}), DELIVERED: list(replay.delivered)}

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from eep.observe.metrics import Sheet
+from eep.observe.metrics import MetricsWriter
 from eep.requests.ledger import MOST_FRUITLESS_MOVES, Ledger, choose_rank
-from eep.requests.request_records import Lost
+from eep.requests.request_records import LossOutcome
 from eep.view import View
 from sglang_patches.front_end import finish_reasons, ledger_adapter
 from sglang_patches.sampling.seeds import Seeds
@@ -70,7 +70,7 @@ class FrontEnd:
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
         self._is_check_scheduled = False
-        self._metrics = Sheet("front-end")
+        self._metrics = MetricsWriter("front-end")
         self._metrics.add("requests_moved", 0)
 
     # From the front end to the schedulers.
@@ -210,7 +210,7 @@ class FrontEnd:
             self._lost_lives(1, len(self.live))
         self._replay(self.ledger.rank_lost(rank, incarnation, self._clock()))
 
-    def _replay(self, lost: Lost) -> None:
+    def _replay(self, lost: LossOutcome) -> None:
         for request_id in lost.aborted:
             self._end(request_id, None)
         for request_id in lost.complete:

@@ -1,6 +1,6 @@
-"""Rank processes behind DeepEP's interface, and what each of its steps must give.
+"""Rank processes behind DeepEP's interface, and what each of their steps must give.
 
-Each process runs one function, the play that it was given, and says how it went.
+Each process runs one function, its play, and reports how it went.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eep.compat.deep_ep import Buffer
 from tests import moe
 
 Play = Callable[..., None]
-"""A function of a test file, which gets the process group first."""
+"""A function of a test file, whose first argument is the process group."""
 PATIENCE_S = 120.0
 WIRES = {
     "bf16": {"use_fp8": False},
@@ -62,7 +62,7 @@ def _run(
 
 
 class Fleet:
-    """Processes that each play a part; killed, whatever happens, at the end."""
+    """Processes that each play a part. In the end all are killed, whatever happened."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
@@ -81,14 +81,14 @@ class Fleet:
         return list(range(first, first + size))
 
     def finish(self, numbers: Sequence[int], dead: Sequence[int] = ()) -> None:
-        """Waits for their ends: all well, but for those that are to be found ``dead`` by SIGKILL."""
+        """Waits until all have ended: well, except for those that must be ``dead`` by SIGKILL."""
         for number in numbers:
             process, connection = self._started[number]
             if number in dead:
                 process.join(PATIENCE_S)
                 assert process.exitcode == -signal.SIGKILL
                 continue
-            assert connection.poll(PATIENCE_S), f"process {number} hangs"
+            assert connection.poll(PATIENCE_S), f"process {number} did not end within {PATIENCE_S:.0f} s"
             said = connection.recv()
             assert not said, f"process {number}:\n{said}"
             process.join(PATIENCE_S)
@@ -101,32 +101,6 @@ class Fleet:
 
 
 # ---- a step, and what it must give ----
-
-
-def quantize(x: torch.Tensor, wire: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp8 e4m3 with one scale per 128 values: a number, a power of two, or the exponent of one."""
-    groups = x.float().unflatten(-1, (-1, 128))
-    largest = groups.abs().amax(-1).clamp(min=1e-4)
-    limit = torch.full_like(largest, 448)  # a tensor: dividing a plain number rounds twice
-    scales, inverse = largest / limit, limit / largest
-    if wire != "fp8":
-        mantissa, exponent = torch.frexp(scales)
-        exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)  # exact powers of two stay
-        scales, inverse = torch.exp2(exponent.float()), torch.exp2(-exponent.float())
-        if wire == "fp8_ue8m0":
-            scales = (exponent + 127).to(torch.uint8)
-    return (groups * inverse.unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn), scales
-
-
-def unpack_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Scales row by row, and of four exponents to an int32 one byte each."""
-    rows = torch.empty(scales.shape, dtype=scales.dtype).copy_(scales)
-    return rows.view(torch.uint8) if scales.dtype == torch.int32 else rows
-
-
-def reference(config: moe.Config, batch: moe.Batch) -> torch.Tensor:
-    x = batch.x.float() if config.wire == "bf16" else moe.dequantize(*quantize(batch.x, config.wire))
-    return moe.reference(with_wire(config, "bf16"), moe.Batch(x, batch.topk_idx, batch.topk_weights))
 
 
 def with_wire(config: moe.Config, wire: str) -> moe.Config:
@@ -143,7 +117,7 @@ def run_experts(buffer: Buffer, config: moe.Config, recv_x: Any, count: torch.Te
     x, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
     output = torch.full(x.shape, float("nan"), dtype=torch.bfloat16)
     for local, rows in enumerate(count.tolist()):
-        scale = None if scales is None else unpack_scales(scales[local, :rows])
+        scale = None if scales is None else moe.unpack_scales(scales[local, :rows])
         ids = torch.full((rows,), buffer.rank * config.local_experts + local)
         output[local, :rows] = moe.expert(moe.dequantize(x[local, :rows], scale), ids).to(torch.bfloat16)
     return output
@@ -188,8 +162,8 @@ def check_received(
                 assert src_info[local, begin:end].tolist() == wanted.tolist()
                 sent, sent_scales = batch.x[wanted], None
                 if scales is not None:
-                    sent, sent_scales = quantize(batch.x[wanted], config.wire)
-                    assert torch.equal(unpack_scales(scales[local, begin:end]), sent_scales)
+                    sent, sent_scales = moe.quantize(batch.x[wanted], config.wire)
+                    assert torch.equal(moe.unpack_scales(scales[local, begin:end]), sent_scales)
                 assert torch.equal(x[local, begin:end].view(torch.uint8), sent.view(torch.uint8))
             begin = end
         assert count[local] == begin
@@ -218,7 +192,7 @@ def step(
     combined, event, hook = buffer.low_latency_combine(output, batch.topk_idx, batch.topk_weights, handle)
     assert hook is None
     event.current_stream_wait()
-    assert torch.equal(combined, reference(config, batch))
+    assert torch.equal(combined, moe.reference(config, batch))
     assert not any(mask(buffer)[rank] for rank in active)
 
 

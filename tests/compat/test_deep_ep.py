@@ -23,7 +23,6 @@ from tests.compat.deep_ep_ranks import (
     mask,
     new_buffer,
     raises,
-    reference,
     run_experts,
     step,
     with_wire,
@@ -32,21 +31,21 @@ from tests.compat.deep_ep_ranks import (
 
 def play_values(group: dist.ProcessGroup) -> None:
     buffer = new_buffer(group)
-    everybody = tuple(range(SMALL.ranks))
+    all_ranks = tuple(range(SMALL.ranks))
     assert mask(buffer) == [0, 0, 0, 1]
     for seed, wire in enumerate(WIRES):
         config = with_wire(SMALL, wire)
-        step(buffer, config, seed, everybody)
-        step(buffer, config, seed + 10, everybody, {0: 0, 1: SMALL.max_tokens})
-        step(buffer, config, seed + 20, everybody, {0: 0, 1: 0, 2: 0})
+        step(buffer, config, seed, all_ranks)
+        step(buffer, config, seed + 10, all_ranks, {0: 0, 1: SMALL.max_tokens})
+        step(buffer, config, seed + 20, all_ranks, {0: 0, 1: 0, 2: 0})
     # Another K, then other sizes, then the first ones again.
-    step(buffer, dataclasses.replace(SMALL, topk=6), 30, everybody)
+    step(buffer, dataclasses.replace(SMALL, topk=6), 30, all_ranks)
     larger = dataclasses.replace(SMALL, max_tokens=9, local_experts=3, hidden=128, topk=8)
-    step(buffer, larger, 31, everybody, {0: 9})
-    step(buffer, with_wire(larger, "fp8"), 32, everybody)
-    batch = moe.make_batch(larger, buffer.rank, 0, everybody)
+    step(buffer, larger, 31, all_ranks, {0: 9})
+    step(buffer, with_wire(larger, "fp8"), 32, all_ranks)
+    batch = moe.make_batch(larger, buffer.rank, 0, all_ranks)
     raises(ValueError, "multiple of 512", dispatch, buffer, larger, batch, **WIRES["fp8_ue8m0"])
-    step(buffer, SMALL, 33, everybody)
+    step(buffer, SMALL, 33, all_ranks)
     buffer.barrier()
     buffer.destroy()
 
@@ -102,11 +101,21 @@ def play_in_flight(group: dist.ProcessGroup) -> None:
             hooks.append((i, hook, combined))
         for i, hook, combined in hooks:
             hook()
-            assert torch.equal(combined, reference(config, mine[i]))
+            assert torch.equal(combined, moe.reference(config, mine[i]))
             raises(eep.EepError, "combined already", hook)
             raises(eep.EepError, "combined already", combine_of(buffer, mine[i], flights[i][2]), combined)
             raises(eep.EepError, "combined already", buffer.get_next_low_latency_combine_buffer, flights[i][2])
-    # With one in flight, what the dispatch before it gave still stands.
+    buffer.barrier()
+    buffer.destroy()
+
+
+def test_hooks_and_two_in_flight(fleet: Fleet) -> None:
+    fleet.finish(fleet.start(play_in_flight, SMALL.ranks))
+
+
+def play_result_kept(group: dist.ProcessGroup) -> None:
+    buffer, config = new_buffer(group), SMALL
+    mine = [moe.make_batch(config, buffer.rank, seed, tuple(range(config.ranks))) for seed in (4, 5)]
     first = dispatch(buffer, config, mine[0], use_fp8=False)
     kept = [tensor.clone() for tensor in (first[0], first[1], *first[2][:2])]
     combine_of(buffer, mine[0], first[2])(run_experts(buffer, config, first[0], first[1]))
@@ -118,8 +127,8 @@ def play_in_flight(group: dist.ProcessGroup) -> None:
     buffer.destroy()
 
 
-def test_hooks_and_two_in_flight(fleet: Fleet) -> None:
-    fleet.finish(fleet.start(play_in_flight, SMALL.ranks))
+def test_the_next_dispatch_leaves_the_last_result_alone(fleet: Fleet) -> None:
+    fleet.finish(fleet.start(play_result_kept, SMALL.ranks))
 
 
 # ---- alone ----
@@ -130,7 +139,7 @@ def test_size_hint_is_what_a_buffer_takes(rendezvous: eep.Rendezvous) -> None:
     config = moe.Config(max_ranks=4, max_tokens=8, hidden=512, topk=16, local_experts=4, layout="expert")
     with config.buffer(0, rendezvous, channels=2) as buffer:
         assert os.fstat(buffer.region.fd).st_size == hint
-    with pytest.raises(ValueError, match="multiple of the 4 ranks"):
+    with pytest.raises(ValueError, match="multiple of the number of ranks, 4"):
         Buffer.get_low_latency_rdma_size_hint(8, 512, 4, 15)
     with pytest.raises(ValueError, match="max_tokens"):
         Buffer.get_low_latency_rdma_size_hint(0, 512, 4, 16)

@@ -1,4 +1,4 @@
-"""The DeepEP interface: a rank dies and its successor joins, and so does one that was not there at the launch."""
+"""The DeepEP interface: a rank dies and its successor joins, as does a rank that was not there at the launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tests.compat.deep_ep_ranks import (
     dispatch,
     mask,
     new_buffer,
-    reference,
     run_experts,
     step,
     with_wire,
@@ -36,14 +35,14 @@ def play_survivor(group: dist.ProcessGroup) -> None:
     # Its tokens are absent, and so is what its experts would have added.
     batches = {rank: moe.make_batch(config, rank, 1, (0, 1, 2)) for rank in (0, 1)}
     batch = batches[buffer.rank]
-    patience, buffer._inner.timeout_ms = buffer._inner.timeout_ms, 3000  # only here is somebody missed
+    patience, buffer._inner.timeout_ms = buffer._inner.timeout_ms, 3000  # a rank is missed only here
     recv_x, count, handle, _, _ = dispatch(buffer, config, batch, use_fp8=False)
     buffer._inner.timeout_ms = patience
     assert mask(buffer) == [0, 0, 1, 1]
     check_received(buffer, config, batches, recv_x, count, handle)
     combined, _, _ = combine_of(buffer, batch, handle)(run_experts(buffer, config, recv_x, count))
     without_it = torch.where(batch.topk_idx // config.local_experts == 2, -1, batch.topk_idx)
-    expected = reference(config, moe.Batch(batch.x, without_it, batch.topk_weights))
+    expected = moe.reference(config, moe.Batch(batch.x, without_it, batch.topk_weights))
     assert torch.equal(combined, expected)
 
     buffer.low_latency_clean_mask_buffer()
@@ -62,7 +61,7 @@ def play_survivor(group: dist.ProcessGroup) -> None:
     play_together(buffer)
 
 
-def play_newcomer(group: dist.ProcessGroup, joins_alone: bool) -> None:
+def play_joiner(group: dist.ProcessGroup, joins_alone: bool) -> None:
     buffer = new_buffer(None if joins_alone else group)
     assert buffer.group_size == 3
     buffer.connect_ranks([0, 1])  # as a program written for both would; it joins in its first dispatch
@@ -95,6 +94,6 @@ def test_survivors_go_on_and_replacements_join(fleet: Fleet, rendezvous: eep.Ren
     joining = [
         number
         for rank in (2, 3)
-        for number in fleet.start(play_newcomer, 1, rank == 3, EEP_RANK=str(rank), EEP_WORLD_SIZE="3", **place)
+        for number in fleet.start(play_joiner, 1, rank == 3, EEP_RANK=str(rank), EEP_WORLD_SIZE="3", **place)
     ]
     fleet.finish([*first[:2], *joining])

@@ -12,7 +12,7 @@ import pytest
 
 from eep import cli, faults
 from eep.control.private_directory import PrivateDirectory
-from eep.faults import Plan, orders
+from eep.faults import FaultPlan, orders
 from eep.observe.event_log import read_events
 from tests.control.harness import ROOT
 
@@ -61,8 +61,8 @@ def test_a_point_acts_once_at_the_chosen_passing(naps: list[float]) -> None:
 
 
 def test_an_order_is_carried_out_once_and_shows_in_the_event_log(directory: Path, naps: list[float]) -> None:
-    orders.give(directory, 3, "step.again", Plan("kill"))  # of another rank
-    orders.give(directory, 2, "step.again", Plan("sleep", sleep_ms=20))
+    orders.give(directory, 3, "step.again", FaultPlan("kill"))  # of another rank
+    orders.give(directory, 2, "step.again", FaultPlan("sleep", sleep_ms=20))
     for _ in range(3):
         faults.at("step.again")
     assert naps == [0.02]
@@ -73,19 +73,19 @@ def test_an_order_is_carried_out_once_and_shows_in_the_event_log(directory: Path
 
 
 def test_an_order_for_a_kernel_is_taken_up_between_steps_and_can_be_taken_back(directory: Path) -> None:
-    orders.give(directory, 2, "dispatch.after_rows", Plan("drop", count=3))
-    faults.look()
+    orders.give(directory, 2, "dispatch.after_rows", FaultPlan("drop", count=3))
+    faults.take_orders()
     assert faults.armed() == ("dispatch.after_rows",)
     assert orders.withdraw(directory) == 1
-    faults.look()
+    faults.take_orders()
     assert faults.armed() == ()
 
 
-def test_nobody_obeys_where_it_was_not_allowed(tmp_path: Path, naps: list[float]) -> None:
+def test_no_process_obeys_where_it_was_not_allowed(tmp_path: Path, naps: list[float]) -> None:
     place = PrivateDirectory.create(tmp_path / "d").path
     orders.obey_in(place, 2)
     (place / "faults").mkdir()
-    orders.give(place, 2, "step.again", Plan("sleep", sleep_ms=1))
+    orders.give(place, 2, "step.again", FaultPlan("sleep", sleep_ms=1))
     faults.at("step.again")
     assert naps == []
     for what in (["kill", "2"], ["drop", "--rank", "2"], ["arm", "2", "--point", "step.again"], ["disarm"]):
@@ -95,25 +95,30 @@ def test_nobody_obeys_where_it_was_not_allowed(tmp_path: Path, naps: list[float]
 @pytest.mark.parametrize(
     ("rank", "point", "plan", "why"),
     [
-        (2, "nowhere", Plan("kill"), "there is no fault point 'nowhere'; there are dispatch.before_rows"),
-        (2, "step.again", Plan("explode"), "kill, stop, sleep, drop"),
-        (2, "step.again", Plan("drop"), "use dispatch.after_rows or combine.after_rows"),
-        (2, "step.again", Plan("kill", skip=-1), "cannot be negative"),
-        (2, "dispatch.after_rows", Plan("drop", count=0), "at least one"),
-        (2, "supervisor.evidence", Plan("sleep"), "the supervisor: name no rank"),
-        (None, "step.again", Plan("sleep"), "a rank: say which"),
+        (2, "nowhere", FaultPlan("kill"), "there is no fault point 'nowhere'; choose one of dispatch.before_rows"),
+        (2, "step.again", FaultPlan("explode"), "kill, stop, sleep, drop"),
+        (2, "step.again", FaultPlan("drop"), "use dispatch.after_rows or combine.after_rows"),
+        (2, "step.again", FaultPlan("kill", skip=-1), "cannot be negative"),
+        (2, "dispatch.after_rows", FaultPlan("drop", count=0), "at least one"),
+        (
+            2,
+            "supervisor.evidence",
+            FaultPlan("sleep"),
+            "the supervisor passes supervisor.evidence, not a rank: name no rank",
+        ),
+        (None, "step.again", FaultPlan("sleep"), "ranks pass step.again: say which"),
     ],
 )
-def test_what_cannot_be_ordered(directory: Path, rank: int | None, point: str, plan: Plan, why: str) -> None:
+def test_what_cannot_be_ordered(directory: Path, rank: int | None, point: str, plan: FaultPlan, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         orders.give(directory, rank, point, plan)
     assert orders.pending(directory) == {}
 
 
 def test_a_point_is_armed_once_at_a_time(directory: Path) -> None:
-    orders.give(directory, 2, "step.again", Plan("kill"))
+    orders.give(directory, 2, "step.again", FaultPlan("kill"))
     with pytest.raises(ValueError, match="armed already in rank-2"):
-        orders.give(directory, 2, "step.again", Plan("sleep"))
+        orders.give(directory, 2, "step.again", FaultPlan("sleep"))
     assert list(orders.pending(directory)) == [("rank-2", "step.again")]
 
 

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from eep.membership import Effect, Launch, Notify, Phase, PhaseChanged, RankGone
-from eep.observe.metrics import DIRECTORY, FIGURES, METRICS, InstanceMetrics, RankMetrics, Sheet, Tally, after
+from eep.observe.metrics import (
+    DIRECTORY,
+    FIGURES,
+    METRICS,
+    InstanceMetrics,
+    MetricsWriter,
+    RankMetrics,
+    Tally,
+    add_effect,
+)
 from eep.view import NEVER, View
 
 Timed = tuple[float, Effect]
@@ -29,7 +38,7 @@ def whole(phase: str, epoch: int = 0) -> PhaseChanged:
 def tally(effects: Iterable[Timed]) -> Tally:
     found = Tally()
     for now, effect in effects:
-        found = after(found, effect, now)
+        found = add_effect(found, effect, now)
     return found
 
 
@@ -70,7 +79,7 @@ def test_a_loss() -> None:
     assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (1.0, 2.0, 3.0)
 
 
-def test_a_rejoin_pauses_too_but_loses_nobody() -> None:
+def test_a_rejoin_pauses_too_but_counts_no_death() -> None:
     found = tally([*STARTED, *LOST, *BACK])
     assert (found.epoch, found.active, found.joins, found.deaths) == (3, 2, 3, 1)
     assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (1.0, 0.25, 0.25)
@@ -90,7 +99,7 @@ def test_a_second_loss_is_part_of_the_same_pause() -> None:
     assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (0.5, 1.5, 6.0)
 
 
-def test_when_nobody_is_left_the_pause_lasts_until_somebody_runs() -> None:
+def test_when_no_rank_is_left_the_pause_lasts_until_one_runs() -> None:
     found = tally(
         [
             *STARTED,
@@ -107,7 +116,7 @@ def test_when_nobody_is_left_the_pause_lasts_until_somebody_runs() -> None:
     assert (found.view_seconds, found.repair_seconds, found.pause_seconds) == (0.5, 0.5, 8.5)
 
 
-def test_who_was_asked_to_leave_has_not_died() -> None:
+def test_a_rank_that_was_asked_to_leave_has_not_died() -> None:
     left: list[Timed] = [(21.0, RankGone(1, 0, "it exited", asked_to_leave=True))]
     assert tally([*STARTED, *left]).deaths == 0
     assert tally([*STARTED, *left, (30.0, RankGone(1, 1, "it exited"))]).deaths == 1, "the next life was not asked"
@@ -183,7 +192,7 @@ def test_a_directory_that_is_gone_costs_the_figures_alone(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(DIRECTORY, str(directory / "gone"))
-    sheet = Sheet("front-end")
-    sheet.add("requests_moved", 2)
-    sheet.add("requests_moved", 2)
-    assert len([record for record in caplog.records if "no more metrics" in record.message]) == 1
+    writer = MetricsWriter("front-end")
+    writer.add("requests_moved", 2)
+    writer.add("requests_moved", 2)
+    assert len([record for record in caplog.records if "writes no more metrics" in record.message]) == 1

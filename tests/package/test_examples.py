@@ -1,4 +1,4 @@
-"""The examples run for real, and their stories end as they should. Times are shown, never asserted."""
+"""The examples run for real and end as they should. Tests never assert on the times they show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KILL_ONE = ROOT / "examples" / "kill_one.py"
 
 @pytest.fixture
 def temporary() -> Iterator[pathlib.Path]:
-    """A directory of short name (Unix sockets go into it) for all that the example makes."""
+    """A directory for all that the example makes. Its name is short, because Unix sockets go into it."""
     with tempfile.TemporaryDirectory(prefix="x") as name:
         yield pathlib.Path(name)
 
@@ -50,8 +50,8 @@ def test_one_is_killed_and_replaced(ranks: int, killed: int, temporary: pathlib.
         assert set(accepted) == epochs
         assert all(steps > 0 for steps in accepted.values())
     last_act = {accepted["3"] for accepted in story["accepted"].values()}
-    assert len(last_act) == 1, "all ranks take the same steps from the moment the newcomer is in"
-    # Each survivor loses at most the step it was in; the newcomer's join interrupts nobody.
+    assert len(last_act) == 1, "all ranks take the same steps once the joiner is in"
+    # Each survivor loses at most the step it was in; the join interrupts no rank.
     assert story["rejected_wrong"] <= story["rejected"] <= ranks - 1
     assert os.listdir(temporary) == []
 
@@ -69,8 +69,8 @@ def test_the_story_is_told_in_order(temporary: pathlib.Path) -> None:
     chapters += [
         "new process",
         "incarnation 1",
-        "let it in",
-        "newcomer",
+        "admit it",
+        "good step of the joiner",
         "all ranks are done",
         "0 wrong",
         "never moved",

@@ -1,9 +1,9 @@
-"""Which part may import which: no circles, nothing from the library to the plugin, and a pure core."""
+"""The structure of the code: which part may import which, and that each module and class has a name of its own."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -25,7 +25,7 @@ HARMLESS = {
     "numpy",
     "typing",
 }
-"""What a pure module may import: nothing that reads a clock, starts a thread, or reaches a file, a socket or a device."""
+"""What a pure module may import. None of these reads a clock, starts a thread, or reaches a file, a socket or a device."""
 
 
 def modules() -> dict[str, Path]:
@@ -56,12 +56,12 @@ GRAPH: Graph = {name: set(imported(path)) - {name} for name, path in MODULES.ite
 
 
 def part_of(name: str) -> str:
-    """``eep.control.wire.client`` is of ``eep.control``."""
+    """``eep.control.wire.client`` is part of ``eep.control``."""
     return ".".join(name.split(".")[:2])
 
 
 def inner(graph: Graph) -> Graph:
-    """Of what is imported, our own."""
+    """The imports of our own modules alone."""
     return {name: {each for each in others if each in MODULES} for name, others in graph.items()}
 
 
@@ -100,14 +100,14 @@ def test_no_part_imports_itself_by_way_of_others() -> None:
     assert circle(parts) == []
 
 
-def test_the_library_knows_nothing_of_the_plugin() -> None:
+def test_the_library_does_not_import_the_plugin() -> None:
     for name, others in GRAPH.items():
         if name.split(".")[0] == "eep":
             assert not [each for each in others if each.split(".")[0] in ("sglang_patches", "sglang")], name
 
 
 @pytest.mark.parametrize("part", PURE)
-def test_what_decides_talks_to_nobody(part: str) -> None:
+def test_modules_that_decide_reach_nothing_outside(part: str) -> None:
     of_part = [name for name in MODULES if name == part or name.startswith(part + ".")]
     assert of_part
     for name in set().union(*(reachable(inner(GRAPH), each) for each in of_part)):
@@ -115,11 +115,25 @@ def test_what_decides_talks_to_nobody(part: str) -> None:
         assert outside <= HARMLESS, name
 
 
-def test_a_name_means_one_thing() -> None:
-    """Two modules of one name are allowed only where the name says the same of both."""
-    same = {"command", "__init__"}  # the commands of ``eep`` that a part brings along
-    seen: dict[str, str] = {}
-    for name, path in MODULES.items():
-        if path.stem not in same:
-            assert path.stem not in seen, f"{name} and {seen[path.stem]}"
-            seen[path.stem] = name
+def shared(named: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Of pairs of a name and its place, the names that stand in several places."""
+    places: dict[str, list[str]] = {}
+    for name, place in named:
+        places.setdefault(name, []).append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def classes(path: Path) -> list[str]:
+    """The classes that a file defines at its top level."""
+    return [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    """Except where the name says the same of both: ``command`` holds the commands of ``eep`` that a part brings."""
+    assert shared((path.stem, name) for name, path in MODULES.items() if path.stem not in ("command", "__init__")) == {}
+
+
+@pytest.mark.xfail(strict=False, reason="other parts are being renamed")
+def test_no_two_classes_have_the_same_name() -> None:
+    assert "Session" in classes(MODULES["eep.recovery.session"])
+    assert shared((each, name) for name, path in MODULES.items() for each in classes(path)) == {}

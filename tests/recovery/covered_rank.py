@@ -1,4 +1,4 @@
-"""A rank that runs steps in a session and keeps experts covered, which are verified at every change of view."""
+"""A rank that runs steps in a session, keeps experts covered, and verifies them at every change of view."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.recovery import session_rank
 
 CHECKPOINT = "EEP_TEST_CHECKPOINT"
 SLOTS = 3
-"""For eight experts on four ranks: when one is lost, others have to bring in what it had; two cannot hold them all."""
+"""For eight experts on four ranks: when one is lost the others must bring in its experts; two cannot hold them all."""
 
 
 def main() -> None:

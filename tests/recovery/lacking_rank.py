@@ -1,4 +1,4 @@
-"""A rank of a session whose rank 1 cannot do its part of the repair unless all are there."""
+"""A rank of a session in which rank 1 cannot do its part of the repair unless all ranks are there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.recovery import session_rank
 
 
 def main() -> None:
-    session_rank.main(repair, deadline_ms=60_000)  # nobody but the one that is killed may be replaced
+    session_rank.main(repair, deadline_ms=60_000)  # the supervisor may replace no rank but the one that is killed
 
 
 def repair(view: View) -> int:

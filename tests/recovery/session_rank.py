@@ -1,4 +1,4 @@
-"""A rank that runs steps in a session, as a server does: tell each other the sizes, run several layers, commit."""
+"""A rank that runs steps in a session as a server does: ranks exchange sizes, run several layers, commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 import eep
 from eep.control.private_directory import member_rendezvous
-from eep.recovery.session import Repair, Session
+from eep.recovery.callbacks import Repair
+from eep.recovery.session import Session
 from tests import moe
 
 CONFIG = moe.Config()
@@ -51,7 +52,9 @@ def main(repair: Repair = lambda view: 7, overlapped: bool = False, deadline_ms:
             has_batch = idle.random() < 0.8
 
             def gather(has_batch: bool = has_batch) -> list[int]:
-                counts = torch.full((CONFIG.max_ranks,), -1)  # anew: a try that failed may have heard from one now lost
+                counts = torch.full(
+                    (CONFIG.max_ranks,), -1
+                )  # anew: a failed try may have heard from a rank that is now lost
                 dist.all_gather_single(counts, torch.tensor([int(has_batch)]))
                 return counts.tolist()
 
@@ -59,7 +62,7 @@ def main(repair: Repair = lambda view: 7, overlapped: bool = False, deadline_ms:
                 told = session.collect(gather)
                 heard = tuple(peer for peer, count in enumerate(told) if count >= 0)
                 assert heard == session.view.active, f"heard from {heard} in {session.view}"
-                chosen = sum(told) % 2  # whichever, as long as it is the same for all
+                chosen = sum(told) % 2  # any buffer will do, as long as all ranks choose the same
                 now = Pass(buffers[chosen], rank, seed if has_batch else -1, session, last)
                 seed += has_batch
                 session.begin(now, chosen, ahead=int(overlapped))
@@ -81,8 +84,8 @@ def overlapping() -> None:
 
 
 class Pass:
-    """A forward pass, and what it made when it last ran. What it begins with comes of the one before it, as in a model that
-    generates."""
+    """A forward pass, and its results when it last ran. It begins with the result of the pass before it, as in a model
+    that generates."""
 
     def __init__(self, buffer: eep.Buffer, rank: int, seed: int, session: Session, before: Pass | None) -> None:
         self._buffer, self._rank, self.seed, self._session = buffer, rank, seed, session
@@ -98,7 +101,7 @@ class Pass:
             self.token = int(self._made[0][-1].double().sum().abs() * 1000) % 97
 
     def is_exact(self) -> bool:
-        """Asked once, when it is known to be good, and so is the one before it."""
+        """Whether the results are right. Asked once, when this pass and the one before it are known to be good."""
         began_with, self._before = self._before.token if self._before else 0, None
         return began_with == self._began_with and all(
             torch.equal(result, moe.reference(CONFIG, batch)) for result, batch in zip(*self._made, strict=True)

@@ -1,4 +1,4 @@
-"""The contract as a function: each clause holds, and each is missed when it is broken."""
+"""The functions of the contract: each clause holds for a valid instance, and each function finds a broken one."""
 
 from __future__ import annotations
 
@@ -31,32 +31,52 @@ def placement() -> Placement:
     ("rank", "field", "value"),
     [(0, "active", 0), (1, "active", 1), (2, "incarnation", 5), (2, "region", 0), (0, "slot", 9)],
 )
-def test_peer_set(rank: int, field: str, value: int) -> None:
-    check_peers(VIEW, table())
+def test_a_wrong_entry_of_the_peer_table_is_found(rank: int, field: str, value: int) -> None:
     broken = table()
+    check_peers(VIEW, broken)
     setattr(broken.peers[rank], field, value)
-    with pytest.raises(ContractBroken, match="peer set"):
+    with pytest.raises(ContractBroken, match=rf"peer set: .*rank {rank}\b"):
         check_peers(VIEW, broken)
+
+
+def test_a_peer_table_of_another_epoch_is_found() -> None:
     broken = table()
     broken.epoch = 2
     with pytest.raises(ContractBroken, match="epoch 2"):
         check_peers(VIEW, broken)
 
 
-def test_coverage() -> None:
+def test_an_expert_without_a_copy_is_found() -> None:
     check_coverage(VIEW, placement())
     with pytest.raises(ContractBroken, match="have no copy"):
         check_coverage(VIEW.without([2]), placement())
 
 
-def test_routing() -> None:
+def published() -> tuple[RoutingTables, dict[str, int]]:
+    """Tables that show the placement, and where they lie."""
     tables = RoutingTables(2, 4, 6, 3)
     addresses = addresses_of(tables)
     tables.publish(placement())
     check_routing(placement(), tables, addresses)
+    return tables, addresses
+
+
+def test_a_routing_table_that_shows_another_placement_is_found() -> None:
+    tables, addresses = published()
     tables.physical_to_logical[0, 0] = 3 - tables.physical_to_logical[0, 0]
     with pytest.raises(ContractBroken, match="slot 0 of layer 0"):
         check_routing(placement(), tables, addresses)
+
+
+def test_tables_that_count_other_copies_are_found() -> None:
+    tables, addresses = published()
+    tables.replica_counts[0, 0] += 1
+    with pytest.raises(ContractBroken, match="count other copies"):
+        check_routing(placement(), tables, addresses)
+
+
+def test_a_routing_table_that_has_moved_is_found() -> None:
+    tables, addresses = published()
     tables.physical_to_logical = tables.physical_to_logical.clone()
     with pytest.raises(ContractBroken, match="has moved"):
         check_routing(placement(), tables, addresses)

@@ -43,8 +43,8 @@ from tests.recovery import covered_rank, lacking_rank, session_rank
 ALL = (0, 1, 2, 3)
 
 
-def test_nobody_runs_while_a_rank_lacks_experts() -> None:
-    """It tells the others, and all wait for who is to come; nobody is taken for dead."""
+def test_no_rank_runs_while_one_lacks_experts() -> None:
+    """That rank tells the others, and all wait for the joiner; the supervisor condemns none of them."""
 
     async def body() -> None:
         async with supervised(lacking_rank.main, forked=True) as supervisor:
@@ -99,7 +99,7 @@ def all_lines(supervisor: Supervisor) -> list[dict[str, Any]]:
 
 
 async def until_all_commit(supervisor: Supervisor) -> View:
-    """Until all ranks live, run and have committed a step in the newest view: one just killed may still be in the record."""
+    """Until all ranks live, run and have committed a step in the newest view. (The record may still hold one just killed.)"""
     async with asyncio.timeout(PATIENCE):
         while True:
             await until(supervisor, runs_with(supervisor, ALL))
@@ -119,7 +119,7 @@ def has_committed(supervisor: Supervisor, rank: int, view: View) -> bool:
 
 
 class Drilled:
-    """A supervisor in the background with ranks that keep experts covered, and orders for faults."""
+    """A supervisor in the background whose ranks keep experts covered and obey orders for faults."""
 
     def __init__(self, place: Path) -> None:
         checkpoint = model.save_checkpoint(place / "model")
@@ -153,7 +153,7 @@ class Drilled:
         return self._background.supervisor
 
     def until_all_commit(self, after: Mapping[int, int]) -> View:
-        """Until all run, those of ``after`` in a later life than that, and each has committed a step there."""
+        """Until all ranks run, those of ``after`` in a later incarnation, and each has committed a step there."""
 
         def is_so(supervisor: Supervisor) -> bool:
             if not runs_with(supervisor, ALL)():
@@ -218,7 +218,7 @@ def test_a_fault_at_a_named_point_of_a_recovery(drilled: Drilled, case: failpoin
     assert drilled.target.wait_until_fired(case.armed, case.point, PATIENCE), f"never passed: {case.point}"
     lost = {case.victim: before[case.victim]}
     if case.armed is not None:
-        # A joiner has died twice: as the one that was lost, and on its way back in.
+        # A joiner has died twice: when it was lost first, and on its way back in.
         lost[case.armed] = before[case.armed] + (case.role == "joiner")
     drilled.until_all_commit(lost)
     acted = [(line.rank, line.operation) for line in drilled.target.fired()[fired:]]
@@ -228,7 +228,7 @@ def test_a_fault_at_a_named_point_of_a_recovery(drilled: Drilled, case: failpoin
 
 
 def test_a_rank_that_stands_still_between_two_steps_is_replaced(drilled: Drilled) -> None:
-    """Nobody waits for it within a step: the others notice when they are to begin the next one."""
+    """No rank waits for it within a step: the others notice when they are about to begin the next one."""
     before = drilled.until_all_commit({}).incarnations
     drilled.target.arm(2, "step.trusted", "stop")
     assert drilled.target.wait_until_fired(2, "step.trusted", PATIENCE)
@@ -236,13 +236,13 @@ def test_a_rank_that_stands_still_between_two_steps_is_replaced(drilled: Drilled
     check_journals(drilled.supervisor)
 
 
-def test_a_message_that_is_lost_costs_somebody_its_place_and_no_result(drilled: Drilled) -> None:
+def test_a_lost_message_costs_one_rank_its_place_and_no_result(drilled: Drilled) -> None:
     before = drilled.until_all_commit({})
     drilled.target.drop(2, count=1)
     assert drilled.target.wait_until_fired(2, "dispatch.after_rows", PATIENCE)
     drilled.wait_for_epoch(before.epoch + 1)
     after = drilled.until_all_commit({})
-    assert after.incarnations != before.incarnations, "whoever kept the others waiting was replaced"
+    assert after.incarnations != before.incarnations, "the supervisor replaced the rank that kept the others waiting"
     lines = read_events(drilled.supervisor.directory.events)
     assert any(line.phase == "SUSPECTED" and line.epoch == before.epoch for line in lines)
     check_journals(drilled.supervisor)

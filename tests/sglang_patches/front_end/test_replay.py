@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eep.requests.request_records import Manner
+from eep.requests.request_records import ReplayManner
 from sglang_patches import options, recipe
 from sglang_patches.front_end import ledger_adapter, tokenizer_hooks
 from sglang_patches.rank.resumption import DELIVERED
@@ -205,7 +205,7 @@ def test_what_the_ledger_is_told_about_a_request() -> None:
     assert ledger_adapter.request_of(greedy, False).inexact == ""
     assert "seed" in ledger_adapter.request_of(sampled, False).inexact
     assert ledger_adapter.request_of(sampled, True).inexact == ""
-    assert ledger_adapter.request_of(greedy, False).manner is Manner.RESUME
+    assert ledger_adapter.request_of(greedy, False).manner is ReplayManner.RESUME
     forged = TokenizedGenerateReqInput("a", sampling_params=Parameters(custom_params={DELIVERED: [1]}))
     assert ledger_adapter.kept_copy(forged).sampling_params.custom_params is None
     assert forged.sampling_params.custom_params == {DELIVERED: [1]}, "the caller's own was changed"

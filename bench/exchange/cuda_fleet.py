@@ -1,0 +1,123 @@
+"""The processes of the GPU benchmark: they own ranks, one each or all in one, and measure one case after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import eep
+from bench.common.timing import percentile
+from bench.exchange.cuda_rank import Case, measure_ranks, patch_table
+from eep.abi import native
+
+PATIENCE_S = 120
+T = TypeVar("T")
+
+
+def _serve(connection: Connection, owned: list[int]) -> None:
+    """The life of a process: calls what it is sent, with the ranks it owns first if the call is about ranks."""
+    while (message := connection.recv()) is not None:
+        call, is_of_ranks, arguments = message
+        try:
+            connection.send(call(owned, *arguments) if is_of_ranks else call(*arguments))
+        except Exception as error:
+            connection.send(f"{type(error).__name__}: {error}")
+
+
+class CudaFleet:
+    """Processes that own ranks, one each or one for all."""
+
+    def __init__(self, kind: str, ranks: int) -> None:
+        self.kind = kind
+        context = mp.get_context("spawn")
+        self._processes = []
+        for owned in [list(range(ranks))] if kind == "streams" else [[rank] for rank in range(ranks)]:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, owned), daemon=True)
+            process.start()
+            self._processes.append((process, ours))
+
+    def ask_one(self, call: Callable[..., T], *arguments: Any) -> T:
+        """A measurement that one process makes alone."""
+        answer: T = self._ask(1, call, False, arguments)[0]
+        return answer
+
+    def stations(self, case: Case, replays: int) -> dict[str, float]:
+        """Where a dispatch of rank 0 spends its time: medians, in us, by station."""
+        seen = self._measure(replace(case, stamped=True), replays)[0]["stations"]
+        medians = [statistics.median(times) for times in zip(*seen, strict=True)]
+        return dict(zip(native.BlockStamps.STATIONS, medians, strict=True))
+
+    def patch_us(self, case: Case, times: int = 5) -> float:
+        """How long the slowest survivor of a loss takes to patch its table: the median of some losses."""
+        slowest = []
+        for _ in range(times):
+            with eep.Rendezvous.temporary() as rendezvous:
+                slowest.append(max(self._ask(case.ranks, patch_table, True, (case, str(rendezvous.path)))))
+        return statistics.median(slowest)
+
+    def _measure(self, case: Case, replays: int) -> list[Any]:
+        with eep.Rendezvous.temporary() as rendezvous:
+            count = 1 if self.kind == "streams" else case.ranks
+            return self._ask(count, measure_ranks, True, (case, str(rendezvous.path), replays))
+
+    def measure(self, case: Case, replays: int) -> dict[str, Any]:
+        answers = self._measure(case, replays)
+        rounds = [max(times) for times in zip(*(answer["round"] for answer in answers), strict=True)]
+        return summarize(case, self.kind, rounds, answers[0]["split"])
+
+    def close(self) -> None:
+        for process, connection in self._processes:
+            connection.send(None)
+            process.join(30)
+            process.kill()
+
+    def _ask(self, count: int, call: Callable[..., Any], is_of_ranks: bool, arguments: tuple[Any, ...]) -> list[Any]:
+        chosen = [connection for _, connection in self._processes[:count]]
+        for connection in chosen:
+            connection.send((call, is_of_ranks, arguments))
+        answers = []
+        for number, connection in enumerate(chosen):
+            if not connection.poll(PATIENCE_S):
+                raise RuntimeError(f"process {number} did not answer {call.__name__}{arguments} within {PATIENCE_S} s")
+            answers.append(connection.recv())
+        for number, answer in enumerate(answers):
+            if isinstance(answer, str):
+                raise RuntimeError(f"process {number} failed in {call.__name__}{arguments}: {answer}")
+        return answers
+
+
+@contextlib.contextmanager
+def start_cuda_ranks(kind: str, ranks: int) -> Iterator[CudaFleet]:
+    """``kind``: "processes" or "streams"."""
+    if kind == "streams":
+        # A kernel that waits needs a hardware queue of its own; streams of one process share them unless there are enough.
+        # And the driver must not have to load a kernel while another waits.
+        os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
+    fleet = CudaFleet(kind, ranks)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+        for variable in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"):
+            os.environ.pop(variable, None)
+
+
+def summarize(case: Case, ranks_are: str, rounds: list[float], split: list[tuple[float, float]]) -> dict[str, Any]:
+    dispatch, combine = [pair[0] for pair in split], [pair[1] for pair in split]
+    return {
+        **asdict(case),
+        "ranks_are": ranks_are,
+        "round_us": statistics.median(rounds),
+        "round_p99_us": percentile(rounds, 0.99),
+        "dispatch_us": statistics.median(dispatch),
+        "dispatch_p99_us": percentile(dispatch, 0.99),
+        "combine_us": statistics.median(combine),
+        "combine_p99_us": percentile(combine, 0.99),
+    }

@@ -1,0 +1,30 @@
+"""Every benchmark starts: its help is shown, and what it imports only on a GPU can be imported."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = sorted(f"bench.{path.parent.name}" for path in (ROOT / "bench").glob("*/__main__.py"))
+
+
+def test_benchmarks_are_found() -> None:
+    assert {"bench.exchange", "bench.failover", "bench.repair"} <= set(BENCHMARKS)
+
+
+@pytest.mark.parametrize("module", [*BENCHMARKS, "bench.collectives.cuda"])
+def test_help_is_shown(module: str) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+    assert "default:" in done.stdout
+
+
+def test_the_gpu_side_of_the_exchange_can_be_imported() -> None:
+    assert importlib.import_module("bench.exchange.cuda_report").cases
