@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint docs format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -93,6 +93,7 @@ lint: build  ## ruff, mypy, clang-format
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_SOURCES)
 
+.PHONY: docs
 docs: setup  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 

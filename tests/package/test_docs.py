@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +73,33 @@ def test_sources_name_pages_that_are_there() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
+def test_quoted_texts_are_in_the_sources() -> None:
+    """What stands in the first column of a table of error texts, between the places of names and numbers."""
+    said = " ".join(strings("eep", "sglang_patches"))
+    section = (ROOT / "docs" / "troubleshoot.md").read_text().split("\n## By error text\n")[1]
+    quoted = [
+        quote for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for quote in re.findall(r"`(.+?)`", row)
+    ]
+    assert len(quoted) > 50
+    parts = [part.strip(" ;:()='").replace("\\|", "|") for quote in quoted for part in quote.split("…")]
+    assert [part for part in parts if part not in said] == []
+
+
+def strings(*folders: str) -> Iterator[str]:
+    """Every string of the sources, and the fixed parts of those that are put together; and names of classes."""
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+                elif isinstance(node, ast.ClassDef):
+                    yield node.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_named_files_are_there(page: Path) -> None:
+    """Whole paths in the repository, such as eep/view.py."""
+    named = re.findall(r"`((?:eep|eep_cuda|sglang_patches|tests|bench|examples|docs)/[\w./-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
