@@ -93,6 +93,10 @@ lint: build  ## ruff, mypy, clang-format
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_SOURCES)
 
+.PHONY: docs
+docs: setup  ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
 format: setup  ## rewrite the sources in the project's style
 	$(VENV)/bin/ruff check --fix . || true
 	$(VENV)/bin/ruff format .

@@ -35,7 +35,7 @@ def register(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--every", type=float, default=5.0, help="drill: mean seconds between kills (default: 5)")
     parser.add_argument("--most", type=int, default=1, help="drill: how many ranks at once at most (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="drill: the same seed chooses the same ranks (default: 0)")
-    parser.add_argument("--point", help="arm: where; docs/membership.md lists the points")
+    parser.add_argument("--point", help="arm: where; docs/reference.md lists the points")
     parser.add_argument("--action", dest="what", default="kill", help="arm: kill, stop, sleep or drop (default: kill)")
     parser.add_argument("--skip", type=int, default=0, help="arm: how many passings to let go by (default: 0)")
     parser.add_argument("--sleep-ms", type=float, default=1000.0, help="arm: how long a sleep is (default: 1000)")
@@ -81,7 +81,7 @@ def _do(target: Any, rank: int, options: argparse.Namespace) -> None:
 
 def _arm(target: Any, rank: int | None, options: argparse.Namespace) -> None:
     if options.point is None:
-        raise ValueError("eep fault arm needs --point; docs/membership.md lists the points")
+        raise ValueError("eep fault arm needs --point; docs/reference.md lists the points")
     sleep_ms = options.sleep_ms if options.what == "sleep" else 0
     target.arm(rank, options.point, options.what, skip=options.skip, sleep_ms=sleep_ms, count=options.count)
     print(f"arm: {'the supervisor' if rank is None else f'rank {rank}'} is to {options.what} at {options.point}")

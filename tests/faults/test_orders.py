@@ -40,7 +40,7 @@ def test_every_point_is_passed_in_one_place_and_is_documented() -> None:
     calls = re.findall(r"faults\.at\((.*?)\)\n", sources)
     passed = Counter(name for call in calls for name in re.findall(r'"([a-z_.]+)"', call))
     assert passed == Counter(faults.PLACES.keys())
-    text = (ROOT / "docs" / "membership.md").read_text()
+    text = (ROOT / "docs" / "reference.md").read_text()
     assert [point for point in faults.points() if f"`{point}`" not in text] == []
 
 

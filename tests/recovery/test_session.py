@@ -255,7 +255,7 @@ def test_points_are_armed_from_the_command_line(drilled: Drilled, capsys: pytest
         return code, printed.out + printed.err
 
     assert eep("arm", "--rank", "9", "--point", "join.ready") == (1, "eep: this server has ranks [0, 1, 2, 3], not 9\n")
-    assert eep("arm", "--rank", "1") == (1, "eep: eep fault arm needs --point; docs/membership.md lists the points\n")
+    assert eep("arm", "--rank", "1") == (1, "eep: eep fault arm needs --point; docs/reference.md lists the points\n")
     assert eep("drop")[0] == 1
     code, said = eep("arm", "--rank", "1", "--point", "join.ready", "--action", "kill", "--skip", "5")
     assert (code, said) == (0, "arm: rank 1 is to kill at join.ready\n")

@@ -1,5 +1,5 @@
 // Copies of expert weights: many in few launches. A block for each chunk, which ends with it, comes closest to the
-// speed of a memcpy; blocks that stay and take one chunk after the other were slower (docs/data-plane.md).
+// speed of a memcpy; blocks that stay and take one chunk after the other were slower (docs/design/data-plane.md).
 #include "cuda/device.cuh"
 
 namespace eep {
