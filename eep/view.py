@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 NEVER = -1
 """The incarnation of a rank that has never been part of the instance."""
+FOREVER = 2**62
+"""Revoking this epoch revokes every epoch there will ever be."""
 
 
 @dataclass(frozen=True, slots=True)

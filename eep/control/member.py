@@ -41,10 +41,7 @@ from eep.control.wire.messages import (
 )
 from eep.control.wire.sealed_frames import WireError
 from eep.faults import orders
-from eep.view import View
-
-FOREVER = 2**62
-"""Revoking this epoch revokes every epoch there will ever be."""
+from eep.view import FOREVER, View
 
 
 def obey_fault_orders() -> None:
@@ -58,8 +55,8 @@ class DataPlane(Protocol):
     """What a member needs of a rank's data plane. :class:`eep.control.planes.Planes` is one."""
 
     @property
-    def control_fd(self) -> int | None:
-        """The descriptor of the page through which the supervisor ends this rank's waits."""
+    def control_fds(self) -> tuple[int, ...]:
+        """The descriptors of the pages through which the supervisor ends this rank's waits."""
 
     def revoke(self, epoch: int) -> None:
         """End every wait of epochs up to ``epoch``. Called from another thread, at any time."""
@@ -71,7 +68,7 @@ class DataPlane(Protocol):
 class NoDataPlane:
     """A rank that shares no memory."""
 
-    control_fd: int | None = None
+    control_fds: tuple[int, ...] = ()
 
     def revoke(self, epoch: int) -> None:
         pass
@@ -93,10 +90,10 @@ class Member:
         self._spoken = 0
         self._ended: str | None = None
         self._pulse = Pulse() if is_supported() else None
-        page, pulse = data_plane.control_fd, self._pulse.descriptor if self._pulse else None
+        pages, pulse = data_plane.control_fds, (self._pulse.descriptor,) if self._pulse else ()
         client.send(
-            Register(rank, incarnation, page=page is not None, pulse=pulse is not None),
-            descriptors=tuple(descriptor for descriptor in (page, pulse) if descriptor is not None),
+            Register(rank, incarnation, pages=len(pages), pulse=bool(pulse)),
+            descriptors=(*pages, *pulse),
         )
         self._thread = threading.Thread(target=self._listen, name="eep-member", daemon=True)
         self._thread.start()

@@ -45,7 +45,7 @@ class Plane:
 
 
 class Planes:
-    """The supervisor itself writes the control page of the first plane; the member passes revokes on to the others."""
+    """The supervisor writes the control page of every plane itself. The member revokes them too, by word."""
 
     def __init__(self, *planes: Plane) -> None:
         if not planes:
@@ -55,8 +55,8 @@ class Planes:
         self._pages = [SharedControlPage(os.dup(plane.endpoint.control_fd)) for plane in planes]
 
     @property
-    def control_fd(self) -> int:
-        return self._planes[0].endpoint.control_fd
+    def control_fds(self) -> tuple[int, ...]:
+        return tuple(plane.endpoint.control_fd for plane in self._planes)
 
     def revoke(self, epoch: int) -> None:
         for page in self._pages:

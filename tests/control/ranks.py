@@ -98,7 +98,7 @@ def slow_repair() -> None:
 class Recorder:
     """A data plane that writes down what it is told."""
 
-    control_fd = None
+    control_fds = ()
 
     def __init__(self) -> None:
         name = f"told-{os.environ['EEP_RANK']}-{os.environ['EEP_INCARNATION']}"

@@ -36,6 +36,7 @@ from eep.control.wire.messages import (
 )
 from eep.control.wire.sealed_frames import ReceivedMessage
 from eep.membership import Event, Leave, PulseStopped, Ready, RevokeSeen, Settled, Suspected
+from eep.view import FOREVER
 
 MAX_CONNECTIONS = 4096
 
@@ -72,7 +73,7 @@ class FrontDesk:
         self._connections: set[Connection] = set()
         self._members: dict[int, tuple[int, Connection]] = {}
         self._who: dict[Connection, tuple[int, int]] = {}
-        self._pages: dict[int, RevocablePage] = {}
+        self._pages: dict[int, list[RevocablePage]] = {}
         self._pulses: dict[int, PulseWatch] = {}
         self._watchers: set[Connection] = set()
         self._listener: ConnectionListener | None = None
@@ -105,8 +106,9 @@ class FrontDesk:
 
     def revoke(self, epoch: int, reason: str) -> None:
         """End the waits of every rank: first through the pages, at once, then by message."""
-        for page in self._pages.values():
-            page.revoke(epoch)
+        for pages in self._pages.values():
+            for page in pages:
+                page.revoke(epoch)
         self.tell(TellRevoke(reason[:1024]), epoch)
 
     def tell(self, message: ControlMessage, epoch: int) -> None:
@@ -121,11 +123,21 @@ class FrontDesk:
         for connection in list(self._watchers):
             connection.send(TellGone(rank, incarnation, reason[:1024]), epoch)
 
+    def end_waits(self, rank: int, incarnation: int) -> None:
+        """End the waits of one life of a rank, in every epoch. Its kernels may run on after its process is killed. One that
+        waits would still do so when the driver takes its memory away."""
+        registered, _ = self._members.get(rank, (incarnation, None))
+        for page in self._pages.get(rank, ()) if registered == incarnation else ():
+            page.revoke(FOREVER)
+
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""
-        for held in (self._pages.pop(rank, None), self._pulses.pop(rank, None)):
-            if held is not None:
-                held.close()
+        for page in self._pages.pop(rank, ()):
+            page.revoke(FOREVER)
+            page.close()
+        pulse = self._pulses.pop(rank, None)
+        if pulse is not None:
+            pulse.close()
         member = self._members.pop(rank, None)
         if member is not None:
             member[1].close()
@@ -134,7 +146,8 @@ class FrontDesk:
         peer = peer_credentials(sock)
         if not peer.is_same_user or len(self._connections) >= MAX_CONNECTIONS:
             self._owner.reject(
-                "unwelcome", f"a connection of user {peer.uid} was refused; {len(self._connections)} connections are open"
+                "unwelcome",
+                f"a connection of user {peer.uid} was refused; {len(self._connections)} connections are open",
             )
             sock.close()
             return
@@ -185,13 +198,13 @@ class FrontDesk:
 
     def _take_descriptors(self, connection: Connection, message: Register) -> str | None:
         """A rank without a page hears of revokes by message only. Without a pulse, only its pidfd shows its death."""
-        descriptors = [connection.take_descriptor() for announced in (message.page, message.pulse) if announced]
+        descriptors = [connection.take_descriptor() for _ in range(message.pages + message.pulse)]
         if None in descriptors:
             return f"rank {message.rank} announced descriptors that did not come with its registration"
         stopped = PulseStopped(message.rank, message.incarnation)
         try:
-            if message.page:
-                self._pages[message.rank] = self._open_page(descriptors[0] or 0)
+            for descriptor in descriptors[: message.pages]:
+                self._pages.setdefault(message.rank, []).append(self._open_page(descriptor or 0))
             if message.pulse:
                 self._pulses[message.rank] = PulseWatch(descriptors[-1] or 0, lambda: self._owner.feed(stopped))
         except (ValueError, OSError, RuntimeError) as error:

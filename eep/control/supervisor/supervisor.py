@@ -222,6 +222,7 @@ class Supervisor:
             case ListReports():
                 self._driver.list_reports()
             case Fence():
+                self._front_desk.end_waits(effect.rank, effect.incarnation)
                 self._processes.fence(effect.rank, effect.incarnation)
             case Launch():
                 faults.at("supervisor.before_launch")

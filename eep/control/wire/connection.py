@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
+from eep.control.wire.messages import MAX_PAGES
 from eep.control.wire.sealed_frames import ReceivedMessage, SealedChannel, SessionEnd, WireError
 
 MAX_UNSENT = 4 << 20
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = MAX_PAGES + 1
+"""The pages of a rank and its pulse."""
 _READ_BYTES = 1 << 16
 
 

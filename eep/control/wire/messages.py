@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Meta
 
 MAX_RANKS = 65536
+MAX_PAGES = 16
+"""Control pages of one rank: one for each of its buffers and process group endpoints."""
 
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Number = Annotated[int, Meta(ge=-1, lt=2**62)]
@@ -31,7 +33,7 @@ class Register(ControlMessage, frozen=True):
 
     rank: Rank
     incarnation: Number
-    page: bool = False
+    pages: Annotated[int, Meta(ge=0, le=MAX_PAGES)] = 0
     pulse: bool = False
 
 
