@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from eep.drill.answers import Answer, new_tokens, stream
+from eep.drill.query_answers import Answer, new_tokens, stream
 
 TOKENS = 24
 """How many tokens a request asks for, by default."""

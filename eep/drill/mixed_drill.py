@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eep.drill.answers import Answer, first_difference
 from eep.drill.chaos import Chaos, Weather
 from eep.drill.devices import DEVICES, Device
 from eep.drill.mix import MIXES, Mix, make_queries
 from eep.drill.mixed_load import MixedLoad
+from eep.drill.query_answers import Answer, first_difference
 from eep.drill.references import References, agreement, learn
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story

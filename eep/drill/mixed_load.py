@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from eep.drill.answers import Answer, difference, put
 from eep.drill.load import Load
+from eep.drill.query_answers import Answer, difference, put
 from eep.drill.references import Reference
 
 _GOES_AWAY = 24

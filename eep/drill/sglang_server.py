@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eep.drill.answers import new_tokens
 from eep.drill.devices import CPU, Device
+from eep.drill.query_answers import new_tokens
 
 START_WITHIN = 280.0
 STOP_WITHIN = 60.0

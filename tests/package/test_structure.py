@@ -133,7 +133,6 @@ def test_no_two_modules_have_the_same_name() -> None:
     assert shared((path.stem, name) for name, path in MODULES.items() if path.stem not in ("command", "__init__")) == {}
 
 
-@pytest.mark.xfail(strict=False, reason="other parts are being renamed")
 def test_no_two_classes_have_the_same_name() -> None:
     assert "Session" in classes(MODULES["eep.recovery.session"])
     assert shared((each, name) for name, path in MODULES.items() for each in classes(path)) == {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eep.drill.answers import Answer, _add_native, _add_openai, _add_whole, difference, first_difference
+from eep.drill.query_answers import Answer, _add_native, _add_openai, _add_whole, difference, first_difference
 
 
 def answer(**given: Any) -> Answer:
