@@ -1,6 +1,6 @@
 """What the loss of a rank costs the clients of the real SGLang server, and what it costs to be ready for it.
 
-Starts the server with four ranks, drives a mixed load (see eep/drill/mix.py) whose every token is checked, and kills one
+Starts the server with four ranks, drives a mixed load whose every token is checked, and kills one
 rank after the other with SIGKILL, each when the last one is back. Of every kill: the time until the view without the rank
 is committed, until all survivors run again, until the next token reaches a client, until the rank is back; the largest
 gap between tokens that a client saw; tokens per second before, from kill to rejoin, and after. Before the kills,
@@ -37,9 +37,9 @@ from bench.failover.turns import OF_DEVICE, take_turns
 from eep.drill.devices import DEVICES, Device
 from eep.drill.faults import Target
 from eep.drill.load import Load, ask
-from eep.drill.mix import MIXES, make_queries
 from eep.drill.mixed_load import MixedLoad
 from eep.drill.references import learn
+from eep.drill.request_mix import REQUEST_MIXES, make_queries
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
@@ -145,7 +145,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         short = Load.with_reference(server.url, prompts, tokens=TOKENS)
         clients = Clients(server.url, prompts, short.wanted, RANKS, options.clients, options.steady_tokens)
         say("asking requests of every kind and length for their fault-free answers")
-        known = learn(server.url, make_queries(MIXES[device.name], options.seed), options.clients, say=say)
+        known = learn(server.url, make_queries(REQUEST_MIXES[device.name], options.seed), options.clients, say=say)
         if known.unsteady:
             raise RuntimeError(f"answers differ without any fault: {known.unsteady}")
         load = MixedLoad(server.url, known.usable, options.clients, options.seed, ranks=RANKS)

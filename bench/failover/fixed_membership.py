@@ -3,8 +3,8 @@
 This file is an SGLang plugin of its own, which :class:`Switch` puts beside a server; it does nothing in any other. While the
 switch is thrown the membership is taken for fixed, as if no rank could ever be lost:
 
-- a rank runs its step as it is: nothing is kept to run it again, nobody looks whether its results can be trusted, and no view
-  is entered between steps;
+- a rank runs its step as it is: nothing is kept to run it again, the session does not look whether its results can be
+  trusted, and no view is entered between steps;
 - the front end sends a request to the rank that its client names, and keeps nothing of it (unless the switch is thrown for
   the ranks alone: then requests may be under way).
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 _KEPT = 1 << 16
-"""How many beginnings: those of minutes, unless nobody asks for anything."""
+"""How many beginnings the file holds: those of some minutes under load."""
 _SUFFIX = ".steps"
 
 

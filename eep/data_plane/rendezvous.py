@@ -179,7 +179,7 @@ def _is_held(path: pathlib.Path) -> bool:
 
 def _sweep() -> None:
     for owner in temporary_base().glob(f"{TEMPORARY_PREFIX}*/owner.lock"):
-        with contextlib.suppress(OSError):  # somebody else's
+        with contextlib.suppress(OSError):  # another rank's
             # The maker may be gone while ranks of its instance live on.
             if not any(map(_is_held, owner.parent.rglob("*.lock"))):
                 shutil.rmtree(owner.parent, ignore_errors=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from eep.drill.chaos import CALM, Weather
-from eep.drill.mix import Mix
 from eep.drill.mixed_drill import DrillPlan
+from eep.drill.random_faults import SINGLE_KILLS, FaultMix
+from eep.drill.request_mix import RequestMix
 
-_LONG_PROMPTS = Mix(greedy=56)
+_LONG_PROMPTS = RequestMix(greedy=56)
 
 CASES = {
     # Wrong tokens without any fault: decode steps of 16 rows a rank, beside prompts of several chunks.
@@ -24,7 +24,7 @@ CASES = {
         device="cuda", seconds=0, steady=375, clients=64, spares=2, mix=_LONG_PROMPTS, redundant_experts=8
     ),
     # One SIGKILL ended all ranks under MPS: kills that find long prompts and many decodes under way.
-    "kills-64": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, weather=CALM),
+    "kills-64": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, fault_mix=SINGLE_KILLS),
     # Two and three ranks at once, stopped ranks, joiners and spares killed.
     "storm-64": DrillPlan(device="cuda", seconds=180, clients=64, spares=2, mix=_LONG_PROMPTS),
     "storm-64-bfloat16": DrillPlan(
@@ -34,6 +34,6 @@ CASES = {
         device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, dtype="bfloat16", fp8=True
     ),
     # The same on two cores, with a smaller model and fewer clients.
-    "storm-cpu": DrillPlan(seconds=60, clients=8, weather=Weather(gap=(1.0, 10.0), stopped=(3.0, 8.0))),
-    "kills-cpu": DrillPlan(seconds=30, clients=8, weather=CALM),
+    "storm-cpu": DrillPlan(seconds=60, clients=8, fault_mix=FaultMix(gap=(1.0, 10.0), stopped=(3.0, 8.0))),
+    "kills-cpu": DrillPlan(seconds=30, clients=8, fault_mix=SINGLE_KILLS),
 }

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="eep-drill-") as place:
         try:
-            result = mixed_drill.run(plan, Path(place), say)
+            result = mixed_drill.run_drill(plan, Path(place), say)
         except RuntimeError as error:
             say(f"the drill could not be done: {error}")
             return 2
@@ -83,5 +83,5 @@ def planned(options: argparse.Namespace, cases: dict[str, Any], default: Any) ->
 def _verdict(result: dict[str, Any]) -> str:
     return (
         f"{'passed' if result['passed'] else 'FAILED'}: {result['requests']} requests in {result['rank_seconds']:.0f} "
-        f"rank-seconds, {result['failed_count']} failed, {result['wrong_count']} wrong, {len(result['strikes'])} faults"
+        f"rank-seconds, {result['failed_count']} failed, {result['wrong_count']} wrong, {len(result['faults'])} faults"
     )

@@ -1,8 +1,8 @@
 """Faults on purpose, against a running server: kill, stop and wake its ranks, slow one down, lose what one sends, or all of
 it at random; at any moment, or at a named point.
 
-Whoever does this must be able to enter the supervisor's private directory and read its key; it answers nobody else. It names
-the processes, and the signals are real ones. Orders for named points are left in that directory.
+The caller must be able to enter the supervisor's private directory and read its key. The supervisor names the processes, and
+the signals are real ones. Orders for named points lie in that directory until a rank obeys them.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Target:
         self._signal(rank, signal.SIGKILL)
 
     def stop(self, rank: int) -> None:
-        """It stands still, as in a debugger or a machine that swaps: not dead, and not answering."""
+        """The rank stands still, as in a debugger or on a machine that swaps: not dead, and not answering."""
         self._signal(rank, signal.SIGSTOP)
 
     def resume(self, rank: int) -> None:
         self._signal(rank, signal.SIGCONT)
 
     def slow(self, rank: int, seconds: float, share: float = 0.5) -> None:
-        """It runs only that share of the time, in slices of 20 ms, for so long."""
+        """The rank runs only that share of the time, in slices of 20 ms, for so many seconds."""
         if not 0 < share < 1:
             raise ValueError(f"a slow rank runs between 0 and 1 of the time, got {share}")
         end = time.monotonic() + seconds
@@ -99,7 +99,7 @@ class Target:
         orders.give(self.directory, rank, point, FaultPlan(action, skip, sleep_ms, count))
 
     def drop(self, rank: int, count: int = 1) -> None:
-        """The next ``count`` messages of tokens that it sends are lost: it has sent them, and nobody hears of them."""
+        """The next ``count`` messages of tokens that it sends are lost: the rank has sent them, and no peer hears of them."""
         self.arm(rank, LOSABLE[0], "drop", count=count)
 
     def disarm(self) -> int:

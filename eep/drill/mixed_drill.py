@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eep.drill.chaos import Chaos, Weather
 from eep.drill.devices import DEVICES, Device
-from eep.drill.mix import MIXES, Mix, make_queries
 from eep.drill.mixed_load import MixedLoad
 from eep.drill.query_answers import Answer, first_difference
+from eep.drill.random_faults import FaultMix, RandomFaults
 from eep.drill.references import References, agreement, learn
+from eep.drill.request_mix import REQUEST_MIXES, RequestMix, make_queries
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
@@ -36,7 +36,7 @@ _STEADY_FIRST = 2.0
 
 @dataclass(frozen=True)
 class DrillPlan:
-    """Everything that decides a drill. The same plan gives the same load and the same forecast of faults."""
+    """Everything that decides a drill. The same plan gives the same load and the same plan of faults."""
 
     device: str = "cpu"
     seconds: float = 60.0
@@ -53,9 +53,9 @@ class DrillPlan:
     prefix_cache: bool = True
     redundant_experts: int = 48
     """48: every rank holds every expert of the small models, so that the last rank can serve."""
-    mix: Mix | None = None
+    mix: RequestMix | None = None
     """None: that of the device."""
-    weather: Weather = field(default_factory=Weather)
+    fault_mix: FaultMix = field(default_factory=FaultMix)
     flags: tuple[str, ...] = ()
     """More flags for the server."""
 
@@ -72,7 +72,7 @@ class DrillPlan:
         return self.dtype == "float32" and not self.fp8
 
 
-def run(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def run_drill(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Starts a server in ``place``, drills it and ends it; the result. RuntimeError if there is nothing to drill."""
     device = _prepared(plan, DEVICES[plan.device])
     with device.prepared() as needed:
@@ -80,7 +80,7 @@ def run(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[str, A
         model = make_model(place / "model", size=device.model, fp8=plan.fp8)
         server = Server(model, _arguments(plan), place / "server.log", needed, place / "d", device)
         with server:
-            result = drill(plan, server.url, place / "d", say)
+            result = drill_server(plan, server.url, place / "d", say)
             result["log"] = {"moved": server.log.count("replaying ")}
         result["left_over"] = server.leftovers()
     result["passed"] = not _complaints(result)
@@ -89,30 +89,30 @@ def run(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[str, A
     return result
 
 
-def drill(plan: DrillPlan, url: str, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def drill_server(plan: DrillPlan, url: str, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Drills a server that runs, with its supervisor's private directory. What came of it."""
-    queries = make_queries(plan.mix or MIXES[plan.device], plan.seed)
+    queries = make_queries(plan.mix or REQUEST_MIXES[plan.device], plan.seed)
     known = learn(url, queries, plan.clients, exact=plan.exact, say=say)
     if not known.usable:
         raise RuntimeError(f"no answer of {len(queries)} can be compared: {dict(known.left_out)}")
     control = None if plan.exact else agreement(url, known.usable, plan.clients)
     load = MixedLoad(url, known.usable, plan.clients, plan.seed, exact=plan.exact)
     story = Story(directory, load, say=lambda text: None)
-    chaos = Chaos(story.target, plan.weather, plan.seed, say)
+    faults = RandomFaults(story.target, plan.fault_mix, plan.seed, say)
     try:
         story.wait_until_all_run(RANKS)
         began = time.monotonic()
         say(f"{plan.clients} clients ask for {len(known.usable)} different answers")
         with load:
             time.sleep(max(plan.steady, _STEADY_FIRST))
-            chaos.run(plan.seconds)
+            faults.run(plan.seconds)
             all_back = story.wait_until_all_run(RANKS)
             time.sleep(_STEADY_FIRST)
         ended = time.monotonic()
     finally:
         story.close()
     return {
-        "machine": machine(plan.device),
+        "machine": describe_machine(plan.device),
         "plan": asdict(plan),
         "references": _told_references(known),
         "rank_seconds": round(RANKS * (ended - began), 1),
@@ -124,15 +124,15 @@ def drill(plan: DrillPlan, url: str, directory: Path, say: Callable[[str], None]
         "wrong": [_told(load, answer, began) for answer in load.wrong[:_SHOWN]],
         "wrong_count": len(load.wrong),
         "alike": None if plan.exact else {"under_faults": load.alike(), "control": control},
-        "strikes": [{**asdict(strike), "at": round(strike.at - began, 3)} for strike in chaos.strikes],
-        "strikes_by_kind": dict(Counter(strike.kind for strike in chaos.strikes)),
+        "faults": [{**asdict(fault), "at": round(fault.at - began, 3)} for fault in faults.done],
+        "faults_by_kind": dict(Counter(fault.kind for fault in faults.done)),
         "largest_gap_ms": round(1000 * load.largest_gap(began, ended), 1),
         "all_back": all_back,
         "epoch": story.views[-1][1].epoch if story.views else None,
     }
 
 
-def machine(device: str) -> dict[str, Any]:
+def describe_machine(device: str) -> dict[str, Any]:
     """What it was run on."""
     import torch
 

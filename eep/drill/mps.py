@@ -18,7 +18,7 @@ PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 STARTS_WITHIN = 30.0
 CLIENTS_END_WITHIN = 10
-"""Seconds that whoever still uses the GPU has when the daemon is told to end."""
+"""Seconds that processes which still use the GPU have when the daemon is told to end."""
 ENDS_WITHIN = 30.0
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-from eep.drill.mix import Query
+from eep.drill.request_mix import Query
 
 LOGPROB_TOLERANCE = 1e-3
 """By how many nats the log-probability of a token may differ: float32 adds up in another order in another batch."""

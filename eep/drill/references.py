@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from eep.drill.mix import Query, with_stop_strings
 from eep.drill.query_answers import Answer, difference, put
+from eep.drill.request_mix import Query, with_stop_strings
 from eep.drill.token_certainty import LEAST, margin
 
 T = TypeVar("T")

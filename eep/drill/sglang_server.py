@@ -1,6 +1,6 @@
 """A real SGLang server on this machine: started in a session of its own, asked over HTTP, and stopped.
 
-Every process of a server carries a mark in its environment, so that what is left over is found whoever its parent is.
+Every process of a server carries a mark in its environment, so that a test finds what is left over whatever its parent is.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ says nothing about faults. So answers that are to be compared token by token are
 
 Where two *experts* are almost equally likely for a token it is the same, and that shows in no likelihood of tokens. But it
 shows when an answer is continued from each of its places, as the request of a lost rank is: then what was decoded token by
-token is prefilled at once. Asked of a server that has lost nobody, every continuation should be the rest of the answer.
+token is prefilled at once. Asked of a server that has lost no rank, every continuation should be the rest of the answer.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def test_what_a_kill_cost() -> None:
 
 
 class Killed:
-    """A story in which every rank comes back; somebody interrupts it before the kill of that number, from 1 on."""
+    """A story in which every rank comes back; the user interrupts it before the kill of that number, from 1 on."""
 
     def __init__(self, interrupted_before: int) -> None:
         self.target, self._left = self, interrupted_before

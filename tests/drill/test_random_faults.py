@@ -13,18 +13,18 @@ from typing import cast
 
 import pytest
 
-from eep.drill.chaos import JOINER, KILLS, SPARE, STOP, Chaos, Weather, forecast
 from eep.drill.faults import Rank, Target
+from eep.drill.random_faults import JOINER, KILLS, SPARE, STOP, FaultMix, RandomFaults, plan_faults
 
 
 def test_the_seed_decides_what_comes_when() -> None:
-    first, again, other = (list(islice(forecast(Weather(), seed), 50)) for seed in (1, 1, 2))
+    first, again, other = (list(islice(plan_faults(FaultMix(), seed), 50)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_every_kind_of_fault_comes() -> None:
-    orders = list(islice(forecast(Weather(), 1), 300))
+    orders = list(islice(plan_faults(FaultMix(), 1), 300))
     assert {order.kind for order in orders} == {*KILLS, STOP, JOINER, SPARE}
     assert all(0.3 <= order.pause <= 8.0 for order in orders)
     assert all(3.0 <= order.seconds <= 20.0 for order in orders if order.kind == STOP)
@@ -40,7 +40,7 @@ def test_every_kind_of_fault_comes() -> None:
 )
 def test_a_weather_that_makes_no_sense_is_refused(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Weather(**wrong)  # type: ignore[arg-type]
+        FaultMix(**wrong)  # type: ignore[arg-type]
 
 
 class Host:
@@ -82,45 +82,45 @@ def host() -> Iterator[Host]:
     made.end()
 
 
-def struck(host: Host, **weights: float) -> Chaos:
-    weather = Weather(gap=(0.01, 0.05), weights=weights, stopped=(0.05, 0.1), joining=(0.01, 0.02))
-    chaos = Chaos(cast(Target, host), weather, seed=1, say=lambda text: None)
-    chaos.run(1.0)
-    return chaos
+def struck(host: Host, **weights: float) -> RandomFaults:
+    fault_mix = FaultMix(gap=(0.01, 0.05), weights=weights, stopped=(0.05, 0.1), joining=(0.01, 0.02))
+    faults = RandomFaults(cast(Target, host), fault_mix, seed=1, say=lambda text: None)
+    faults.run(1.0)
+    return faults
 
 
 def test_two_and_three_ranks_are_killed_at_once(host: Host) -> None:
-    chaos = struck(host, **{"kill-2": 1.0, "kill-3": 1.0})
-    assert {len(strike.ranks) for strike in chaos.strikes} == {2, 3}
+    faults = struck(host, **{"kill-2": 1.0, "kill-3": 1.0})
+    assert {len(fault.ranks) for fault in faults.done} == {2, 3}
     host.ranks()
     assert all(life > 0 for life in host._lives)
 
 
 def test_stopped_ranks_are_awake_at_the_end(host: Host) -> None:
-    chaos = struck(host, stop=1.0)
-    assert {strike.kind for strike in chaos.strikes} == {STOP}
+    faults = struck(host, stop=1.0)
+    assert {fault.kind for fault in faults.done} == {STOP}
     assert "T" not in host.states()
 
 
 def test_a_joiner_is_killed_in_the_life_after(host: Host) -> None:
-    chaos = struck(host, joiner=1.0)
-    second = [strike for strike in chaos.strikes if strike.kind == JOINER]
+    faults = struck(host, joiner=1.0)
+    second = [fault for fault in faults.done if fault.kind == JOINER]
     assert second
-    for strike in second:
-        (rank, life), *_ = strike.ranks
-        before = [each for earlier in chaos.strikes if earlier.at < strike.at for each in earlier.ranks]
+    for fault in second:
+        (rank, life), *_ = fault.ranks
+        before = [each for earlier in faults.done if earlier.at < fault.at for each in earlier.ranks]
         assert any(other == rank and earlier_life < life for other, earlier_life in before)
 
 
 def test_spares_are_killed_while_there_are_any(host: Host) -> None:
-    chaos = struck(host, spare=1.0)
-    assert [strike.kind for strike in chaos.strikes] == [SPARE, SPARE]
+    faults = struck(host, spare=1.0)
+    assert [fault.kind for fault in faults.done] == [SPARE, SPARE]
     assert host.spares() == []
 
 
 def test_a_rank_that_was_fenced_while_it_stood_still_is_not_woken(host: Host) -> None:
-    chaos = Chaos(cast(Target, host), Weather(), seed=1, say=lambda text: None)
+    faults = RandomFaults(cast(Target, host), FaultMix(), seed=1, say=lambda text: None)
     rank = host.ranks()[0]
     host._processes[0].send_signal(signal.SIGKILL)
     host._processes[0].wait()
-    assert not chaos._has_pid(rank)
+    assert not faults._has_pid(rank)

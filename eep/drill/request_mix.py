@@ -55,7 +55,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class RequestMix:
     """How long prompts and answers are, and how many requests there are."""
 
     greedy: int = 40
@@ -70,10 +70,10 @@ class Mix:
     """The shortest and the longest answer."""
 
 
-MIXES = {
+REQUEST_MIXES = {
     # Two cores: what a GPU does in a second takes a minute.
-    "cpu": Mix(16, ((0.6, 3, 40), (0.3, 40, 160), (0.1, 300, 600)), (30, 120), answers=(4, 40)),
-    "cuda": Mix(),
+    "cpu": RequestMix(16, ((0.6, 3, 40), (0.3, 40, 160), (0.1, 300, 600)), (30, 120), answers=(4, 40)),
+    "cuda": RequestMix(),
 }
 """By the name of a device (:mod:`eep.drill.devices`)."""
 
@@ -82,7 +82,7 @@ MIXES = {
 class _Maker:
     """Makes the requests of a mix, one after the other."""
 
-    mix: Mix
+    mix: RequestMix
     choose: random.Random
     made: list[Query] = field(default_factory=list)
     beginnings: list[list[int]] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _Maker:
         self.made.append(Query(len(self.made), "chat" if chat else "completion", path, body, (), tokens))
 
 
-def make_queries(mix: Mix, seed: int) -> list[Query]:
+def make_queries(mix: RequestMix, seed: int) -> list[Query]:
     """The requests of a mix. The same seed gives the same ones."""
     maker = _Maker(mix, random.Random(seed))
     maker.beginnings = [maker.tokens(length) for length in mix.shared]

@@ -24,7 +24,7 @@ _JOINS_WITHIN = 60.0
 
 
 @dataclass(frozen=True)
-class Weather:
+class FaultMix:
     """How often faults come, and of which kinds."""
 
     gap: tuple[float, float] = (0.3, 8.0)
@@ -48,12 +48,12 @@ class Weather:
                 raise ValueError(f"{name} must be two numbers of seconds, the smaller first, got {low} and {high}")
 
 
-CALM = Weather(gap=(1.0, 3.0), weights={"kill-1": 1.0})
+SINGLE_KILLS = FaultMix(gap=(1.0, 3.0), weights={"kill-1": 1.0})
 """One rank at a time and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class DoneFault:
     """A fault that was done."""
 
     at: float
@@ -65,7 +65,7 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PlannedFault:
     """A fault that is to come."""
 
     pause: float
@@ -76,23 +76,23 @@ class Order:
     """Decides which of the ranks that there are."""
 
 
-def forecast(weather: Weather, seed: int) -> Iterator[Order]:
+def plan_faults(fault_mix: FaultMix, seed: int) -> Iterator[PlannedFault]:
     """What comes when, without end."""
     choose = random.Random(seed)
-    kinds, weights = list(weather.weights), list(weather.weights.values())
+    kinds, weights = list(fault_mix.weights), list(fault_mix.weights.values())
     while True:
-        pause, kind = choose.uniform(*weather.gap), choose.choices(kinds, weights)[0]
-        lasts = {STOP: weather.stopped, JOINER: weather.joining}.get(kind)
-        yield Order(pause, kind, choose.uniform(*lasts) if lasts else 0.0, choose.getrandbits(32))
+        pause, kind = choose.uniform(*fault_mix.gap), choose.choices(kinds, weights)[0]
+        lasts = {STOP: fault_mix.stopped, JOINER: fault_mix.joining}.get(kind)
+        yield PlannedFault(pause, kind, choose.uniform(*lasts) if lasts else 0.0, choose.getrandbits(32))
 
 
-class Chaos:
-    """Carries out a forecast, and writes down what it did."""
+class RandomFaults:
+    """Does what is planned, and writes down what it did."""
 
-    def __init__(self, target: Target, weather: Weather, seed: int, say: Callable[[str], None] = print) -> None:
-        self.strikes: list[Strike] = []
+    def __init__(self, target: Target, fault_mix: FaultMix, seed: int, say: Callable[[str], None] = print) -> None:
+        self.done: list[DoneFault] = []
         self._target, self._say = target, say
-        self._orders = forecast(weather, seed)
+        self._planned = plan_faults(fault_mix, seed)
         self._later: list[threading.Thread] = []
         self._over = threading.Event()
 
@@ -100,43 +100,43 @@ class Chaos:
         """For so long. Ranks that stand still then are woken."""
         end = time.monotonic() + seconds
         try:
-            for order in self._orders:
-                if self._over.wait(min(order.pause, max(0.0, end - time.monotonic()))) or time.monotonic() >= end:
+            for planned in self._planned:
+                if self._over.wait(min(planned.pause, max(0.0, end - time.monotonic()))) or time.monotonic() >= end:
                     return
-                self._do(order, end)
+                self._do(planned, end)
         finally:
             self._over.set()
             for thread in self._later:
                 thread.join(_JOINS_WITHIN)
 
-    def _do(self, order: Order, end: float) -> None:
-        choose = random.Random(order.dice)
+    def _do(self, planned: PlannedFault, end: float) -> None:
+        choose = random.Random(planned.dice)
         inside = [rank for rank in self._target.ranks().values() if rank.is_in and rank.pid is not None]
-        if order.kind in KILLS:
-            victims = choose.sample(inside, min(KILLS[order.kind], len(inside)))
-            self._strike(order.kind, victims, signal.SIGKILL)
-        elif order.kind == SPARE:
+        if planned.kind in KILLS:
+            victims = choose.sample(inside, min(KILLS[planned.kind], len(inside)))
+            self._do_to(planned.kind, victims, signal.SIGKILL)
+        elif planned.kind == SPARE:
             self._kill_spare(choose)
         elif inside:
             victim = choose.choice(inside)
-            if order.kind == STOP:
-                seconds = min(order.seconds, max(1.0, end - time.monotonic()))
-                self._strike(STOP, [victim], signal.SIGSTOP, seconds)
+            if planned.kind == STOP:
+                seconds = min(planned.seconds, max(1.0, end - time.monotonic()))
+                self._do_to(STOP, [victim], signal.SIGSTOP, seconds)
                 self._in_a_while(lambda: self._wake(victim, seconds))
             else:
-                self._strike("kill-1", [victim], signal.SIGKILL)
-                self._in_a_while(lambda: self._kill_joiner(victim, order.seconds))
+                self._do_to("kill-1", [victim], signal.SIGKILL)
+                self._in_a_while(lambda: self._kill_joiner(victim, planned.seconds))
 
-    def _strike(self, kind: str, victims: list[Rank], number: signal.Signals, seconds: float = 0.0) -> None:
+    def _do_to(self, kind: str, victims: list[Rank], number: signal.Signals, seconds: float = 0.0) -> None:
         at = time.monotonic()
         hit = [rank for rank in victims if rank.pid is not None and _send(rank.pid, number)]
         if hit:
-            self._note(Strike(at, kind, tuple((rank.rank, rank.incarnation) for rank in hit), seconds))
+            self._note(DoneFault(at, kind, tuple((rank.rank, rank.incarnation) for rank in hit), seconds))
 
     def _kill_spare(self, choose: random.Random) -> None:
         spares = self._target.spares()
         if spares and _send(choose.choice(spares), signal.SIGKILL):
-            self._note(Strike(time.monotonic(), SPARE, ()))
+            self._note(DoneFault(time.monotonic(), SPARE, ()))
 
     def _wake(self, rank: Rank, seconds: float) -> None:
         self._over.wait(seconds)
@@ -158,17 +158,17 @@ class Chaos:
             if time.monotonic() > end or self._over.wait(_LOOKS_EVERY):
                 return
         if not self._over.wait(seconds) and self._has_pid(now):
-            self._strike(JOINER, [now], signal.SIGKILL, seconds)
+            self._do_to(JOINER, [now], signal.SIGKILL, seconds)
 
     def _in_a_while(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, daemon=True)
         self._later.append(thread)
         thread.start()
 
-    def _note(self, strike: Strike) -> None:
-        self.strikes.append(strike)
-        hit = ", ".join(f"rank {rank} (life {life})" for rank, life in strike.ranks)
-        self._say(f"{strike.kind}: {hit or 'a spare'}" + (f", {strike.seconds:.1f} s" if strike.seconds else ""))
+    def _note(self, fault: DoneFault) -> None:
+        self.done.append(fault)
+        hit = ", ".join(f"rank {rank} (life {life})" for rank, life in fault.ranks)
+        self._say(f"{fault.kind}: {hit or 'a spare'}" + (f", {fault.seconds:.1f} s" if fault.seconds else ""))
 
 
 def _send(pid: int, number: signal.Signals) -> bool:

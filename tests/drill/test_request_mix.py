@@ -6,24 +6,24 @@ import json
 
 import pytest
 
-from eep.drill.mix import MIXES, Mix, make_queries, with_stop_strings
+from eep.drill.request_mix import REQUEST_MIXES, RequestMix, make_queries, with_stop_strings
 
 KINDS = {"greedy", "seeded", "penalty", "logprob", "whole", "batch", "completion", "chat"}
 
 
-@pytest.mark.parametrize("device", sorted(MIXES))
+@pytest.mark.parametrize("device", sorted(REQUEST_MIXES))
 def test_a_mix_has_every_kind_of_request(device: str) -> None:
-    assert {query.kind for query in make_queries(MIXES[device], 1)} == KINDS
+    assert {query.kind for query in make_queries(REQUEST_MIXES[device], 1)} == KINDS
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
-    first, again, other = (make_queries(Mix(), seed) for seed in (3, 3, 4))
+    first, again, other = (make_queries(RequestMix(), seed) for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
 
 def test_prompts_and_answers_have_the_lengths_that_were_asked_for() -> None:
-    mix = Mix(greedy=200, prompts=((1.0, 10, 20),), shared=(50,), with_shared=0.5, answers=(4, 40))
+    mix = RequestMix(greedy=200, prompts=((1.0, 10, 20),), shared=(50,), with_shared=0.5, answers=(4, 40))
     queries = [query for query in make_queries(mix, 1) if query.is_greedy]
     lengths = [len(query.prompt) for query in queries]
     assert all(10 <= length <= 20 or 51 <= length <= 130 for length in lengths)
@@ -33,25 +33,25 @@ def test_prompts_and_answers_have_the_lengths_that_were_asked_for() -> None:
 
 
 def test_the_mix_of_a_gpu_has_prompts_of_several_chunks() -> None:
-    long = [query for query in make_queries(MIXES["cuda"], 1) if len(query.prompt) > 1000]
+    long = [query for query in make_queries(REQUEST_MIXES["cuda"], 1) if len(query.prompt) > 1000]
     assert len(long) >= 5
 
 
 def test_prompts_share_beginnings() -> None:
-    prompts = [query.prompt for query in make_queries(Mix(greedy=100), 1) if query.is_greedy]
+    prompts = [query.prompt for query in make_queries(RequestMix(greedy=100), 1) if query.is_greedy]
     beginnings = {prompt[:90] for prompt in prompts if len(prompt) > 90}
     assert len(beginnings) < sum(len(prompt) > 90 for prompt in prompts)
 
 
 def test_requests_are_numbered_and_can_be_sent() -> None:
-    queries = make_queries(Mix(), 1)
+    queries = make_queries(RequestMix(), 1)
     assert [query.number for query in queries] == list(range(len(queries)))
     for query in queries:
         assert json.loads(json.dumps(query.body)) == query.body
 
 
 def test_a_stop_string_stands_in_the_answer_for_the_first_time() -> None:
-    queries = make_queries(Mix(greedy=4), 1)
+    queries = make_queries(RequestMix(greedy=4), 1)
     texts = ["abcdefghijklmnopqrstuvwxyz" for _ in queries]
     made = with_stop_strings(queries, texts)
     assert [query.kind for query in made] == ["stop"] * 3
@@ -63,5 +63,5 @@ def test_a_stop_string_stands_in_the_answer_for_the_first_time() -> None:
 
 
 def test_an_answer_that_repeats_itself_gives_no_stop_string() -> None:
-    queries = make_queries(Mix(greedy=2), 1)
+    queries = make_queries(RequestMix(greedy=2), 1)
     assert with_stop_strings(queries, ["aaaaaaaaaaaaaaaa" for _ in queries]) == []
