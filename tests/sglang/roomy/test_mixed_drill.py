@@ -1,0 +1,27 @@
+"""Requests of every kind and many lengths, while ranks are killed at random: as ``eep drill`` does it."""
+
+from __future__ import annotations
+
+from eep.drill.mixed_drill import DrillPlan, drill_server
+from eep.drill.random_faults import FaultMix
+from eep.drill.request_mix import RequestMix
+from eep.drill.sglang_server import Server
+
+PLAN = DrillPlan(
+    seconds=12,
+    steady=4,
+    clients=8,
+    mix=RequestMix(4, ((0.7, 3, 30), (0.3, 40, 120)), (20,), answers=(4, 20)),
+    fault_mix=FaultMix(gap=(1.0, 4.0), weights={"kill-1": 2.0, "kill-2": 1.0, "joiner": 1.0}, joining=(0.1, 2.0)),
+)
+
+
+def test_requests_of_every_kind_survive_random_faults(roomy: Server) -> None:
+    assert roomy.directory is not None
+    result = drill_server(PLAN, roomy.url, roomy.directory, print)
+    assert result["failed"] == []
+    assert result["wrong"] == []
+    assert result["references"]["unsteady"] == []
+    assert result["all_back"], roomy.log[-3000:]
+    assert result["faults"], "a drill without a fault tests nothing"
+    assert result["requests"] > 0
