@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eep.drill.faults import Target
-from eep.drill.load import Answer, Load
+from eep.drill.load import Load
+from eep.drill.query_answers import Answer
 from eep.drill.story import Fault, Story
 from eep.observe.timeline import Moment
 

@@ -14,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.failover.fixed_membership import Switch
-from eep.drill.load import Answer, ask
+from eep.drill.load import ask
+from eep.drill.query_answers import Answer
 
 _BEGINS_AFTER = 0.5
 """Seconds of load before tokens are counted: the clients' first requests all begin at once."""

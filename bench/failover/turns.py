@@ -25,7 +25,7 @@ from itertools import pairwise
 
 from bench.failover.fixed_membership import Switch
 from bench.failover.steady import Clients, join
-from eep.drill.load import Answer
+from eep.drill.query_answers import Answer
 
 _ORDERS = ((True, False, False, True), (False, True, True, False))
 _SHORTER, _LONGER = 0.7, 1.3

@@ -21,7 +21,8 @@ from bench.failover.kills import WINDOW, Wrong, brought_in, costs, kill_all, vic
 from bench.failover.report import _brought_in, in_turns, percentiles, steady, throughput
 from bench.failover.steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
 from bench.failover.turns import Turn, _while_all_stream, blocks, compared, planned
-from eep.drill.load import Answer, Load
+from eep.drill.load import Load
+from eep.drill.query_answers import Answer
 from eep.drill.story import Fault
 from eep.recovery.session import Session
 from eep.view import View
