@@ -15,6 +15,7 @@ AREAS = (
     "rank.weight_loader",
     "rank.scheduler_step",
     "rank.warm_up",
+    "rank.step_record",
     "server.launcher",
     "server.controller",
     "front_end.tokenizer_hooks",

@@ -32,6 +32,13 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--no-overlap", dest="overlap", action="store_false", default=None, help="no overlap scheduling"
     )
+    parser.add_argument(
+        "--record-steps",
+        dest="records_steps",
+        action="store_true",
+        default=None,
+        help="the ranks write down their batches, and the result names the step of each wrong token",
+    )
     parser.add_argument("--flag", action="append", dest="flags", help="one more flag for the server; may be repeated")
     parser.add_argument("--out", type=Path, help="write the result there, as JSON")
     parser.set_defaults(run=run)
@@ -73,7 +80,7 @@ def planned(options: argparse.Namespace, cases: dict[str, Any], default: Any) ->
     if options.case is not None and options.case not in cases:
         raise ValueError(f"there is no case {options.case!r}: choose from {', '.join(cases)}")
     plan = default if options.case is None else cases[options.case]
-    names = ("device", "seconds", "steady", "seed", "clients", "spares", "dtype", "fp8", "overlap")
+    names = ("device", "seconds", "steady", "seed", "clients", "spares", "dtype", "fp8", "overlap", "records_steps")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.flags:
         given["flags"] = (*plan.flags, *options.flags)

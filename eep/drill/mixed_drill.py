@@ -24,6 +24,7 @@ from eep.drill.random_faults import FaultMix, RandomFaults
 from eep.drill.references import References, agreement, learn
 from eep.drill.request_mix import REQUEST_MIXES, RequestMix, make_queries
 from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.step_search import find_bad_steps, read_steps
 from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
 
@@ -58,6 +59,8 @@ class DrillPlan:
     fault_mix: FaultMix = field(default_factory=FaultMix)
     flags: tuple[str, ...] = ()
     """More flags for the server."""
+    records_steps: bool = False
+    """The ranks write down what is in each of their batches, so that the result names the step of a wrong token."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -78,9 +81,11 @@ def run_drill(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[
     with device.prepared() as needed:
         say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
         model = make_model(place / "model", size=device.model, fp8=plan.fp8)
-        server = Server(model, _arguments(plan), place / "server.log", needed, place / "d", device)
+        steps = place / "steps" if plan.records_steps else None
+        environment = {**needed, **({} if steps is None else {"EEP_STEP_RECORD": str(steps)})}
+        server = Server(model, _arguments(plan), place / "server.log", environment, place / "d", device)
         with server:
-            result = drill_server(plan, server.url, place / "d", say)
+            result = drill_server(plan, server.url, place / "d", say, steps)
             result["log"] = {"moved": server.log.count("replaying ")}
         result["left_over"] = server.leftovers()
     result["passed"] = not _complaints(result)
@@ -89,8 +94,11 @@ def run_drill(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[
     return result
 
 
-def drill_server(plan: DrillPlan, url: str, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Drills a server that runs, with its supervisor's private directory. What came of it."""
+def drill_server(
+    plan: DrillPlan, url: str, directory: Path, say: Callable[[str], None], steps: Path | None = None
+) -> dict[str, Any]:
+    """Drills a server that runs, and tells what came of it. ``directory`` is the supervisor's private one; in ``steps`` the
+    ranks write down their batches."""
     queries = make_queries(plan.mix or REQUEST_MIXES[plan.device], plan.seed)
     known = learn(url, queries, plan.clients, exact=plan.exact, say=say)
     if not known.usable:
@@ -123,6 +131,9 @@ def drill_server(plan: DrillPlan, url: str, directory: Path, say: Callable[[str]
         "failed_count": len(load.failed),
         "wrong": [_told(load, answer, began) for answer in load.wrong[:_SHOWN]],
         "wrong_count": len(load.wrong),
+        "bad_steps": []
+        if steps is None
+        else [asdict(step) for step in find_bad_steps(read_steps(steps), _wrong(load))],
         "alike": None if plan.exact else {"under_faults": load.alike(), "control": control},
         "faults": [{**asdict(fault), "at": round(fault.at - began, 3)} for fault in faults.done],
         "faults_by_kind": dict(Counter(fault.kind for fault in faults.done)),
@@ -182,6 +193,12 @@ def _told_references(known: References) -> dict[str, Any]:
         "unsteady": known.unsteady,
         "prompts_over_1000": sum(len(each.query.prompt) > 1000 for each in known.usable),
     }
+
+
+def _wrong(load: MixedLoad) -> list[tuple[str, int]]:
+    """The names of requests with a wrong token, and the place of the first one."""
+    places = ((answer.name, first_difference(load.wanted_of(answer), answer)) for answer in load.wrong)
+    return [(name, place) for name, place in places if name and place is not None]
 
 
 def _told(load: MixedLoad, answer: Answer, began: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 
@@ -34,6 +35,7 @@ class MixedLoad(Load):
         prompts, wanted = [each.query.prompt for each in known], [each.answer.tokens for each in known]
         super().__init__(url, prompts, wanted, clients, ranks)
         self.known, self.exact = known, exact
+        self._name = f"drill-{uuid.uuid4().hex[:8]}"
         self._of_number = {each.query.number: each for each in known}
         self._choices = [random.Random(seed * 1000 + client) for client in range(clients)]
 
@@ -74,4 +76,4 @@ class MixedLoad(Load):
         query = choose.choice(self.known).query
         may_leave = client % _GOES_AWAY == _GOES_AWAY - 1 and query.is_greedy and query.tokens > 3
         cut_after = choose.randint(1, query.tokens - 2) if may_leave else None
-        return put(self.url, query, cut_after=cut_after, rank=rank)
+        return put(self.url, query, cut_after=cut_after, rank=rank, name=f"{self._name}-{number}")

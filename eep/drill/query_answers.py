@@ -40,6 +40,8 @@ class Answer:
     """Log-probability and token, where they were asked for."""
     is_cut: bool = False
     """The client went away before the end, on purpose."""
+    name: str = ""
+    """What the client called the request; the ranks write it down."""
 
     def gaps(self) -> list[float]:
         """The waits between its tokens, the one for the first among them."""
@@ -48,13 +50,21 @@ class Answer:
 
 
 def put(
-    url: str, query: Query, *, timeout: float = 240.0, cut_after: int | None = None, rank: int | None = None
+    url: str,
+    query: Query,
+    *,
+    timeout: float = 240.0,
+    cut_after: int | None = None,
+    rank: int | None = None,
+    name: str = "",
 ) -> Answer:
-    """Asks a server. ``cut_after``: the client goes away after so many tokens. ``rank`` is to serve it, if it is in. Never
-    raises: see ``problem``."""
-    answer = Answer(query.number, time.monotonic(), rank=rank)
+    """Asks a server. ``cut_after``: the client goes away after so many tokens. ``rank`` is to serve it, if it is in. ``name``
+    is for a single request of tokens. Never raises: see ``problem``."""
     native = query.path == "/generate"
-    body = query.body if rank is None else {**query.body, "routed_dp_rank": rank}
+    answer = Answer(query.number, time.monotonic(), rank=rank, name=name if native and query.prompt else "")
+    body = {**query.body, **({} if rank is None else {"routed_dp_rank": rank})}
+    if answer.name:
+        body["rid"] = answer.name
     try:
         if query.is_streamed:
             for chunk in stream(url, query.path, body, timeout):
