@@ -121,7 +121,7 @@ def test_a_rank_without_descriptors_for_a_moment_answers_afterwards(
     with CONFIG.buffer(0, rendezvous) as buffer:
         fetch_offer(rendezvous, 0, 0, buffer.shape, buffer.region).close()
         assert buffer.refused_requests == 3
-        answering = next(thread for thread in threading.enumerate() if thread.name == "eep-listener-0")
+        answering = next(thread for thread in threading.enumerate() if thread.name == "eep-r0.i0")
         assert answering.is_alive()
     assert not answering.is_alive()
 

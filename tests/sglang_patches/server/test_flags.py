@@ -65,7 +65,7 @@ def test_kernels_for_experts_on_a_gpu() -> None:
 
 
 def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eep.experts.backup.transfer_engine.require", lambda: None)
+    monkeypatch.setattr("eep.experts.backup.transfer_engine.require_mooncake", lambda: None)
     known = given(eep_backup="checkpoint", eep_on_lost_coverage="mask", eep_repair_timeout_s=900.0)
     options = flags.parse(known)
     assert controller.policy(options).settle_deadline == 900.0

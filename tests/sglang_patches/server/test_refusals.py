@@ -61,7 +61,7 @@ def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
     def require() -> None:
         raise EepError("the backup service needs Mooncake: pip install 'eep[backup]'")
 
-    monkeypatch.setattr("eep.experts.backup.transfer_engine.require", require)
+    monkeypatch.setattr("eep.experts.backup.transfer_engine.require_mooncake", require)
     with pytest.raises(SystemExit, match="--eep-backup live: the backup service needs Mooncake: pip install"):
         flags.parse(given(eep_backup="live"))
     assert flags.parse(given(eep_backup="off")).backup == "off"
