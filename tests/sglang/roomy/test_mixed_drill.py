@@ -29,7 +29,8 @@ def test_ranks_write_down_which_requests_a_step_had(roomy: Server) -> None:
     assert not answer.problem
     steps = [step for of_process in read_steps(roomy.directory.parent / "steps") for step in of_process]
     places = [place for step in steps for name, place in step.rows if name == "written-down"]
-    assert places == [0, 1, 2, 3], "a prefill, then a decode step for each further token"
+    # A prefill, a decode step for each further token, and the one that SGLang launches before it knows that it was the last.
+    assert places == [0, 1, 2, 3, 4]
 
 
 def test_requests_of_every_kind_survive_random_faults(roomy: Server) -> None:
