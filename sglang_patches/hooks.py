@@ -17,20 +17,22 @@ _wanted: set[str] = set()
 
 
 def hook(target: str, function: Callable[..., Any], kind: Kind = "around") -> None:
-    """Hook ``target``, a dotted name below ``sglang.srt``, at the next :func:`apply`."""
+    """Hook ``target``, a name of :mod:`.targets`, at the next :func:`apply`."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     if not targets.exists_in(target, targets.installed_version()):
         return
-    name = targets.PREFIX + target
+    name = targets.full_name(target)
     _wanted.add(name)
     HookRegistry.register(name, function, HookType(kind))
 
 
 def rebind(target: str, value: object) -> None:
-    """Give the name ``target`` another value. For functions that are pickled by name into child processes: a child would
-    look up a hooked function by the name of the original, and find it without the hook."""
-    module, _, attribute = (targets.PREFIX + target).rpartition(".")
+    """Give the name ``target`` another value, in this one module. A hook would follow a function into every module that
+    imported it. And a child process would look up a hooked function by the name of the original, without the hook."""
+    if not targets.exists_in(target, targets.installed_version()):
+        return
+    module, _, attribute = targets.full_name(target).rpartition(".")
     setattr(importlib.import_module(module), attribute, value)
 
 

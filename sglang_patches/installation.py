@@ -24,7 +24,7 @@ AREAS = (
     "sampling.seeds",
 )
 """The modules with a ``register()``, in the order in which they are installed."""
-GPU_AREAS = ("cuda.alignment", "cuda.gpu_sharing", "cuda.float32", "cuda.graphs")
+GPU_AREAS = ("cuda.alignment", "cuda.routers", "cuda.gpu_sharing", "cuda.float32", "cuda.graphs")
 """More modules, for ranks on a GPU. On a CPU it is ``cpu.native_path``."""
 _installed = False
 

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-PREFIX = "sglang.srt."
 OLDEST, NEWEST = "0.5.17", "0.5.23"
 """The plugin was run with these versions and some between them."""
 
 
 @dataclass(frozen=True)
 class HookTarget:
-    """A name below ``sglang.srt``: a module, then a function, or a class and a method."""
+    """A name below ``sglang.srt``, or one of ``sglang.kernels``: a module, then a function, or a class and a method."""
 
     name: str
     why: str
@@ -42,6 +41,7 @@ _CONTROL = "managers.tokenizer_control_mixin.TokenizerControlMixin."
 _CONTROLLER = "managers.data_parallel_controller.DataParallelController."
 _EXPERTS = "layers.moe.moe_runner.triton_utils.fused_moe."
 _FLOAT32 = "float32 on a GPU"
+_EARLY = "its kernel reads what the kernel before it has not written yet"
 _UNALIKE = "a rank that joins later would differ from its peers"
 
 TARGETS = (
@@ -206,6 +206,8 @@ TARGETS = (
         ("topk_ids", "block_size", "num_experts"),
         on_gpu=True,
     ),
+    HookTarget("kernels.ops.moe.moe_fused_gate.is_arch_support_pdl", _EARLY, until="0.5.21", on_gpu=True),
+    HookTarget("kernels.ops.moe.moe_route_radix.is_arch_support_pdl", _EARLY, until="0.5.21", on_gpu=True),
     HookTarget(_EXPERTS + "invoke_fused_moe_kernel", _FLOAT32, on_gpu=True),
     HookTarget(_EXPERTS + "silu_and_mul", _FLOAT32, on_gpu=True),
     HookTarget(_EXPERTS + "moe_sum_reduce", _FLOAT32, on_gpu=True),
@@ -229,14 +231,19 @@ def installed_version() -> str:
     return importlib.metadata.version("sglang")
 
 
+def full_name(name: str) -> str:
+    """The name of a target as Python imports it."""
+    return f"sglang.{name}" if name.startswith("kernels.") else f"sglang.srt.{name}"
+
+
 def exists_in(name: str, version: str) -> bool:
     """Whether the table says that the target exists in that version."""
     return _BY_NAME[name].is_in(version)
 
 
 def missing(version: str, package: Path) -> list[str]:
-    """The targets of ``version`` that the source files in ``package`` (``.../sglang/srt``) do not have."""
-    return [f"{PREFIX}{target.name} ({trouble})" for target, trouble in _troubles(version, package)]
+    """The targets of ``version`` that the source files in ``package`` (``.../sglang``) do not have."""
+    return [f"{full_name(target.name)} ({trouble})" for target, trouble in _troubles(version, package)]
 
 
 def require_supported() -> None:
@@ -249,7 +256,7 @@ def require_supported() -> None:
         ) from None
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
-    lacking = missing(version, Path(next(iter(spec.submodule_search_locations or ()))) / "srt")
+    lacking = missing(version, Path(next(iter(spec.submodule_search_locations or ()))))
     if lacking:
         raise SystemExit(
             f"--ep-backend eep cannot run on SGLang {version}: it has no {', no '.join(lacking)}. "
@@ -266,7 +273,7 @@ def _troubles(version: str, package: Path) -> Iterator[tuple[HookTarget, str]]:
 
 
 def _trouble(target: HookTarget, package: Path) -> str | None:
-    parts = target.name.split(".")
+    parts = full_name(target.name).split(".")[1:]
     for length in range(len(parts) - 1, 0, -1):
         base = package.joinpath(*parts[:length])
         file = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"

@@ -17,12 +17,14 @@ from sglang_patches import targets
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "wheels"
 VERSIONS = ("0.5.17", "0.5.21", "0.5.23")
+PARTS = ("sglang/srt/", "sglang/kernels/")
+"""What is unpacked."""
 
 
 def sources(version: str) -> Path:
     """The package of that version, downloaded once and unpacked."""
     unpacked = WHEELS / f"sglang-{version}"
-    if not (unpacked / "sglang" / "srt").is_dir():
+    if not all((unpacked / each).is_dir() for each in PARTS):
         WHEELS.mkdir(parents=True, exist_ok=True)
         found = next(WHEELS.glob(f"sglang-{version}-*.whl"), None)
         if found is None:
@@ -38,9 +40,9 @@ def sources(version: str) -> Path:
         for before in (partly, unpacked):
             shutil.rmtree(before, ignore_errors=True)
         with zipfile.ZipFile(found) as wheel:
-            wheel.extractall(partly, [name for name in wheel.namelist() if name.startswith("sglang/srt/")])
+            wheel.extractall(partly, [name for name in wheel.namelist() if name.startswith(PARTS)])
         partly.rename(unpacked)
-    return unpacked / "sglang" / "srt"
+    return unpacked / "sglang"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -65,7 +65,7 @@ from sglang_patches import cpu, targets
 cpu.fill_gaps()  # for both: without it there is nothing to import on a machine without a GPU
 for target in targets.TARGETS:
     if target.is_in(targets.installed_version()) and not target.on_gpu:
-        pkgutil.resolve_name(targets.PREFIX + target.name)
+        pkgutil.resolve_name(targets.full_name(target.name))
 
 def is_ours(value):
     if isinstance(value, (classmethod, staticmethod)):

@@ -1,0 +1,117 @@
+"""SGLang's kernel that picks the experts of each row, after a kernel that writes what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from sglang_patches import targets
+from sglang_patches.cuda import routers
+
+ROWS, EXPERTS, TOPK = 32, 16, 4
+IN_A_GRAPH, REPLAYS = 100, 400
+
+pytestmark = pytest.mark.skipif(
+    not targets.exists_in(routers.TRITON, targets.installed_version()),
+    reason="this SGLang's router waits before it reads",
+)
+
+
+@triton.jit
+def _write_late(bias_ptr: Any, nanoseconds: Any, EXPERTS: tl.constexpr) -> None:
+    """Lets the next kernel begin, takes its time, and only then writes the bias."""
+    tl.extra.cuda.gdc_launch_dependents()
+    began = tl.extra.cuda.globaltimer()
+    while tl.extra.cuda.globaltimer() - began < nanoseconds:
+        pass
+    tl.store(bias_ptr + tl.arange(0, EXPERTS), tl.zeros([EXPERTS], tl.float32))
+
+
+@contextmanager
+def launched(early: bool) -> Iterator[None]:
+    """With the router launched as SGLang does it, or as the plugin has it."""
+    from sglang.kernels.ops.moe import moe_fused_gate as module
+
+    before = module.is_arch_support_pdl
+    module.is_arch_support_pdl = (lambda: True) if early else routers.launches_early
+    try:
+        yield
+    finally:
+        module.is_arch_support_pdl = before
+
+
+class Router:
+    """A router with the scores of some rows, and what it should pick."""
+
+    def __init__(self) -> None:
+        random = torch.Generator().manual_seed(1)
+        self.scores = torch.randn(ROWS, EXPERTS, generator=random).cuda()
+        self.bias = torch.empty(EXPERTS, device="cuda")
+        self.garbage = torch.randn(EXPERTS, generator=random).cuda() * 10
+        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        self.expected = self.scores.softmax(-1).topk(TOPK).indices.to(torch.int32)
+
+    def pick(self) -> None:
+        """Counts the rows that go to other experts than they should."""
+        from sglang.kernels.ops.moe.moe_fused_gate import moe_fused_gate
+
+        _, experts = moe_fused_gate(self.scores, self.bias, TOPK, scoring_func="softmax", renormalize=True)
+        self.wrong += (experts != self.expected).any(dim=1).sum()
+
+    def wrong_rows(self) -> int:
+        return int(self.wrong.item())
+
+
+def after_a_late_writer(times: int = 20) -> int:
+    router = Router()
+    router.pick()  # compiles it
+    torch.cuda.synchronize()
+    router.wrong.zero_()
+    for _ in range(times):
+        router.bias.copy_(router.garbage)
+        _write_late[(1,)](router.bias, 500_000, EXPERTS)
+        router.pick()
+    return router.wrong_rows()
+
+
+def after_zeros_in_a_graph() -> int:
+    """As SGLang has it, in decode steps: the bias is filled with zeros just before. Beside it the memory is kept busy."""
+    router, graph, beside = Router(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    router.pick()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(IN_A_GRAPH):
+            router.bias.copy_(router.garbage)
+            router.scores.add_(0)  # what is before is seen by all
+            router.bias.zero_()
+            router.pick()
+    router.wrong.zero_()
+    noise = torch.empty(1 << 28, device="cuda")
+    for _ in range(REPLAYS):
+        with torch.cuda.stream(beside):
+            noise.add_(1)
+        graph.replay()
+    torch.cuda.synchronize()
+    return router.wrong_rows()
+
+
+def test_the_router_waits_for_what_it_reads() -> None:
+    with launched(early=True):
+        stock = after_a_late_writer()
+    assert stock > 0, "SGLang's router was right: this test cannot tell"
+    with launched(early=False):
+        assert after_a_late_writer() == 0
+
+
+def test_rows_in_decode_graphs_go_to_their_experts() -> None:
+    with launched(early=True):
+        stock = after_zeros_in_a_graph()
+    print(f"of {ROWS * IN_A_GRAPH * REPLAYS} rows SGLang's router sent {stock} to other experts")
+    with launched(early=False):
+        assert after_zeros_in_a_graph() == 0
