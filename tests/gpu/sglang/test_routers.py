@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +18,6 @@ from sglang_patches import targets
 from sglang_patches.cuda import routers
 
 ROWS, EXPERTS, TOPK = 32, 16, 4
-IN_A_GRAPH, REPLAYS = 100, 400
 
 pytestmark = pytest.mark.skipif(
     not targets.exists_in(routers.TRITON, targets.installed_version()),
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @triton.jit
-def _write_late(bias_ptr: Any, nanoseconds: Any, EXPERTS: tl.constexpr) -> None:
+def _write_late(bias_ptr, nanoseconds, EXPERTS: tl.constexpr):  # noqa: ANN202
     """Lets the next kernel begin, takes its time, and only then writes the bias."""
     tl.extra.cuda.gdc_launch_dependents()
     began = tl.extra.cuda.globaltimer()
@@ -80,27 +82,6 @@ def after_a_late_writer(times: int = 20) -> int:
     return router.wrong_rows()
 
 
-def after_zeros_in_a_graph() -> int:
-    """As SGLang has it, in decode steps: the bias is filled with zeros just before. Beside it the memory is kept busy."""
-    router, graph, beside = Router(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    router.pick()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for _ in range(IN_A_GRAPH):
-            router.bias.copy_(router.garbage)
-            router.scores.add_(0)  # what is before is seen by all
-            router.bias.zero_()
-            router.pick()
-    router.wrong.zero_()
-    noise = torch.empty(1 << 28, device="cuda")
-    for _ in range(REPLAYS):
-        with torch.cuda.stream(beside):
-            noise.add_(1)
-        graph.replay()
-    torch.cuda.synchronize()
-    return router.wrong_rows()
-
-
 def test_the_router_waits_for_what_it_reads() -> None:
     with launched(early=True):
         stock = after_a_late_writer()
@@ -109,9 +90,18 @@ def test_the_router_waits_for_what_it_reads() -> None:
         assert after_a_late_writer() == 0
 
 
-def test_rows_in_decode_graphs_go_to_their_experts() -> None:
-    with launched(early=True):
-        stock = after_zeros_in_a_graph()
-    print(f"of {ROWS * IN_A_GRAPH * REPLAYS} rows SGLang's router sent {stock} to other experts")
-    with launched(early=False):
-        assert after_zeros_in_a_graph() == 0
+def test_rows_of_a_busy_gpu_go_to_their_experts(mps: dict[str, str]) -> None:
+    """SGLang's own launch is not asked to fail: how often it does depends on the load."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.sglang.router_load", "15"],
+        env={**os.environ, **mps},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    print(done.stdout)
+    usual = json.loads(done.stdout.splitlines()[-1])["usual"]
+    assert usual["rows"] > 0
+    assert usual["wrong"] == 0
