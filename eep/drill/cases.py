@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from eep.drill.mixed_drill import DrillPlan
 from eep.drill.random_faults import SINGLE_KILLS, FaultMix
-from eep.drill.request_mix import RequestMix
-
-_LONG_PROMPTS = RequestMix(greedy=56)
 
 CASES = {
-    # Wrong tokens without any fault: decode steps of 16 rows a rank, beside prompts of several chunks.
+    # Wrong tokens without any fault: decode steps of 16 rows a rank, beside prompts of several chunks. SGLang's router read
+    # a bias before it was there (sglang_patches/cuda/routers.py).
     "steady-64": DrillPlan(
         device="cuda",
         seconds=0,
@@ -17,22 +15,15 @@ CASES = {
         clients=64,
         spares=0,
         overlap=False,
-        mix=_LONG_PROMPTS,
         redundant_experts=8,
     ),
-    "steady-64-overlap": DrillPlan(
-        device="cuda", seconds=0, steady=375, clients=64, spares=2, mix=_LONG_PROMPTS, redundant_experts=8
-    ),
+    "steady-64-overlap": DrillPlan(device="cuda", seconds=0, steady=375, clients=64, spares=2, redundant_experts=8),
     # One SIGKILL ended all ranks under MPS: kills that find long prompts and many decodes under way.
-    "kills-64": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, fault_mix=SINGLE_KILLS),
+    "kills-64": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, fault_mix=SINGLE_KILLS),
     # Two and three ranks at once, stopped ranks, joiners and spares killed.
-    "storm-64": DrillPlan(device="cuda", seconds=180, clients=64, spares=2, mix=_LONG_PROMPTS),
-    "storm-64-bfloat16": DrillPlan(
-        device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, dtype="bfloat16"
-    ),
-    "storm-64-fp8": DrillPlan(
-        device="cuda", seconds=120, clients=64, spares=2, mix=_LONG_PROMPTS, dtype="bfloat16", fp8=True
-    ),
+    "storm-64": DrillPlan(device="cuda", seconds=180, clients=64, spares=2),
+    "storm-64-bfloat16": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, dtype="bfloat16"),
+    "storm-64-fp8": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, dtype="bfloat16", fp8=True),
     # The same on two cores, with a smaller model and fewer clients.
     "storm-cpu": DrillPlan(seconds=60, clients=8, fault_mix=FaultMix(gap=(1.0, 10.0), stopped=(3.0, 8.0))),
     "kills-cpu": DrillPlan(seconds=30, clients=8, fault_mix=SINGLE_KILLS),

@@ -58,9 +58,10 @@ class Query:
 class RequestMix:
     """How long prompts and answers are, and how many requests there are."""
 
-    greedy: int = 40
-    """How many different greedy requests; those of other kinds are in proportion."""
-    prompts: tuple[tuple[float, int, int], ...] = ((0.5, 3, 60), (0.27, 60, 400), (0.23, 1000, 2200))
+    greedy: int = 112
+    """How many different greedy requests; those of other kinds are in proportion. All together they are more than the
+    prefix cache of a rank holds. Otherwise the ranks soon hardly prefill, and a drill finds little."""
+    prompts: tuple[tuple[float, int, int], ...] = ((0.5, 3, 60), (0.27, 60, 400), (0.23, 1000, 3200))
     """Shares of prompts, and between which lengths these are."""
     shared: tuple[int, ...] = (90, 300, 700)
     """Lengths of beginnings that several prompts share."""

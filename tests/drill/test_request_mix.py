@@ -65,3 +65,9 @@ def test_a_stop_string_stands_in_the_answer_for_the_first_time() -> None:
 def test_an_answer_that_repeats_itself_gives_no_stop_string() -> None:
     queries = make_queries(RequestMix(greedy=2), 1)
     assert with_stop_strings(queries, ["aaaaaaaaaaaaaaaa" for _ in queries]) == []
+
+
+def test_the_prompts_of_a_gpu_are_more_than_a_rank_can_cache() -> None:
+    """A rank of the drill caches 40,960 tokens. With fewer prompts the ranks hardly prefill: that load missed wrong tokens."""
+    prompts = {query.prompt for query in make_queries(REQUEST_MIXES["cuda"], 1) if query.kind in ("greedy", "seeded")}
+    assert sum(map(len, prompts)) > 1.5 * 40_960

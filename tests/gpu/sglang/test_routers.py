@@ -11,11 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from sglang_patches import targets
 from sglang_patches.cuda import routers
+
+pytest.importorskip("sglang")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 
 ROWS, EXPERTS, TOPK = 32, 16, 4
 
