@@ -23,7 +23,8 @@ from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
 from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
 from eep.experts.registry.published_records import RANKS as RANK_RECORDS
-from eep.experts.repair.executor import RepairFailed, Want
+from eep.experts.repair.executor import RepairFailed
+from eep.experts.repair.reader import Want
 from eep.view import View
 from tests.experts import model
 from tests.experts.covered import PATIENCE_S, RANKS, HeldReads, Rank, counts_of, enter, ranks

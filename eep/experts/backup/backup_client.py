@@ -22,7 +22,7 @@ from eep.experts.registry.published_records import (
     decode_records,
     encode_record,
 )
-from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.reader import SourceLost, Want
 from eep.experts.repair.repair_plan import BackupContents
 
 

@@ -11,7 +11,7 @@ from eep.experts.backup.transfer_engine import Engine, TransferFailed
 from eep.experts.layout import checksum
 from eep.experts.placement.packing import EMPTY
 from eep.experts.registry.published_records import BackupRecord, ModelShape, RankRecord
-from eep.experts.repair.executor import Reader, SourceLost, Want
+from eep.experts.repair.reader import Reader, SourceLost, Want
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from eep.experts.registry.published_records import (
     decode_records,
     encode_record,
 )
-from eep.experts.repair.executor import SourceLost
+from eep.experts.repair.reader import SourceLost
 from eep.experts.repair.repair_plan import BackupContents
 
 _EXTENT_BYTES = 2 << 30

@@ -21,7 +21,7 @@ from eep.experts.backup.transfer_engine import Engine, TransferFailed
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
 from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
-from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.reader import SourceLost, Want
 from tests.control.harness import wait_until_all_threads_stand_still
 from tests.experts import model
 from tests.experts.ranks import Rank

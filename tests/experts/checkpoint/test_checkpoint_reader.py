@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checkpoint.families import FAMILIES, CheckpointFamily
 from eep.experts.layout import ExpertMemory
-from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.reader import SourceLost, Want
 
 transformers = pytest.importorskip("transformers", reason="checkpoints are made with transformers")
 

@@ -17,12 +17,14 @@ from eep.errors import EepError
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
 from eep.experts.placement.slot_plan import Placement
-from eep.experts.repair.executor import LocalReader, Reader, RepairFailed, SourceLost, Want, execute_repair
+from eep.experts.repair.executor import RepairFailed, execute_repair
+from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import BackupContents, Origin, RepairPlan, Tier, plan_repair
+from eep.experts.repair.repair_sources import LocalReader
 from tests.experts import model
 
 
-class Source:
+class Source(Reader):
     """Delivers what it should, unless told otherwise."""
 
     def __init__(self, trouble: str = "") -> None:
@@ -58,7 +60,7 @@ def empty_rank(**sources: Source) -> tuple[RepairPlan, ExpertMemory, dict[str, S
 
 
 def run(plan: RepairPlan, memory: ExpertMemory, sources: dict[str, Source], **options: float) -> list[str]:
-    return execute_repair(plan, 0, memory, lambda origin: sources[origin.backup], model.checksums(), **options).setbacks  # type: ignore[arg-type]
+    return execute_repair(plan, 0, memory, lambda origin: sources[origin.backup], model.checksums(), **options).setbacks
 
 
 @pytest.mark.parametrize("trouble", ["dead", "breaks off", "lies"])
