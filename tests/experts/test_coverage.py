@@ -239,7 +239,7 @@ def dies(backup: Backup) -> None:
 def dies_unseen(backup: Backup) -> None:
     """Its record is there still, its memory is not."""
     for filled in backup.service._filled:
-        backup.service.engine.withdraw(filled.extent.address)
+        backup.service.transport.withdraw(filled.extent.address)
 
 
 def lies(backup: Backup) -> None:

@@ -17,7 +17,8 @@ import torch
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient
 from eep.experts.backup.service import BackupOptions, BackupService
-from eep.experts.backup.transfer_engine import Engine, TransferFailed
+from eep.experts.backup.transfer_engine import Engine
+from eep.experts.backup.transport import TransferFailed
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
 from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
