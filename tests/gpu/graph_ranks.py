@@ -7,7 +7,7 @@ import torch
 import eep
 from eep.data_plane.tokens import RankTokens
 from tests import moe
-from tests.ranks import RankProgram
+from tests.rank_program import RankProgram
 
 
 class GraphProgram(RankProgram):

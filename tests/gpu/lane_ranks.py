@@ -16,7 +16,7 @@ import eep
 from eep.abi import native
 from eep.abi.collectives import CollectiveArgs, Element, Kind, Reduction
 from eep.data_plane.endpoint import Endpoint
-from tests.ranks import RankProgram
+from tests.rank_program import RankProgram
 
 ELEMENTS = {
     torch.uint8: Element.U8,

@@ -7,7 +7,7 @@ import time
 import torch
 
 import eep
-from tests.ranks import RankProgram
+from tests.rank_program import RankProgram
 
 
 class BusyProgram(RankProgram):
