@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -16,10 +18,15 @@ from eep.abi.native import Mailbox
 from tests import moe
 
 PATIENCE_S = 90.0
+BEGUN = "begun"
 
 
 class RankProgram:
     """What a rank can be told to do. Answers must be plain values or tensors."""
+
+    tell: Callable[[str], None]
+    """Sends the test a word before the answer."""
+    _tells_when_begun = False
 
     def __init__(self, rank: int, path: str, config: moe.Config, timeout_ms: float, incarnation: int | None) -> None:
         torch.set_num_threads(1)
@@ -60,7 +67,17 @@ class RankProgram:
             if not self.buffer.status().ok:
                 break
             outputs.append(output)
+            self.one_is_over()
         return outputs, self.buffer.status()
+
+    def tell_when_begun(self) -> None:
+        """The next call of many steps says :data:`BEGUN` when the first of them is over and can be trusted."""
+        self._tells_when_begun = True
+
+    def one_is_over(self) -> None:
+        if self._tells_when_begun:
+            self._tells_when_begun = False
+            self.tell(BEGUN)
 
     def dispatch_only(self, seed: int, active: tuple[int, ...]) -> tuple[list[int], eep.Status]:
         batch = moe.make_batch(self.config, self.buffer.rank, seed, active).to(self.config.device)
@@ -80,6 +97,20 @@ class RankProgram:
 
     def revoke(self) -> None:
         self.buffer.revoke()
+
+    def signal_of(self, rank: int) -> int:
+        """The last word by which that rank told this one that it waits for it."""
+        return int(Mailbox.from_buffer_copy(self.mailbox_of(rank, ctypes.sizeof(Mailbox))).dispatch_flag)
+
+    def signals_of(self, ranks: Iterable[int]) -> dict[int, int]:
+        return {rank: self.signal_of(rank) for rank in ranks}
+
+    def wait_for_signals(self, before: Mapping[int, int]) -> None:
+        """Waits until each of these ranks has signalled again: then it waits for this one. ``before``: its last signal."""
+        end = time.monotonic() + PATIENCE_S
+        while silent := [rank for rank, signal in before.items() if self.signal_of(rank) == signal]:
+            assert time.monotonic() < end, f"ranks {silent} sent rank {self.buffer.rank} no signal"
+            time.sleep(0.002)
 
     def set_timeout(self, milliseconds: float) -> None:
         self.buffer.timeout_ms = milliseconds
@@ -106,6 +137,11 @@ class RankProgram:
             mailbox = Mailbox.from_address(self.buffer.region.address + slot * ctypes.sizeof(Mailbox))
             words = torch.randint(-(2**62), 2**62, (4,), generator=random).tolist()
             mailbox.dispatch_flag, mailbox.envelope, mailbox.combine_flag, mailbox.barrier_flag = words
+
+    def mailbox_of(self, rank: int, size: int, offset: int = 0) -> bytes:
+        """What that rank has written into its mailbox here. The region may be on a GPU."""
+        slot = self.buffer.table.peers[rank].slot
+        return bytes(self.buffer.region.bytes_at(offset + slot * size, size).tolist())
 
     def scribble_table(self, rank: int, field: str, value: int) -> None:
         setattr(self.buffer.table.peers[rank], field, value)

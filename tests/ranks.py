@@ -18,7 +18,7 @@ import torch
 
 import eep
 from tests import moe
-from tests.rank_program import PATIENCE_S, RankProgram
+from tests.rank_program import BEGUN, PATIENCE_S, RankProgram
 
 DIED = "died"
 
@@ -32,6 +32,7 @@ def _serve(connection: Connection, kind: type[RankProgram], arguments: tuple[Any
     except Exception as error:
         connection.send(error)
         return
+    program.tell = connection.send
     connection.send(None)
     while True:
         try:
@@ -159,6 +160,16 @@ class Ranks:
         for rank in ranks:
             self.processes[rank].send(method, *args, **kwargs)
         return {rank: self.processes[rank].answer() for rank in ranks}
+
+    def begin(self, ranks: Iterable[int], method: str, *args: Any) -> None:
+        """The same call of many steps on several ranks. Returns when each has the first step behind it and goes on."""
+        ranks = list(ranks)
+        self.all(ranks, "tell_when_begun")
+        for rank in ranks:
+            self.processes[rank].send(method, *args)
+        for rank in ranks:
+            told = self.processes[rank].answer()
+            assert told == BEGUN, f"rank {rank} ended its steps before the first was over: {told}"
 
     def check_steps(self, ranks: Iterable[int], seed: int, count: int = 1) -> None:
         """Steps on ``ranks``, every result compared with the reference, every status good."""

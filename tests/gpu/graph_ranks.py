@@ -60,6 +60,7 @@ class GraphProgram(RankProgram):
                 assert torch.equal(output[:tokens].cpu(), expected), (
                     f"rank {self.buffer.rank}, replay {i}, layer {layer}"
                 )
+            self.one_is_over()
         return count, self.buffer.status()
 
     def free_memory(self) -> int:
