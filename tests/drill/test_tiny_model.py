@@ -65,6 +65,7 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
     assert main(["make-model", str(tmp_path / "fp8"), "--fp8"]) == 0
     plain, fp8 = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "fp8"))
     experts = {name for name in plain if ".experts." in name}
+    assert experts
     assert set(fp8) == set(plain) | {f"{name}_scale_inv" for name in experts}
     for name, tensor in plain.items():
         if name in experts:

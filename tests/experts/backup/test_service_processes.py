@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -325,13 +327,11 @@ def test_a_stopped_service_is_given_up_and_its_late_answer_lands_nowhere(
     finally:
         os.kill(process.pid, signal.SIGCONT)
     # The service is back and answers others again: by then its late answer has gone wherever it goes.
-    late = [torch.zeros_like(piece) for piece in into]
-    while True:
-        try:
+    late, end = [torch.zeros_like(piece) for piece in into], time.monotonic() + PATIENCE
+    while not any(piece.any() for piece in late):
+        assert time.monotonic() < end, "the service was resumed and does not answer"
+        with contextlib.suppress(SourceLost):
             reader.read([Want(0, 0, -1, late)])
-            break
-        except SourceLost:
-            continue
     assert all(not piece.any() for piece in into)
 
 

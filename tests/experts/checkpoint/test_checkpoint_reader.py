@@ -71,6 +71,7 @@ def test_disk_equals_the_live_model(model_name: str, tmp_path: pathlib.Path) -> 
                     ("w13_weight_bias", "gate_up_proj_bias"),
                     ("w2_weight_bias", "down_proj_bias"),
                 ):
+                    assert (ours in found) == (f"{prefix}.{theirs}" in live)
                     if ours in found:
                         assert torch.equal(found.pop(ours), live[f"{prefix}.{theirs}"][expert])
                 assert not found
