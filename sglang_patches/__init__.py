@@ -12,7 +12,7 @@ import sys
 
 def register() -> None:
     """The entry point. SGLang logs ordinary exceptions of a plugin and goes on; only SystemExit stops it."""
-    from sglang_patches import cpu, hooks, installation, options, targets
+    from sglang_patches import cpu, hooks, installation, options, target_check
     from sglang_patches.cuda import float32
     from sglang_patches.server import flags, launcher
 
@@ -22,7 +22,7 @@ def register() -> None:
         pass  # its server was started without the flag
     elif any(each == "--ep-backend" or each.startswith("--ep-backend=") for each in sys.argv):
         # Before anything is hooked: else an unknown version would fail with "unrecognized arguments" and no reason.
-        targets.require_supported()
+        target_check.require_supported()
         flags.register()
     else:
         flags.register()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from sglang_patches import cpu, hooks, targets
+from sglang_patches import cpu, hooks, target_check
 
 AREAS = (
     "rank.process_groups",
@@ -34,7 +34,7 @@ def install_all() -> None:
     global _installed
     if _installed:
         return
-    targets.require_supported()
+    target_check.require_supported()
     if cpu.is_asked_for():
         cpu.fill_gaps()
     for area in (*AREAS, *(("cpu.native_path",) if cpu.is_asked_for() else GPU_AREAS)):

@@ -6,11 +6,9 @@ and reads the answer; a process that is gone answers :data:`DIED`.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing as mp
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
@@ -19,146 +17,13 @@ from typing import Any
 import torch
 
 import eep
-import eep.data_plane.tokens
-from eep import faults
-from eep.abi import native
-from eep.abi.native import Mailbox
 from tests import moe
+from tests.rank_program import BEGUN, PATIENCE_S, RankProgram
 
-PATIENCE_S = 90.0
 DIED = "died"
 
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "eep.data_plane.buffer", "eep.faults", "tests.moe"])
-
-
-class RankProgram:
-    """What a rank can be told to do. Answers must be plain values or tensors."""
-
-    def __init__(self, rank: int, path: str, config: moe.Config, timeout_ms: float, incarnation: int | None) -> None:
-        torch.set_num_threads(1)
-        self.config = config
-        self.buffer = config.buffer(rank, path, timeout_ms=timeout_ms, incarnation=incarnation)
-
-    def hello(self) -> tuple[int, int]:
-        return self.buffer.rank, self.buffer.incarnation
-
-    def connect(self, ranks: list[int], epoch: int | None = None, timeout: float = PATIENCE_S) -> eep.View:
-        return self.buffer.connect_ranks(ranks, epoch=epoch, timeout=timeout)
-
-    def disconnect(self, ranks: list[int], epoch: int | None = None) -> eep.View:
-        return self.buffer.disconnect_ranks(ranks, epoch=epoch)
-
-    def prepare(self) -> None:
-        self.buffer.prepare()
-
-    def apply(self, view: eep.View, timeout: float = PATIENCE_S) -> eep.View:
-        return self.buffer.apply_view(view, timeout=timeout)
-
-    def join(self) -> eep.View:
-        return self.buffer.join(timeout=PATIENCE_S)
-
-    def warm_up(self) -> None:
-        """A step alone, before any peer waits for this rank: on a GPU the first step loads the kernels."""
-        self.buffer.connect_ranks([])
-        moe.step(self.buffer, self.config, 0, (self.buffer.rank,))
-
-    def barrier(self) -> None:
-        self.buffer.barrier(PATIENCE_S)
-
-    def step(self, seed: int, active: tuple[int, ...], count: int = 1) -> tuple[list[torch.Tensor], eep.Status]:
-        """Up to ``count`` steps, ended by the first that cannot be trusted; the results of the others."""
-        outputs: list[torch.Tensor] = []
-        for i in range(count):
-            output = moe.step(self.buffer, self.config, seed + i, active)
-            if not self.buffer.status().ok:
-                break
-            outputs.append(output)
-        return outputs, self.buffer.status()
-
-    def dispatch_only(self, seed: int, active: tuple[int, ...]) -> tuple[list[int], eep.Status]:
-        batch = moe.make_batch(self.config, self.buffer.rank, seed, active).to(self.config.device)
-        self.received = self.buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
-        return self.received.rank_counts.tolist(), self.buffer.status()
-
-    def finish_step(self) -> eep.Status:
-        """The combine of the last :meth:`dispatch_only`."""
-        self.buffer.combine(moe.run_experts(self.buffer, self.received), self.received)
-        return self.buffer.status()
-
-    def view(self) -> eep.View:
-        return self.buffer.view
-
-    def status(self) -> eep.Status:
-        return self.buffer.status()
-
-    def revoke(self) -> None:
-        self.buffer.revoke()
-
-    def set_timeout(self, milliseconds: float) -> None:
-        self.buffer.timeout_ms = milliseconds
-
-    def arm(self, point: str, action: str, skip: int = 0, sleep_ms: float = 0) -> None:
-        faults.arm(point, action, skip=skip, sleep_ms=sleep_ms)
-
-    def addresses(self) -> list[int]:
-        """Everything that a captured graph would hold a pointer to."""
-        tensors = self.buffer.tokens_of(
-            eep.data_plane.tokens.Sent(torch.zeros(0, self.config.topk, dtype=torch.int64), None, self.config.wire, 0)
-        )
-        return [
-            ctypes.addressof(self.buffer.table),
-            self.buffer.combine_input().data_ptr(),
-            tensors.x.data_ptr(),
-            tensors.rank_counts.data_ptr(),
-        ]
-
-    def scribble_flags(self, seed: int) -> None:
-        """Writes garbage over every flag word of this rank's region, as a lying peer with a mapping could."""
-        random = torch.Generator().manual_seed(seed)
-        for slot in range(2 * self.config.max_ranks):
-            mailbox = Mailbox.from_address(self.buffer.region.address + slot * ctypes.sizeof(Mailbox))
-            words = torch.randint(-(2**62), 2**62, (4,), generator=random).tolist()
-            mailbox.dispatch_flag, mailbox.envelope, mailbox.combine_flag, mailbox.barrier_flag = words
-
-    def scribble_table(self, rank: int, field: str, value: int) -> None:
-        setattr(self.buffer.table.peers[rank], field, value)
-        self.buffer.context.publish_table()
-
-    def send_message(self, to: int, count: int, topk_idx: int, envelope: int | None = None) -> None:
-        """A well-formed flag for the next round of ``to``, with contents of our choice."""
-        shape = self.buffer.shape
-        layout = native.RegionLayout()
-        native.check(native.load(), native.load().eep_region_layout_compute(shape, layout))
-        base = self.buffer.table.peers[to].region
-        slot = self.buffer.table.peers[self.buffer.rank].slot
-        first = layout.topk_idx + slot * shape.max_tokens * shape.max_topk * 4
-        ctypes.c_int32.from_address(base + first).value = topk_idx
-        mailbox = Mailbox.from_address(base + slot * ctypes.sizeof(Mailbox))
-        mailbox.envelope = shape.hidden << 32 | shape.max_topk << 8 | shape.wire_type if envelope is None else envelope
-        mailbox.dispatch_flag = self.buffer.view.epoch << 40 | 1 << 16 | count
-
-    def close(self) -> None:
-        self.buffer.close()
-
-    def memories(self) -> tuple[int, int]:
-        """How many descriptors and mappings of ranks' memory this process holds, once it has finished unmapping."""
-        for thread in threading.enumerate():
-            if thread.name.startswith("eep-unmap"):
-                thread.join(PATIENCE_S)
-        descriptors = 0
-        for fd in os.listdir("/proc/self/fd"):
-            try:
-                descriptors += "memfd:eep-" in os.readlink(f"/proc/self/fd/{fd}")
-            except FileNotFoundError:
-                pass  # the one that listed the directory
-        return descriptors, mapped_memories(os.getpid())
-
-
-def mapped_memories(pid: int) -> int:
-    """How many mappings of ranks' memory a process has."""
-    with open(f"/proc/{pid}/maps") as maps:
-        return sum("memfd:eep-" in line for line in maps)
 
 
 def _serve(connection: Connection, kind: type[RankProgram], arguments: tuple[Any, ...]) -> None:
@@ -167,6 +32,7 @@ def _serve(connection: Connection, kind: type[RankProgram], arguments: tuple[Any
     except Exception as error:
         connection.send(error)
         return
+    program.tell = connection.send
     connection.send(None)
     while True:
         try:
@@ -294,6 +160,16 @@ class Ranks:
         for rank in ranks:
             self.processes[rank].send(method, *args, **kwargs)
         return {rank: self.processes[rank].answer() for rank in ranks}
+
+    def begin(self, ranks: Iterable[int], method: str, *args: Any) -> None:
+        """The same call of many steps on several ranks. Returns when each has the first step behind it and goes on."""
+        ranks = list(ranks)
+        self.all(ranks, "tell_when_begun")
+        for rank in ranks:
+            self.processes[rank].send(method, *args)
+        for rank in ranks:
+            told = self.processes[rank].answer()
+            assert told == BEGUN, f"rank {rank} ended its steps before the first was over: {told}"
 
     def check_steps(self, ranks: Iterable[int], seed: int, count: int = 1) -> None:
         """Steps on ``ranks``, every result compared with the reference, every status good."""

@@ -28,9 +28,11 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec, checksum
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, execute_repair
+from eep.experts.repair.executor import execute_repair
 from eep.experts.repair.peer_memory import MappedPeers
+from eep.experts.repair.reader import Reader
 from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
+from eep.experts.repair.repair_sources import LocalReader, PeerReader
 from eep.view import View
 
 _PATIENCE_S = 120.0

@@ -43,6 +43,7 @@ from eep.abi import native
 from eep.compat.checks import check_tensor, local_experts_of, refuse
 from eep.compat.deep_ep_rank import CHANNELS, WIRE, DeepEpRank
 from eep.compat.normal_mode import NormalMode
+from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
 
@@ -116,7 +117,7 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
         if len(self._flights) == CHANNELS:
             raise EepError("two dispatches are in flight already; combine one of them before you dispatch again")
 
-        inner = self._sized(limit, x.shape[1], num_experts, device)
+        inner: SplitTokenBuffer = self._sized(limit, x.shape[1], num_experts, device)
         # In turns even when both channels are free, so that a peer that finishes its combine later takes the same one.
         channel = self._turn if self._turn not in self._flights else 1 - self._turn
         sent = inner.dispatch_send(x, topk_idx.clone(), channel=channel, wire=wire)

@@ -16,6 +16,7 @@ import eep
 from eep.abi import native
 from eep.compat.checks import check_tensor, local_experts_of, number_of, refuse
 from eep.data_plane.rendezvous import Rendezvous
+from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
 
@@ -197,7 +198,7 @@ class DeepEpRank:
         self._flights.clear()
         self._turn = 0
 
-    def _find(self, src_info: torch.Tensor) -> tuple[eep.Buffer, ExpertTokens]:
+    def _find(self, src_info: torch.Tensor) -> tuple[SplitTokenBuffer, ExpertTokens]:
         """The dispatch in flight that ``src_info`` stands for."""
         inner = self._connected()
         for tokens in self._flights.values():

@@ -14,6 +14,7 @@ import torch
 from eep.errors import EepError
 from eep.process_group import calls
 from eep.process_group.agreement import Agreement
+from eep.process_group.call_arguments import choose_option, choose_timeout, list_tensors, take_one_tensor
 from eep.process_group.calls import Call
 from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
         def __init__(self, rank: int, size: int) -> None: ...
 else:
     TorchGroup = torch.distributed.ProcessGroup
-
-
-_NONE = timedelta(0)
 
 
 class EepProcessGroup(TorchGroup):
@@ -99,20 +97,20 @@ class EepProcessGroup(TorchGroup):
     # ---- collectives ----
 
     def allreduce(self, tensors: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None, **given: Any) -> EepWork:
-        op = _choice(opts, given, "reduceOp", "op", torch.distributed.ReduceOp.SUM)
-        return self._run([calls.all_reduce(tensor, op) for tensor in _list(tensors)], opts)
+        op = choose_option(opts, given, "reduceOp", "op", torch.distributed.ReduceOp.SUM)
+        return self._run([calls.all_reduce(tensor, op) for tensor in list_tensors(tensors)], opts)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> EepWork:
         return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None, **given: Any) -> EepWork:
-        root = self._global(_choice(opts, given, "rootRank", "root", 0))
-        return self._run([calls.broadcast(tensor, root) for tensor in _list(tensors)], opts)
+        root = self._global(choose_option(opts, given, "rootRank", "root", 0))
+        return self._run([calls.broadcast(tensor, root) for tensor in list_tensors(tensors)], opts)
 
     def reduce(self, tensors: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None, **given: Any) -> EepWork:
-        root = self._global(_choice(opts, given, "rootRank", "root", 0))
-        op = _choice(opts, given, "reduceOp", "op", torch.distributed.ReduceOp.SUM)
-        return self._run([calls.reduce(tensor, op, root) for tensor in _list(tensors)], opts)
+        root = self._global(choose_option(opts, given, "rootRank", "root", 0))
+        op = choose_option(opts, given, "reduceOp", "op", torch.distributed.ReduceOp.SUM)
+        return self._run([calls.reduce(tensor, op, root) for tensor in list_tensors(tensors)], opts)
 
     def allgather(
         self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor] | torch.Tensor, opts: Any = None
@@ -231,13 +229,13 @@ class EepProcessGroup(TorchGroup):
     # ---- messages ----
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> EepWork:
-        return self._messages.send(_single("send", tensors), self._global(to), tag)
+        return self._messages.send(take_one_tensor("send", tensors), self._global(to), tag)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> EepWork:
-        return self._messages.receive(_single("recv", tensors), self._global(source), tag)
+        return self._messages.receive(take_one_tensor("recv", tensors), self._global(source), tag)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> EepWork:
-        return self._messages.receive(_single("recv", tensors), None, tag)
+        return self._messages.receive(take_one_tensor("recv", tensors), None, tag)
 
     # ---- subgroups and the end ----
 
@@ -269,7 +267,7 @@ class EepProcessGroup(TorchGroup):
     def _run(self, batch: list[Call], opts: Any) -> EepWork:
         if self._destroyed:
             raise EepError(f"{batch[0].name if batch else 'call'}: this process group was destroyed")
-        timeout = _timeout(opts, self.timeout)
+        timeout = choose_timeout(opts, self.timeout)
         return self._runner.run(batch, timeout, in_background=getattr(opts, "asyncOp", False))
 
     def _global(self, rank: int) -> int:
@@ -283,22 +281,3 @@ class EepProcessGroup(TorchGroup):
                 f"{name} needs one tensor for each of the {self.size()} ranks of the group, got {len(blocks)}"
             )
         return list(blocks)
-
-
-def _list(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _single(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    if len(tensors) != 1:
-        raise ValueError(f"{name} takes one tensor at a time, got {len(tensors)}")
-    return tensors[0]
-
-
-def _choice(opts: Any, given: dict[str, Any], name: str, keyword: str, default: Any) -> Any:
-    return getattr(opts, name) if hasattr(opts, name) else given.get(keyword, default if opts is None else opts)
-
-
-def _timeout(opts: Any, default: float) -> float:
-    timeout = getattr(opts, "timeout", None)
-    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > _NONE else default

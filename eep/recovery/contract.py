@@ -83,6 +83,16 @@ def check_coverage(view: View, placement: PlacedExperts) -> None:
         )
 
 
+def check_placements(view: View, mine: int | None, digests: Mapping[int, int]) -> None:
+    """Checks the part of clause 3 that ranks can only check together: all have made the placement with digest ``mine``."""
+    others = sorted(rank for rank, digest in digests.items() if digest != mine)
+    if others:
+        raise ContractBroken(
+            "graph-visible routing",
+            f"ranks {others} placed the experts of epoch {view.epoch} differently from this rank",
+        )
+
+
 def check_routing(placement: PlacedExperts, tables: KernelTables, addresses: Mapping[str, int]) -> None:
     """Checks clause 3. ``addresses``: what :func:`addresses_of` returned when the tables were made."""
     if addresses_of(tables) != dict(addresses):

@@ -36,7 +36,7 @@ from eep.data_plane.status import QuickLook
 from eep.errors import EepError, RankRemoved, StepFailed
 from eep.process_group.world import World
 from eep.recovery.callbacks import Repair, RunEmpty
-from eep.recovery.contract import ContractBroken, check_peers
+from eep.recovery.contract import check_peers, check_placements
 from eep.recovery.intents import Intent, IntentExchange, buffers_in_order, steps_remain
 from eep.view import View
 
@@ -287,12 +287,7 @@ class Session:
     def _check(self, view: View, intents: Mapping[int, Intent]) -> None:
         for endpoint in self._endpoints:
             check_peers(view, endpoint.table)
-        others = sorted(rank for rank, intent in intents.items() if intent.digest != self._digest)
-        if others:
-            raise ContractBroken(
-                "graph-visible routing",
-                f"ranks {others} placed the experts of epoch {view.epoch} differently from this rank",
-            )
+        check_placements(view, self._digest, {rank: intent.digest for rank, intent in intents.items()})
 
 
 def _nothing() -> None:

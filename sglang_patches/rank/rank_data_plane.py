@@ -18,6 +18,7 @@ import torch
 from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import member_rendezvous
 from eep.data_plane.buffer import Buffer
+from eep.data_plane.token_buffer import TokenBuffer
 from sglang_patches.rank import token_forms
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
@@ -51,7 +52,7 @@ class RankDataPlane:
         return torch.zeros((first.layers, first.experts), dtype=torch.int64, device=self.device)
 
     @property
-    def buffer(self) -> Buffer:
+    def buffer(self) -> TokenBuffer:
         """The buffer of the step under way."""
         if not self.buffers:
             raise RuntimeError(f"rank {self.rank} has no buffers yet: they are made when its weights are loaded")

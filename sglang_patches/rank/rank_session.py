@@ -20,7 +20,7 @@ from eep.experts.checkpoint.conversion import open_checkpoint
 from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
 from eep.experts.layout import checksum
 from eep.experts.placement.packing import FloatArray
-from eep.experts.repair.executor import Reader, SourceLost, Want
+from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import Tier
 from eep.experts.repair.repair_sources import RepairSources
 from eep.observe.metrics import RankMetrics

@@ -91,7 +91,7 @@ def test_a_joiner_that_dies_while_it_joins_does_not_hold_the_others_up() -> None
 
 
 def test_what_is_no_control_page_is_refused() -> None:
-    from eep.control.supervisor.supervisor import open_shared_page
+    from eep.control.supervisor.front_desk import open_shared_page
 
     descriptor = os.memfd_create("not-a-page")
     with pytest.raises((ValueError, OSError, RuntimeError)):

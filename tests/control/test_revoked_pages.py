@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from eep.control.supervisor.supervisor import open_shared_page
+from eep.control.supervisor.front_desk import open_shared_page
 from eep.view import FOREVER
 from tests.control import two_planes_rank
 from tests.control.harness import kill, record, runs_with, supervised, until

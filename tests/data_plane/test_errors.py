@@ -72,7 +72,7 @@ def test_bad_calls(buffer: eep.Buffer, call: Callable[[eep.Buffer], Any], error:
     assert buffer.status().ok
 
 
-def test_out_of_turn(buffer: eep.Buffer) -> None:
+def test_a_call_out_of_turn_is_refused_and_the_right_one_goes_on(buffer: eep.Buffer) -> None:
     sent = buffer.dispatch_send(X, IDX)
     with pytest.raises(eep.EepError, match="expects the receive phase of the dispatch next"):
         buffer.dispatch_send(X, IDX)
@@ -81,6 +81,14 @@ def test_out_of_turn(buffer: eep.Buffer) -> None:
         buffer.dispatch(X, IDX)
     with pytest.raises(eep.EepError, match="expects a combine next"):
         buffer.combine_recv(sent)
+    buffer.combine(buffer.combine_input(), tokens)
+    with pytest.raises(eep.EepError, match="expects a dispatch next"):
+        buffer.combine(buffer.combine_input(), tokens)
+
+
+def test_bad_arguments_of_a_combine_are_refused_and_good_ones_go_on(buffer: eep.Buffer) -> None:
+    sent = buffer.dispatch_send(X, IDX)
+    tokens = buffer.dispatch_recv(sent)
     with pytest.raises(ValueError, match="x must be of shape"):
         buffer.combine(X, tokens)
     with pytest.raises(TypeError, match=r"x must be torch\.bfloat16"):
@@ -89,8 +97,6 @@ def test_out_of_turn(buffer: eep.Buffer) -> None:
     with pytest.raises(ValueError, match=r"out must be of shape \[3, 128\]"):
         buffer.combine_recv(sent, out=torch.empty(2, 128, dtype=torch.bfloat16))
     buffer.combine_recv(sent)
-    with pytest.raises(eep.EepError, match="expects a dispatch next"):
-        buffer.combine(buffer.combine_input(), tokens)
 
 
 def test_a_view_between_dispatch_and_combine_ends_the_step(buffer: eep.Buffer) -> None:

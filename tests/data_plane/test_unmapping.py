@@ -10,7 +10,7 @@ import pytest
 import eep
 from eep.data_plane.memory.shm import SharedMemory
 from tests import moe
-from tests.ranks import PATIENCE_S
+from tests.rank_program import PATIENCE_S
 
 CONFIG = moe.Config(ranks=2, max_ranks=2)
 

@@ -68,6 +68,6 @@ def test_an_answer_that_repeats_itself_gives_no_stop_string() -> None:
 
 
 def test_the_prompts_of_a_gpu_are_more_than_a_rank_can_cache() -> None:
-    """A rank of the drill caches 40,960 tokens. With fewer prompts the ranks hardly prefill: that load missed wrong tokens."""
+    """A rank of the drill caches 40,960 tokens. With fewer prompts the ranks hardly prefill."""
     prompts = {query.prompt for query in make_queries(REQUEST_MIXES["cuda"], 1) if query.kind in ("greedy", "seeded")}
     assert sum(map(len, prompts)) > 1.5 * 40_960

@@ -59,12 +59,13 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
     import torch
     from safetensors.torch import load_file
 
-    from eep.drill.block_fp8 import BLOCK, quantise
+    from eep.drill.block_fp8 import BLOCK
     from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 
     assert main(["make-model", str(tmp_path / "fp8"), "--fp8"]) == 0
     plain, fp8 = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "fp8"))
     experts = {name for name in plain if ".experts." in name}
+    assert experts
     assert set(fp8) == set(plain) | {f"{name}_scale_inv" for name in experts}
     for name, tensor in plain.items():
         if name in experts:
@@ -76,5 +77,12 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
     assert told["weight_block_size"] == [128, 128]
     assert "model.layers.0.self_attn.q_proj" in told["modules_to_not_convert"]
     assert len(CheckpointReader(tmp_path / "fp8").layout(4).tensors) == 4
+
+
+def test_a_matrix_that_is_not_of_whole_blocks_is_not_quantised() -> None:
+    import torch
+
+    from eep.drill.block_fp8 import quantise
+
     with pytest.raises(ValueError, match="100 x 128"):
         quantise(torch.zeros(100, 128))

@@ -19,7 +19,7 @@ from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.packing import FloatArray
 from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
-from eep.experts.repair.executor import Want
+from eep.experts.repair.reader import Want
 from eep.experts.repair.repair_sources import RepairSources
 from eep.view import View
 from tests.experts import model

@@ -22,9 +22,11 @@ from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, Want, execute_repair
+from eep.experts.repair.executor import execute_repair
 from eep.experts.repair.peer_memory import MappedPeers, serve_region
+from eep.experts.repair.reader import Reader, Want
 from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
+from eep.experts.repair.repair_sources import LocalReader, PeerReader
 from eep.view import View
 from tests.experts import model
 

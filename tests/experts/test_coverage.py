@@ -23,7 +23,8 @@ from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
 from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
 from eep.experts.registry.published_records import RANKS as RANK_RECORDS
-from eep.experts.repair.executor import RepairFailed, Want
+from eep.experts.repair.executor import RepairFailed
+from eep.experts.repair.reader import Want
 from eep.view import View
 from tests.experts import model
 from tests.experts.covered import PATIENCE_S, RANKS, HeldReads, Rank, counts_of, enter, ranks
@@ -238,7 +239,7 @@ def dies(backup: Backup) -> None:
 def dies_unseen(backup: Backup) -> None:
     """Its record is there still, its memory is not."""
     for filled in backup.service._filled:
-        backup.service.engine.withdraw(filled.extent.address)
+        backup.service.transport.withdraw(filled.extent.address)
 
 
 def lies(backup: Backup) -> None:

@@ -7,7 +7,7 @@ import torch
 import eep
 from eep.data_plane.tokens import RankTokens
 from tests import moe
-from tests.ranks import RankProgram
+from tests.rank_program import RankProgram
 
 
 class GraphProgram(RankProgram):
@@ -60,6 +60,7 @@ class GraphProgram(RankProgram):
                 assert torch.equal(output[:tokens].cpu(), expected), (
                     f"rank {self.buffer.rank}, replay {i}, layer {layer}"
                 )
+            self.one_is_over()
         return count, self.buffer.status()
 
     def free_memory(self) -> int:

@@ -14,9 +14,9 @@ import torch
 
 import eep
 from eep.abi import native
-from eep.abi.collectives import CollectiveArgs, Element, Kind, Reduction
+from eep.abi.collectives import CollectiveArgs, Element, Kind, LaneMailbox, Reduction
 from eep.data_plane.endpoint import Endpoint
-from tests.ranks import RankProgram
+from tests.rank_program import RankProgram
 
 ELEMENTS = {
     torch.uint8: Element.U8,
@@ -117,6 +117,12 @@ class LaneProgram(RankProgram):
         torch.cuda.synchronize()
         self.buffer.status().raise_if_bad()
 
+    def signal_of(self, rank: int) -> int:
+        """The flag of the last round that it has entered in the group of all ranks."""
+        at = self.buffer.layout_of_region
+        mailboxes = at.lanes + self.lane * at.lane_bytes + at.lane_mailboxes
+        return int(LaneMailbox.from_buffer_copy(self.mailbox_of(rank, ctypes.sizeof(LaneMailbox), mailboxes)).flag)
+
     def warm_up(self) -> None:
         self.buffer.connect_ranks([])
         self.run(0, (self.buffer.rank,), 64, "float32")
@@ -206,6 +212,7 @@ class LaneProgram(RankProgram):
                 return i, status
             parts = [numbers(rank, seed + i, count, torch.bfloat16) for rank in self.order if rank in active]
             assert torch.equal(mine.cpu(), reduced(parts, Reduction.SUM)), f"rank {self.buffer.rank}, call {i}"
+            self.one_is_over()
         return times, self.buffer.status()
 
     def differ(self, kind: str, count: int) -> eep.Status:
@@ -334,6 +341,7 @@ class LaneProgram(RankProgram):
                 if rank in active:
                     self._compare(f"gathered, replay {i}", self.gathered[position], small[rank])
                     self._compare(f"exchanged, replay {i}", self.exchanged[position], block(rank, me))
+            self.one_is_over()
         return count, self.buffer.status()
 
     # ---- inside ----

@@ -11,7 +11,7 @@ import eep
 from eep.compat import deep_ep
 from eep.data_plane.tokens import RankTokens
 from tests import moe
-from tests.ranks import RankProgram
+from tests.rank_program import RankProgram
 
 
 class OperatorProgram(RankProgram):

@@ -62,9 +62,7 @@ def test_a_thousand_replays_of_one_graph_of_collectives(rendezvous: eep.Rendezvo
         group.all(ALL, "barrier")
         check(group, ALL, "replay", 0, ALL, 300)
 
-        for rank in ALL:
-            group[rank].send("replay", 1000, ALL, 100_000)
-        time.sleep(0.5)
+        group.begin(ALL, "replay", 1000, ALL, 100_000)
         group[VICTIM].kill()
         for rank in SURVIVORS:
             done, status = group[rank].answer()
@@ -146,9 +144,7 @@ def test_a_lane_taken_again_holds_nothing_of_the_group_before(rendezvous: eep.Re
 def test_a_killed_rank_is_dropped(rendezvous: eep.Rendezvous) -> None:
     with ranks_of(rendezvous, LaneConfig(), timeout_ms=1000) as group:
         start(group)
-        for rank in ALL:
-            group[rank].send("repeat", 1, ALL, 200_000, 100_000)
-        time.sleep(0.5)
+        group.begin(ALL, "repeat", 1, ALL, 200_000, 100_000)
         group[VICTIM].kill()
         for rank in SURVIVORS:
             assert VICTIM in group[rank].answer()[1].suspects
@@ -161,9 +157,10 @@ def test_a_killed_rank_is_dropped(rendezvous: eep.Rendezvous) -> None:
 def test_a_revoke_frees_a_spinning_collective(rendezvous: eep.Rendezvous) -> None:
     with ranks_of(rendezvous, LaneConfig(), timeout_ms=900_000) as group:
         start(group)
+        before = group[3].call("signals_of", (0, 1))
         for rank in (0, 1):
             group[rank].send("repeat", 1, ALL, 200_000, 1)
-        time.sleep(0.2)
+        group[3].call("wait_for_signals", before)
         group[3].call("revoke")
         for rank in (0, 1):
             assert group[rank].answer()[1].revoked
@@ -175,9 +172,7 @@ def test_a_stopped_rank_that_wakes_up_spoils_no_collective(rendezvous: eep.Rende
     # A fifth rank's worth of room: when it wakes up, its kernels too spin on the GPU that all share.
     with ranks_of(rendezvous, LaneConfig(max_ranks=5), timeout_ms=1000) as group:
         start(group)
-        for rank in ALL:
-            group[rank].send("repeat", 1, ALL, 200_000, 100_000)
-        time.sleep(0.5)
+        group.begin(ALL, "repeat", 1, ALL, 200_000, 100_000)
         zombie = group[VICTIM]
         zombie.stop()
         for rank in SURVIVORS:
@@ -220,7 +215,7 @@ def test_groups_come_and_go_in_any_order(rendezvous: eep.Rendezvous) -> None:
                 assert group[rank].answer().ok
         for rank in reversed(ALL):  # the first to come waits for the last to open the group
             group[rank].send("group", 1000, [1, 3, 0, 2], 70_000)
-            time.sleep(0.05)
+            time.sleep(0.05)  # not a wait for anything: so far apart they come
         for rank in ALL:
             assert group[rank].answer().ok
         check(group, ALL, "run", 2, ALL, 3000, "float32")

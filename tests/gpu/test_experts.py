@@ -17,9 +17,11 @@ from eep.data_plane.memory import memory_of
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import Placement, plan_placement
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, execute_repair
+from eep.experts.repair.executor import execute_repair
 from eep.experts.repair.peer_memory import MappedPeers, copy_all, serve_region
+from eep.experts.repair.reader import Reader
 from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
+from eep.experts.repair.repair_sources import LocalReader, PeerReader
 from eep.view import View
 from tests.experts import model
 

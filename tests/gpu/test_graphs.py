@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import eep
@@ -29,9 +28,7 @@ def test_a_thousand_replays_of_one_graph(rendezvous: eep.Rendezvous) -> None:
         check(group, ALL, seed=0, count=300)
 
         # killed in the middle of replays
-        for rank in ALL:
-            group[rank].send("replay", 1000, ALL, 100_000)
-        time.sleep(0.5)
+        group.begin(ALL, "replay", 1000, ALL, 100_000)
         group[2].kill()
         survivors = (0, 1, 3)
         for rank in survivors:

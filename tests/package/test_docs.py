@@ -54,6 +54,13 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
             assert anchor in anchors(target), link
 
 
+def test_links_are_found() -> None:
+    """Else the test above would look at none."""
+    links = [link for page in PAGES for link in LINK.findall(page.read_text())]
+    assert len(links) > 50
+    assert any("#" in link and "://" not in link for link in links)
+
+
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

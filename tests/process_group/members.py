@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 import eep
 from eep import faults
-from tests.ranks import PATIENCE_S, RankProcess, Ranks
+from tests.rank_program import PATIENCE_S
+from tests.ranks import RankProcess, Ranks
 
 MOVES = ("broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all", "all_to_all_single")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single")

@@ -11,7 +11,8 @@ import torch
 import eep
 from eep import faults
 from tests.process_group.members import COLLECTIVES, Members, values
-from tests.ranks import DIED, PATIENCE_S, mapped_memories
+from tests.rank_program import PATIENCE_S, mapped_memories
+from tests.ranks import DIED
 
 Start = Callable[..., Members]
 POINTS = [point for point in faults.points() if point.startswith("collective")]

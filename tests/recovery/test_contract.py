@@ -8,7 +8,14 @@ import pytest
 from eep.abi.peer_table import PeerTable, slot_of
 from eep.experts.placement.slot_plan import Placement, plan_placement
 from eep.experts.routing_tables import RoutingTables
-from eep.recovery.contract import ContractBroken, addresses_of, check_coverage, check_peers, check_routing
+from eep.recovery.contract import (
+    ContractBroken,
+    addresses_of,
+    check_coverage,
+    check_peers,
+    check_placements,
+    check_routing,
+)
 from eep.view import View
 
 VIEW = View(3, (0, 2), (1, 0, 4))
@@ -50,6 +57,14 @@ def test_an_expert_without_a_copy_is_found() -> None:
     check_coverage(VIEW, placement())
     with pytest.raises(ContractBroken, match="have no copy"):
         check_coverage(VIEW.without([2]), placement())
+
+
+def test_ranks_that_placed_experts_differently_are_found() -> None:
+    check_placements(VIEW, 7, {0: 7, 2: 7})
+    with pytest.raises(
+        ContractBroken, match=r"graph-visible routing: ranks \[2\] placed the experts of epoch 3 differ"
+    ):
+        check_placements(VIEW, 7, {0: 7, 2: 8})
 
 
 def published() -> tuple[RoutingTables, dict[str, int]]:

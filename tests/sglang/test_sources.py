@@ -25,7 +25,8 @@ import pytest
 import torch
 
 from eep.control.store.key_value import ABSENT
-from eep.data_plane.tokens import RankTokens
+from eep.data_plane.token_buffer import TokenBuffer
+from eep.data_plane.tokens import ExpertTokens, RankTokens
 from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
@@ -202,12 +203,22 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
         etcd.close()
 
 
-class RecordingBuffer:
+class RecordingBuffer(TokenBuffer):
     """A buffer that only records what is dispatched."""
 
-    def dispatch(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
-        self.chosen, self.weights = chosen, weights
+    combine_dtype = torch.float32
+
+    def dispatch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
+    ) -> RankTokens | ExpertTokens:
+        self.chosen, self.weights = topk_idx, topk_weights
         return Mock(spec=RankTokens)
+
+    def combine_input(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def combine(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> torch.Tensor:
+        raise NotImplementedError
 
 
 def masking(masked: list[int]) -> Any:

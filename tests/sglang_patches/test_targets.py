@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches import targets
+from sglang_patches import target_check, targets
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "wheels"
@@ -47,7 +47,7 @@ def sources(version: str) -> Path:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_targets_exist(version: str) -> None:
-    assert targets.missing(version, sources(version)) == []
+    assert target_check.missing(version, sources(version)) == []
 
 
 def test_a_missing_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_missing_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         targets.HookTarget("managers.scheduler.run_scheduler_process", "a test", ("no_such_parameter",)),
     ]
     monkeypatch.setattr(targets, "TARGETS", gone)
-    found = targets.missing(VERSIONS[1], sources(VERSIONS[1]))
+    found = target_check.missing(VERSIONS[1], sources(VERSIONS[1]))
     assert len(found) == 3
     assert "no name no_such_method" in found[0]
     assert "no_such_module" in found[1]
@@ -68,7 +68,7 @@ def test_the_plugin_refuses_a_version_that_lacks_one(monkeypatch: pytest.MonkeyP
     pytest.importorskip("sglang")
     monkeypatch.setattr(targets, "TARGETS", [targets.HookTarget("managers.scheduler.no_such_name", "a test")])
     with pytest.raises(SystemExit, match=re.escape(targets.installed_version()) + ".*no_such_name"):
-        targets.require_supported()
+        target_check.require_supported()
 
 
 def test_a_target_may_be_for_some_versions_only() -> None:

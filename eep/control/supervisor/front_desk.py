@@ -49,6 +49,13 @@ class RevocablePage(Protocol):
     def close(self) -> None: ...
 
 
+def open_shared_page(descriptor: int) -> RevocablePage:
+    """The data plane's control page behind a descriptor. Loaded when the first rank brings one."""
+    from eep.data_plane.control_page import SharedControlPage
+
+    return SharedControlPage(descriptor)
+
+
 class DeskOwner(Protocol):
     """What the front desk asks of its supervisor."""
 

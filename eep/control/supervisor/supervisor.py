@@ -30,9 +30,10 @@ from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.store.embedded_store import EmbeddedStore
 from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
-from eep.control.supervisor.front_desk import FrontDesk, RevocablePage
+from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_shared_page
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
+from eep.control.supervisor.timers import DeadlineTimers
 from eep.control.wire.messages import AskOperation, ControlMessage, TellView
 from eep.faults import orders
 from eep.membership import (
@@ -67,13 +68,6 @@ from eep.observe.event_log import EventLog
 from eep.view import View
 
 STOPS_WITHIN = 30.0
-
-
-def open_shared_page(descriptor: int) -> RevocablePage:
-    """The data plane's control page behind a descriptor. Loaded when the first rank brings one."""
-    from eep.data_plane.control_page import SharedControlPage
-
-    return SharedControlPage(descriptor)
 
 
 def _with_standby(state: HostState, standby: Sequence[int]) -> HostState:
@@ -125,7 +119,7 @@ class Supervisor:
             reject=self.reject,
             report=lambda: report_of(self.state),
         )
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers = DeadlineTimers(self.feed)
         self._keeper: KeeperProcess | None = None
         self._marks = launch.marks
         self._changed = asyncio.Event()
@@ -169,8 +163,7 @@ class Supervisor:
         await self._processes.close()
         await self._driver.stop()
         await self._store.close()
-        for timer in self._timers:
-            timer.cancel()
+        self._timers.cancel()
         self._front_desk.close()
         self._events.close()
         faults.obey(None)
@@ -233,7 +226,7 @@ class Supervisor:
                 if message is not None:
                     self._front_desk.tell(message, epoch)
             case SetTimer():
-                self._set_timer(effect)
+                self._timers.set(effect)
             case Reject():
                 self.reject(effect.kind, effect.reason)
             case RankGone():
@@ -255,14 +248,6 @@ class Supervisor:
             return  # the same ranks: another phase of the same view, or permission to launch
         admits = set(proposed.active) - set(committed.active)
         faults.at("supervisor.before_admit" if admits else "supervisor.before_commit")
-
-    def _set_timer(self, effect: SetTimer) -> None:
-        def fire() -> None:
-            self._timers.discard(handle)
-            self.feed(effect.deadline)
-
-        handle = asyncio.get_running_loop().call_later(effect.delay, fire)
-        self._timers.add(handle)
 
     def _exited(self, rank: int, incarnation: int, evidence: str, clean: bool) -> None:
         self.feed(Exited(rank, incarnation, evidence, clean))

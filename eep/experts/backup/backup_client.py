@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eep.data_plane.memory.shm import SharedMemory
-from eep.experts.backup.transfer_engine import Engine, TransferFailed
+from eep.experts.backup.transport import TransferFailed, Transport
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout
 from eep.experts.placement.packing import EMPTY
@@ -22,7 +22,7 @@ from eep.experts.registry.published_records import (
     decode_records,
     encode_record,
 )
-from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.reader import SourceLost, Want
 from eep.experts.repair.repair_plan import BackupContents
 
 
@@ -33,9 +33,9 @@ class LiveParameters:
     between.
     """
 
-    def __init__(self, registry: Registry, engine: Engine, rank: int, host: int, memory: SharedMemory) -> None:
+    def __init__(self, registry: Registry, transport: Transport, rank: int, host: int, memory: SharedMemory) -> None:
         self._registry = registry
-        self._engine = engine
+        self._transport = transport
         self._rank = rank
         self._host = host
         self._memory = memory
@@ -47,10 +47,10 @@ class LiveParameters:
         layer = np.arange(placement.layers)[:, None]
         sums = np.where(held == EMPTY, np.uint64(0), checksums.values[layer, np.maximum(held, 0)])
         if self._address is None:
-            self._address = self._engine.expose(self._memory)
+            self._address = self._transport.expose(self._memory)
         record = RankRecord(
             self._host,
-            self._engine.session,
+            self._transport.session,
             self._address,
             size,
             ModelShape.of(layout, placement.experts),
@@ -62,15 +62,15 @@ class LiveParameters:
     def withdraw(self) -> None:
         self._registry.withdraw(f"{RANKS}{self._rank}")
         if self._address is not None:
-            self._engine.withdraw(self._address)
+            self._transport.withdraw(self._address)
             self._address = None
 
 
 class BackupClient:
     """The backup services as a rank sees them: what they hold, for the planner, and a reader for each."""
 
-    def __init__(self, registry: Registry, engine: Engine, layout: ExpertLayout, experts: int) -> None:
-        self.registry, self.engine, self.experts = registry, engine, experts
+    def __init__(self, registry: Registry, transport: Transport, layout: ExpertLayout, experts: int) -> None:
+        self.registry, self.transport, self.experts = registry, transport, experts
         self._shape = ModelShape.of(layout, experts)
 
     def records(self) -> dict[str, BackupRecord]:
@@ -127,6 +127,6 @@ class BackupReader:
                 parts.append((address, piece))
                 address += piece.numel()
         try:
-            self._client.engine.read(record.session, parts)
+            self._client.transport.read(record.session, parts)
         except TransferFailed as error:
             raise SourceLost(str(error)) from error

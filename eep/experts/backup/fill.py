@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from eep.experts.backup.transfer_engine import Engine, TransferFailed
+from eep.experts.backup.transport import TransferFailed, Transport
 from eep.experts.layout import checksum
 from eep.experts.placement.packing import EMPTY
 from eep.experts.registry.published_records import BackupRecord, ModelShape, RankRecord
-from eep.experts.repair.executor import Reader, SourceLost, Want
+from eep.experts.repair.reader import Reader, SourceLost, Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def find_copies(
     return copies
 
 
-def fetch_copy(engine: Engine, number: int, copies: Sequence[ExpertCopy], target: torch.Tensor) -> int | None:
+def fetch_copy(transport: Transport, number: int, copies: Sequence[ExpertCopy], target: torch.Tensor) -> int | None:
     """Copy an expert from the first of its ``copies`` whose bytes are right; its checksum, or None."""
     for turn in range(len(copies)):
         # Start at another copy for each expert, so that all owners of copies share the work.
@@ -54,7 +54,7 @@ def fetch_copy(engine: Engine, number: int, copies: Sequence[ExpertCopy], target
             parts.append((address, target[position : position + length]))
             position += length
         try:
-            engine.read(copy.session, parts)
+            transport.read(copy.session, parts)
         except TransferFailed:
             continue
         if checksum([target]) == copy.checksum:

@@ -96,7 +96,7 @@ class LiveOffer:
     def _offer(self, held: IntArray, checksums: Checksums) -> None:
         if self._live is None:
             services, memory = self._services, self._shared or self._copied()
-            self._live = LiveParameters(services.registry, services.engine, self._rank, 0, memory)
+            self._live = LiveParameters(services.registry, services.transport, self._rank, 0, memory)
         slots, columns = held.shape[1], self._rank * held.shape[1]
         table = np.full((held.shape[0], columns + slots), EMPTY, dtype=np.int64)
         table[:, columns:] = held

@@ -22,7 +22,7 @@ from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
 from eep.experts.backup.fill import ExpertCopy, fetch_copy, find_copies, load_from_checkpoint
 from eep.experts.backup.shares import NOWHERE, choose_share, find_only_hosts
-from eep.experts.backup.transfer_engine import Engine
+from eep.experts.backup.transport import Transport
 from eep.experts.checkpoint.conversion import Checkpoint, open_checkpoint
 from eep.experts.placement.packing import EMPTY, BoolArray, IntArray
 from eep.experts.registry.directory_registry import Registry, wait_for_change
@@ -36,7 +36,7 @@ from eep.experts.registry.published_records import (
     decode_records,
     encode_record,
 )
-from eep.experts.repair.executor import SourceLost
+from eep.experts.repair.reader import SourceLost
 from eep.experts.repair.repair_plan import BackupContents
 
 _EXTENT_BYTES = 2 << 30
@@ -79,7 +79,7 @@ class BackupService:
     """Call :meth:`refresh` whenever the registry changes; it returns what it has added."""
 
     registry: Registry
-    engine: Engine
+    transport: Transport
     options: BackupOptions
     tell: Callable[[str], None] = print
     progress: Callable[[list[int]], Iterable[int]] = iter
@@ -98,7 +98,7 @@ class BackupService:
     def stop(self) -> None:
         self.registry.withdraw(BACKUPS + self.options.name)
         for filled in self._filled:
-            self.engine.withdraw(filled.extent.address)
+            self.transport.withdraw(filled.extent.address)
             filled.memory.close()
         self._filled.clear()
 
@@ -178,13 +178,13 @@ class BackupService:
             return 0
         numbers = np.array([number for number, _ in kept], dtype="<i8").tobytes()
         sums = np.array([value for _, value in kept], dtype="<u8").tobytes()
-        self._filled.append(_Filled(memory, BackupExtent(self.engine.expose(memory), numbers, sums)))
+        self._filled.append(_Filled(memory, BackupExtent(self.transport.expose(memory), numbers, sums)))
         self._publish()
         return len(kept)
 
     def _copy(self, number: int, copies: list[ExpertCopy], target: torch.Tensor) -> int | None:
         assert self._shape is not None
-        value = fetch_copy(self.engine, number, copies, target)
+        value = fetch_copy(self.transport, number, copies, target)
         if value is None and self._checkpoint is not None:
             try:
                 return load_from_checkpoint(self._checkpoint.reader, self._shape, number, copies, target)
@@ -209,7 +209,7 @@ class BackupService:
 
     def _publish(self) -> None:
         extents = tuple(filled.extent for filled in self._filled)
-        record = BackupRecord(self.options.host, self.engine.session, self._shape, extents)
+        record = BackupRecord(self.options.host, self.transport.session, self._shape, extents)
         self.registry.publish(BACKUPS + self.options.name, encode_record(record))
 
 

@@ -22,6 +22,7 @@ import torch
 
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
+from eep.experts.backup.transport import TransferFailed
 
 _DISTRIBUTIONS = (
     "mooncake-transfer-engine",
@@ -33,12 +34,8 @@ _OLDEST = (0, 3, 13)  # before, any peer could read and write outside of registe
 _MOST_ABANDONED_BYTES = 512 << 20
 
 
-class TransferFailed(EepError):
-    """A read failed, or took too long."""
-
-
 class Engine:
-    """One transfer engine, reachable for peers at ``address``. Its methods may be called from any thread."""
+    """A :class:`Transport` over one transfer engine, reachable for peers at ``address``."""
 
     def __init__(self, address: str = "127.0.0.1", protocol: str = "tcp", device: str = "") -> None:
         if address in ("", "0.0.0.0", "::", "*"):

@@ -16,7 +16,7 @@ import torch
 from eep.experts.checkpoint.families import FAMILIES, CheckpointFamily, compile_pattern, detect_family
 from eep.experts.checkpoint.safetensors_index import StoredTensor, index_tensors
 from eep.experts.layout import ExpertLayout, TensorSpec
-from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.reader import SourceLost, Want
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertLayout
-from eep.experts.repair.executor import Reader, Want
+from eep.experts.repair.reader import Reader, Want
 
 
 @dataclass(frozen=True, slots=True)

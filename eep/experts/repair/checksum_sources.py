@@ -18,7 +18,8 @@ from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertMemory, checksum
 from eep.experts.placement.packing import EMPTY, IntArray
 from eep.experts.registry.published_records import RankRecord
-from eep.experts.repair.executor import Reader, RepairFailed, SourceLost, Want
+from eep.experts.repair.executor import RepairFailed
+from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import Transfer
 from eep.experts.repair.repair_sources import RepairSources
 

@@ -15,25 +15,21 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from eep import faults
-from eep.errors import EepError, PeerUnreachable
+from eep.errors import EepError
 from eep.experts.checksums import Checksums
-from eep.experts.layout import ExpertLayout, ExpertMemory, checksum
-from eep.experts.repair.peer_memory import PeerMemory, copy_all
+from eep.experts.layout import ExpertMemory, checksum
+from eep.experts.repair.peer_memory import copy_all
+from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import Origin, RepairPlan, Tier, Transfer
 
 # Large enough that a batch is worth a request, small enough that little is lost with a source.
 BATCH_BYTES = 64 << 20
 _MOST_WORKERS = 8
-
-
-class SourceLost(EepError):
-    """A source could not deliver. The next source takes over."""
 
 
 class RepairFailed(EepError):
@@ -47,60 +43,6 @@ class RepairFailed(EepError):
         super().__init__(message)
         self.transfers = tuple(transfers)
         self.still_reading = tuple(still_reading)
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """Expert ``expert`` of ``layer``, at the source's ``slot`` if it has slots, to be read into ``into``."""
-
-    layer: int
-    expert: int
-    slot: int
-    into: list[torch.Tensor]
-
-
-class Reader(Protocol):
-    """One source. Readers of different sources are used by different threads at the same time."""
-
-    def alive(self) -> bool: ...
-
-    def read(self, wants: Sequence[Want]) -> None:
-        """Fill every ``into``, or raise :class:`SourceLost`."""
-
-
-@dataclass
-class PeerReader:
-    """A rank's own memory, or that of a peer, mapped here."""
-
-    layout: ExpertLayout
-    peers: PeerMemory
-    rank: int
-
-    def alive(self) -> bool:
-        return self.peers.alive(self.rank)
-
-    def read(self, wants: Sequence[Want]) -> None:
-        try:
-            theirs = ExpertMemory(self.layout, self.peers.region(self.rank))
-        except PeerUnreachable as error:
-            raise SourceLost(str(error)) from error
-        _copy(wants, theirs)
-
-
-@dataclass
-class LocalReader:
-    memory: ExpertMemory
-
-    def alive(self) -> bool:
-        return True
-
-    def read(self, wants: Sequence[Want]) -> None:
-        _copy(wants, self.memory)
-
-
-def _copy(wants: Sequence[Want], memory: ExpertMemory) -> None:
-    sources = [memory.pieces(want.layer, want.slot) for want in wants]
-    copy_all(list(chain.from_iterable(want.into for want in wants)), list(chain.from_iterable(sources)))
 
 
 @dataclass

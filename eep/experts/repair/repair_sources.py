@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from eep.errors import PeerUnreachable
 from eep.experts.backup.backup_client import BackupClient
-from eep.experts.layout import ExpertMemory
-from eep.experts.repair.executor import LocalReader, PeerReader, Reader, SourceLost
-from eep.experts.repair.peer_memory import PeerMemory
+from eep.experts.layout import ExpertLayout, ExpertMemory
+from eep.experts.repair.peer_memory import PeerMemory, copy_all
+from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import BackupContents, Origin, Tier
+
+
+@dataclass
+class PeerReader:
+    """The memory of a peer, mapped here."""
+
+    layout: ExpertLayout
+    peers: PeerMemory
+    rank: int
+
+    def alive(self) -> bool:
+        return self.peers.alive(self.rank)
+
+    def read(self, wants: Sequence[Want]) -> None:
+        try:
+            theirs = ExpertMemory(self.layout, self.peers.region(self.rank))
+        except PeerUnreachable as error:
+            raise SourceLost(str(error)) from error
+        _copy(wants, theirs)
+
+
+@dataclass
+class LocalReader:
+    """The memory of this rank."""
+
+    memory: ExpertMemory
+
+    def alive(self) -> bool:
+        return True
+
+    def read(self, wants: Sequence[Want]) -> None:
+        _copy(wants, self.memory)
+
+
+def _copy(wants: Sequence[Want], memory: ExpertMemory) -> None:
+    sources = [memory.pieces(want.layer, want.slot) for want in wants]
+    copy_all(list(chain.from_iterable(want.into for want in wants)), list(chain.from_iterable(sources)))
 
 
 @dataclass(frozen=True, slots=True)

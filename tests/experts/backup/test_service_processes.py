@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,11 +19,12 @@ import torch
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient
 from eep.experts.backup.service import BackupOptions, BackupService
-from eep.experts.backup.transfer_engine import Engine, TransferFailed
+from eep.experts.backup.transfer_engine import Engine
+from eep.experts.backup.transport import TransferFailed
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
 from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
-from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.reader import SourceLost, Want
 from tests.control.harness import wait_until_all_threads_stand_still
 from tests.experts import model
 from tests.experts.ranks import Rank
@@ -324,13 +327,11 @@ def test_a_stopped_service_is_given_up_and_its_late_answer_lands_nowhere(
     finally:
         os.kill(process.pid, signal.SIGCONT)
     # The service is back and answers others again: by then its late answer has gone wherever it goes.
-    late = [torch.zeros_like(piece) for piece in into]
-    while True:
-        try:
+    late, end = [torch.zeros_like(piece) for piece in into], time.monotonic() + PATIENCE
+    while not any(piece.any() for piece in late):
+        assert time.monotonic() < end, "the service was resumed and does not answer"
+        with contextlib.suppress(SourceLost):
             reader.read([Want(0, 0, -1, late)])
-            break
-        except SourceLost:
-            continue
     assert all(not piece.any() for piece in into)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checkpoint.families import FAMILIES, CheckpointFamily
 from eep.experts.layout import ExpertMemory
-from eep.experts.repair.executor import SourceLost, Want
+from eep.experts.repair.reader import SourceLost, Want
 
 transformers = pytest.importorskip("transformers", reason="checkpoints are made with transformers")
 
@@ -71,6 +71,7 @@ def test_disk_equals_the_live_model(model_name: str, tmp_path: pathlib.Path) -> 
                     ("w13_weight_bias", "gate_up_proj_bias"),
                     ("w2_weight_bias", "down_proj_bias"),
                 ):
+                    assert (ours in found) == (f"{prefix}.{theirs}" in live)
                     if ours in found:
                         assert torch.equal(found.pop(ours), live[f"{prefix}.{theirs}"][expert])
                 assert not found
@@ -144,35 +145,58 @@ def test_only_the_layers_asked_for_are_used(tmp_path: pathlib.Path) -> None:
         CheckpointReader(tmp_path, layers=[7])
 
 
-def test_damage_is_found_before_it_is_used(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "model.safetensors"
+def test_a_directory_without_a_checkpoint_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match="safetensors files; name the directory"):
         CheckpointReader(tmp_path)
+
+
+def test_an_unknown_family_is_refused(tmp_path: pathlib.Path) -> None:
+    save_file(fused(), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="unknown model family"):
+        CheckpointReader(tmp_path, "nonesuch")
+
+
+def test_a_checkpoint_that_lacks_a_tensor_of_an_expert_is_refused(tmp_path: pathlib.Path) -> None:
     saved = fused()
     del saved["model.layers.1.mlp.experts.down_proj"]
-    save_file(saved, file)
+    save_file(saved, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="missing from the checkpoint"):
         CheckpointReader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda whole: whole[:-64], "does not lie where its header says"),
+        (lambda whole: (1 << 60).to_bytes(8, "little") + whole[8:], "header cannot be"),
+        (lambda whole: whole[:8] + b"x" * (len(whole) - 8), "not JSON"),
+    ],
+    ids=["shortened", "header too long", "header overwritten"],
+)
+def test_a_damaged_file_is_refused(tmp_path: pathlib.Path, damage: Callable[[bytes], bytes], complaint: str) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(fused(), file)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ValueError, match=complaint):
+        CheckpointReader(tmp_path)
+
+
+def test_a_file_that_was_shortened_after_it_was_indexed_is_a_lost_source(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "model.safetensors"
     save_file(fused(), file)
     reader = CheckpointReader(tmp_path)
-    whole = file.read_bytes()
-    os.truncate(file, len(whole) - 64)
+    os.truncate(file, file.stat().st_size - 64)
     with pytest.raises(SourceLost, match="shorter than when it was indexed"):
         [read(reader, layer, expert) for layer in range(2) for expert in range(2)]
-    with pytest.raises(ValueError, match="does not lie where its header says"):
-        CheckpointReader(tmp_path)
-    file.write_bytes((1 << 60).to_bytes(8, "little") + whole[8:])
-    with pytest.raises(ValueError, match="header cannot be"):
-        CheckpointReader(tmp_path)
-    file.write_bytes(whole[:8] + b"x" * (len(whole) - 8))
-    with pytest.raises(ValueError, match="not JSON"):
-        CheckpointReader(tmp_path)
+
+
+def test_a_file_that_was_removed_after_it_was_indexed_is_a_lost_source(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(fused(), file)
+    reader = CheckpointReader(tmp_path)
     file.unlink()
     with pytest.raises(SourceLost, match="cannot be read"):
         read(reader, 0, 0)
-    save_file(fused(), file)
-    with pytest.raises(ValueError, match="unknown model family"):
-        CheckpointReader(tmp_path, "nonesuch")
 
 
 def test_a_model_that_was_converted_is_told_apart(tmp_path: pathlib.Path) -> None:

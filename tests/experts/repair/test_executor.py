@@ -15,14 +15,16 @@ import torch
 import eep.experts.repair.executor as repair_module
 from eep.errors import EepError
 from eep.experts.checksums import Checksums
-from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
+from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import Placement
-from eep.experts.repair.executor import LocalReader, Reader, RepairFailed, SourceLost, Want, execute_repair
+from eep.experts.repair.executor import RepairFailed, execute_repair
+from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import BackupContents, Origin, RepairPlan, Tier, plan_repair
+from eep.experts.repair.repair_sources import LocalReader
 from tests.experts import model
 
 
-class Source:
+class Source(Reader):
     """Delivers what it should, unless told otherwise."""
 
     def __init__(self, trouble: str = "") -> None:
@@ -58,7 +60,7 @@ def empty_rank(**sources: Source) -> tuple[RepairPlan, ExpertMemory, dict[str, S
 
 
 def run(plan: RepairPlan, memory: ExpertMemory, sources: dict[str, Source], **options: float) -> list[str]:
-    return execute_repair(plan, 0, memory, lambda origin: sources[origin.backup], model.checksums(), **options).setbacks  # type: ignore[arg-type]
+    return execute_repair(plan, 0, memory, lambda origin: sources[origin.backup], model.checksums(), **options).setbacks
 
 
 @pytest.mark.parametrize("trouble", ["dead", "breaks off", "lies"])
@@ -173,10 +175,14 @@ def test_an_error_of_ours_is_not_taken_for_a_lost_source() -> None:
         execute_repair(plan, 0, memory, reader_of, model.checksums())
 
 
-def test_what_cannot_be_done_is_refused_before_anything_is_written() -> None:
+def test_experts_without_any_source_are_reported_before_anything_is_written() -> None:
     plan, memory, sources, _ = empty_rank()
     with pytest.raises(RepairFailed, match="no source delivered 24 experts"):
         run(plan, memory, sources)
+    assert not memory.region.any()
+
+
+def test_experts_without_a_checksum_are_refused_before_anything_is_read() -> None:
     plan, memory, sources, _ = empty_rank(a=Source())
     with pytest.raises(ValueError, match="no checksum is known"):
         execute_repair(plan, 0, memory, lambda _: sources["a"], Checksums.none(model.LAYERS, model.EXPERTS))
@@ -223,22 +229,3 @@ def test_copies_that_differ_are_found_when_checksums_meet() -> None:
     parts[1] = Checksums.of_rank(memories[1], placement, 1)
     with pytest.raises(EepError, match="two copies of expert 3 in layer 2 differ"):
         Checksums.merged(parts)
-
-
-def test_a_layout_refuses_what_makes_no_sense() -> None:
-    spec = TensorSpec("w", (2,), torch.float32)
-    for wrong in ((0, 1, (spec,)), (1, 0, (spec,)), (1, 1, ())):
-        with pytest.raises(ValueError, match="at least one"):
-            ExpertLayout(*wrong)
-    with pytest.raises(ValueError, match="must differ"):
-        ExpertLayout(1, 1, (spec, spec))
-    with pytest.raises(ValueError, match="without elements"):
-        ExpertLayout(1, 1, (TensorSpec("w", (0,), torch.float32),))
-    layout = ExpertLayout(2, 3, (spec,))
-    with pytest.raises(ValueError, match="the region has 4"):
-        ExpertMemory(layout, torch.zeros(4, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="flat, contiguous"):
-        ExpertMemory(layout, torch.zeros(4096))
-    for layer, slot in ((2, 0), (-1, 0), (0, 3), (0, -1)):
-        with pytest.raises(IndexError):
-            layout.pieces(layer, slot)
