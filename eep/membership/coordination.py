@@ -32,7 +32,14 @@ def next_move(state: HostState) -> Propose | ListReports | Unchanged:
         return Unchanged(f"the coordinator, {instance.coordinator}, to decide")
     if state.scope != EVERY_HOST:
         return Unchanged("the store to list the reports of every host")
-    decided = decide(instance, known_reports(state), judge_epoch=state.judged, first_view=state.policy.first_view)
+    decided = decide(
+        instance,
+        known_reports(state),
+        judge_epoch=state.judged,
+        first_view=state.policy.first_view,
+        fewest=state.policy.fewest_ranks,
+        regroup_epoch=state.regrouped,
+    )
     return decided if isinstance(decided, Unchanged) else Propose(decided, state.version)
 
 

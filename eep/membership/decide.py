@@ -28,17 +28,24 @@ class Unchanged:
 
 
 def decide(
-    instance: InstanceRecord, reports: Reports, *, judge_epoch: int = -1, first_view: int = 1
+    instance: InstanceRecord,
+    reports: Reports,
+    *,
+    judge_epoch: int = -1,
+    first_view: int = 1,
+    fewest: int = 0,
+    regroup_epoch: int = -1,
 ) -> InstanceRecord | Unchanged:
     """The record that should follow ``instance``, or why it may stand as it is.
 
     ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
-    their time to come in. ``first_view`` is how many ranks a new instance waits for.
+    their time to come in. ``first_view`` is how many ranks a new instance waits for. ``fewest`` suffice to
+    serve, 0 if that is not known; ``regroup_epoch`` is the empty epoch in which they have waited for the others.
     """
     nxt = (
         _after_faults(instance, reports)
         or _after_repair(instance, reports)
-        or _after_requests(instance, reports, first_view)
+        or _after_requests(instance, reports, first_view, fewest if regroup_epoch == instance.view.epoch else 0)
         or _after_accusations(instance, reports, judge_epoch)
         or instance
     )
@@ -47,7 +54,7 @@ def decide(
         nxt = _with_grants(nxt, reports, also="" if nxt is instance else nxt.reason)
     if nxt is not instance:
         return replace(nxt, serial=instance.serial + 1)
-    return Unchanged(_waiting_for(instance, reports, first_view))
+    return Unchanged(_waiting_for(instance, reports, first_view, fewest))
 
 
 def judge(active: Iterable[int], accusations: Iterable[Accusation]) -> tuple[int, ...]:
@@ -142,28 +149,53 @@ def _unsettled(instance: InstanceRecord, reports: Reports) -> list[int]:
     return [rank for rank in view.active if (rank, view.incarnations[rank]) not in settled]
 
 
-def _after_requests(instance: InstanceRecord, reports: Reports, first_view: int) -> InstanceRecord | None:
+def can_regroup(instance: InstanceRecord, reports: Reports, fewest: int) -> bool:
+    """Whether every rank was lost, ``fewest`` are back, which suffice to serve, and others are still on their way."""
+    view = instance.view
+    if view.active or view.epoch == 0 or fewest < 1:
+        return False
+    return len(_joining(instance, reports)) >= fewest and _are_coming(reports)
+
+
+def _after_requests(instance: InstanceRecord, reports: Reports, first_view: int, fewest: int) -> InstanceRecord | None:
     if instance.phase is not Phase.RUN:
         return None
     view = instance.view
-    leaving: list[int] = []
-    joining: dict[int, int] = {}
-    pending = False
-    for report in reports.values():
-        for rank, told in report.ranks.items():
-            if told.life is Life.LEAVING and instance.has(rank, told.incarnation):
-                leaving.append(rank)
-            elif told.life is Life.READY and told.incarnation == instance.granted[rank] > view.incarnations[rank]:
-                joining[rank] = told.incarnation
-            pending = pending or told.life in (Life.WANTED, Life.STARTING)
-    if not view.active and (pending or (view.epoch == 0 and len(joining) < first_view)):
-        return None  # an empty instance starts once, with all that are coming, rather than rank by rank
+    leaving = [
+        rank
+        for report in reports.values()
+        for rank, told in report.ranks.items()
+        if told.life is Life.LEAVING and instance.has(rank, told.incarnation)
+    ]
+    joining = _joining(instance, reports)
+    if not view.active:
+        # An empty instance starts once, with all that are coming, rather than rank by rank. After a loss of all, those
+        # that suffice wait for the others for a while only: one that hangs must not keep them from serving.
+        waits = _are_coming(reports) and not can_regroup(instance, reports, fewest)
+        if waits or (view.epoch == 0 and len(joining) < first_view):
+            return None
     if not leaving and not joining:
         return None
     joined = view.without(leaving).joined_by(joining, epoch=view.epoch + 1)
     reasons = [f"rank {rank} left" for rank in sorted(leaving)]
     reasons += [f"rank {rank} joined as incarnation {joining[rank]}" for rank in sorted(joining)]
     return _with_view(instance, joined, _shortened(reasons))
+
+
+def _joining(instance: InstanceRecord, reports: Reports) -> dict[int, int]:
+    """The incarnations of the ranks that are ready to come in."""
+    return {
+        rank: told.incarnation
+        for report in reports.values()
+        for rank, told in report.ranks.items()
+        if told.life is Life.READY and told.incarnation == instance.granted[rank] > instance.view.incarnations[rank]
+    }
+
+
+def _are_coming(reports: Reports) -> bool:
+    return any(
+        told.life in (Life.WANTED, Life.STARTING) for report in reports.values() for told in report.ranks.values()
+    )
 
 
 def _after_accusations(instance: InstanceRecord, reports: Reports, judge_epoch: int) -> InstanceRecord | None:
@@ -212,7 +244,7 @@ def _with_view(instance: InstanceRecord, view: View, reason: str) -> InstanceRec
     return replace(instance, view=view, phase=phase, condemned=(), reason=reason)
 
 
-def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int) -> str:
+def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int, fewest: int) -> str:
     """What comes first of all that is awaited: verdicts, then repair, then ranks on their way."""
     view = instance.view
     if instance.condemned:
@@ -223,7 +255,8 @@ def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int) ->
         return f"{_ranks(_unsettled(instance, reports))} to settle in epoch {view.epoch}"
     told = [(rank, each) for report in reports.values() for rank, each in report.ranks.items()]
     if coming := sorted({rank for rank, each in told if each.life is Life.STARTING}):
-        return f"{_ranks(coming)} to get ready"
+        more = ", for a moment: those that are ready suffice" if can_regroup(instance, reports, fewest) else ""
+        return f"{_ranks(coming)} to get ready{more}"
     if claimed := sorted({rank for rank, each in told if each.life is Life.WANTED}):
         return f"{_ranks(claimed)} to be given up by another supervisor, which has the same"
     if not view.active:

@@ -149,6 +149,7 @@ class LeaseLost:
 
 class Timer(Enum):
     JUDGE = "judge"
+    REGROUP = "regroup"
     RELAUNCH = "relaunch"
     START = "start"
     SETTLE = "settle"

@@ -230,6 +230,8 @@ def _lease_lost(turn: Turn, _: LeaseLost) -> None:
 def _deadline(turn: Turn, event: Deadline) -> None:
     if event.timer is Timer.JUDGE:
         turn.update(judged=max(turn.state.judged, event.number))
+    elif event.timer is Timer.REGROUP:
+        turn.update(regrouped=max(turn.state.regrouped, event.number))
     elif event.timer is Timer.SETTLE:
         _settle_late(turn, event.number)
     else:

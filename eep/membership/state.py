@@ -19,9 +19,11 @@ class Policy:
     max_ranks: int
     first_view: int = 1
     fewest_ranks: int = 0
-    """An operator may not take a rank out when fewer than these would stay."""
+    """How many suffice to serve; 0: not known. An operator may not take a rank out when fewer would stay."""
     judge_after: float = 0.2
     """How long accusations are collected before they are judged."""
+    regroup_after: float = 2.0
+    """After a loss of all ranks: how long ``fewest_ranks`` that are back wait for the others. For ever if that is 0."""
     start_deadline: float = 600.0
     settle_deadline: float = 120.0
     fence_deadline: float = 10.0
@@ -114,6 +116,9 @@ class HostState:
     accusations: tuple[Accusation, ...] = ()
     judging: int = -1
     judged: int = -1
+    regrouping: int = -1
+    regrouped: int = -1
+    """The empty epochs in which the wait for further ranks began, and was over."""
     published: Report | None = None
     stopping: bool = False
     operations: tuple[str, ...] = ()

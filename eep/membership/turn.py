@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from eep.membership.coordination import decides, known_reports, next_move
+from eep.membership.decide import can_regroup
 from eep.membership.effects import (
     Effect,
     Fence,
@@ -206,6 +207,7 @@ class Turn:
     def _coordinate(self) -> None:
         if decides(self.state):
             self._time_the_judge()
+            self._time_the_regrouping()
         move = next_move(self.state)
         if isinstance(move, ListReports):
             self.update(looking=True)
@@ -220,6 +222,13 @@ class Turn:
         if self.state.judging < epoch and any(a.epoch == epoch for a in accusations):
             self.update(judging=epoch)
             self.set_timer(Timer.JUDGE, epoch, self.state.policy.judge_after)
+
+    def _time_the_regrouping(self) -> None:
+        state, instance = self.state, self.state.instance
+        assert instance is not None
+        if state.regrouping < state.epoch and can_regroup(instance, known_reports(state), state.policy.fewest_ranks):
+            self.update(regrouping=state.epoch)
+            self.set_timer(Timer.REGROUP, state.epoch, state.policy.regroup_after)
 
     def remember(self, operation: str) -> bool:
         """Whether an operator's request is new; from now on it is not."""
