@@ -13,7 +13,9 @@ from tests.membership.sim.world import NODES, World
 
 POLICY = Policy(
     max_ranks=12,
+    fewest_ranks=2,
     judge_after=0.2,
+    regroup_after=0.3,
     start_deadline=5.0,
     settle_deadline=3.0,
     fence_deadline=1.0,
