@@ -61,6 +61,22 @@ def test_a_kill_during_recovery_and_during_rejoin(drilled: Drilled) -> None:
     drilled.check(story)
 
 
+def test_after_a_loss_of_all_one_that_hangs_does_not_hold_up_the_others(drilled: Drilled) -> None:
+    story = drilled.story()
+    with story.load:
+        wait_for_answers(story.load)
+        lives = lives_of(story, *range(RANKS))
+        for rank in range(RANKS):
+            story.kill(rank)
+        wait_for(lambda: is_started_again(story, 2, lives[2]), "rank 2 has a new process")
+        story.target.stop(2)
+        assert story.wait_until_run((0, 1, 3)), drilled.server.log[-3000:]
+        wait_for_answers(story.load)
+        story.target.resume(2)
+        assert story.wait_until_back(RANKS, lives), drilled.server.log[-3000:]
+    drilled.check(story)
+
+
 def test_a_rank_that_stands_still_for_a_moment_costs_only_time(drilled: Drilled) -> None:
     story = drilled.story()
     with story.load:
