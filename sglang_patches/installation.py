@@ -20,6 +20,7 @@ AREAS = (
     "server.controller",
     "front_end.tokenizer_hooks",
     "front_end.broadcasts",
+    "front_end.route_guard",
     "rank.resumption",
     "sampling.seeds",
 )

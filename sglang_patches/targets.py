@@ -63,6 +63,7 @@ TARGETS = (
         "what child processes run",
         ("cls", "run_scheduler_process_func"),
     ),
+    HookTarget("entrypoints.http_server._setup_and_run_http_server", "routes that would end ranks are refused"),
     HookTarget(
         "managers.scheduler.run_scheduler_process",
         "what a rank runs",

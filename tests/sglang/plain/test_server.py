@@ -92,6 +92,8 @@ def test_four_ranks_answer_as_one_does(reference: Answers, four_ranks: Answers) 
         ("/update_weights_from_disk", {"model_path": "elsewhere"}, "Start another server"),
         ("/release_memory_occupation", {}, "Start another server"),
         ("/weights_checker", {"action": "checksum"}, "cannot be compared"),
+        ("/start_expert_distribution_record", {}, "outside of steps"),
+        ("/dump_expert_distribution_record", {}, "outside of steps"),
         ("/pause_generation", {"mode": "in_place"}, "for lost"),
     ],
 )
