@@ -76,6 +76,7 @@ TARGETS = (
     HookTarget(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),
     HookTarget(_MANAGER + "auto_create_handle_loop", "the front end hears of views"),
     HookTarget(_MANAGER + "freeze_gc", "the garbage collector leaves out what is there when the server is up"),
+    HookTarget(_MANAGER + "generate_request", "no request has more samples than the front end can bear", ("obj",)),
     HookTarget(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
     HookTarget(_MANAGER + "_handle_batch_output", "what was delivered"),
     HookTarget(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),

@@ -18,6 +18,7 @@ from eep.requests.ledger import MOST_FRUITLESS_MOVES, Ledger, choose_rank
 from eep.requests.request_records import LossOutcome
 from eep.view import View
 from sglang_patches.front_end import finish_reasons, ledger_adapter
+from sglang_patches.front_end.request_limits import RequestLimits, check_ranges
 from sglang_patches.sampling.seeds import Seeds
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class FrontEnd:
     message of ours. ``drop(wire)`` makes the rank that serves it stop.
 
     Call all methods from the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
-    with one of ``health_checks`` are those of health checks.
+    with one of ``health_checks`` are those of health checks. ``limits``: what the numbers of a request may be.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class FrontEnd:
         dispatch: Callable[[Any], None],
         answer: Callable[[str, dict[str, Any] | None, int], None],
         drop: Callable[[str], None],
+        limits: RequestLimits | None = None,
         *,
         deterministic: bool = False,
         seeds: Seeds | None = None,
@@ -64,7 +66,7 @@ class FrontEnd:
         self._kept: dict[str, Any] = {}
         self._check: Any = None
         self._dispatch, self._answer, self._drop = dispatch, answer, drop
-        self._deterministic, self._seeds = deterministic, seeds
+        self._deterministic, self._seeds, self._limits = deterministic, seeds, limits
         self._health_checks = health_checks
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
@@ -89,7 +91,9 @@ class FrontEnd:
     def _accept(self, messages: list[Any]) -> None:
         """Accept all of them or none: after an error their client waits for none of them."""
         for message in messages:
-            ledger_adapter.check_types(message.sampling_params)
+            ledger_adapter.check_types(message)
+            if self._limits is not None:
+                check_ranges(message, self._limits)
         mine: list[str] = []
         try:
             for message in messages:

@@ -19,6 +19,7 @@ from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
 from sglang_patches.front_end import broadcasts
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
+from sglang_patches.front_end.request_limits import RequestLimits, check_samples
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
 
@@ -67,6 +68,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
             health_checks=(HEALTH_CHECK_RID_PREFIX,),
+            limits=_limits_of(manager),
             wait_limit=float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
             lost_lives=partial(broadcasts.expect_answers, manager),
@@ -76,6 +78,11 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
 
 
 def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
+def _limits_of(manager: Any) -> RequestLimits:
+    model = manager.model_config
+    return RequestLimits(model.vocab_size, model.hidden_size, manager.context_len)
+
+
     """Answer as SGLang does for a request that never ran, but with counts of tokens: OpenAI's endpoints need them."""
     state = manager.rid_to_state.get(message.rid)
     type(manager)._handle_abort_req.__wrapped__(manager, message)
@@ -106,6 +113,12 @@ def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
 
 
 def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
+def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:
+    """Before SGLang makes a request of each sample. All else is checked when there is one message to a request."""
+    check_samples(getattr(obj, "sampling_params", None))
+    return original(manager, obj, *arguments, **named)
+
+
     _front_end_of(manager, original).send(message)
 
 

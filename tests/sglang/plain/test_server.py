@@ -131,20 +131,6 @@ def test_a_parameter_of_the_wrong_type_is_an_error_to_its_client_alone(
     assert plain.generate(PROMPTS[0]) == four_ranks.tokens[0]
 
 
-@pytest.mark.long
-def test_a_request_that_ends_every_rank_it_comes_to_is_ended_itself(plain: Server, four_ranks: Answers) -> None:
-    """SGLang does not ask how many log-probabilities there can be, and its scheduler ends when there are fewer."""
-    assert plain.directory is not None
-    order = {"text": "Say 1", "return_logprob": True, "top_logprobs_num": 10**6, "sampling_params": {"temperature": 0}}
-    code, said = refusal_of(plain, "/generate", order)
-    assert code == 500, said
-    assert "may be what ends them" in said
-    story = Story(plain.directory, Load.with_reference(plain.url, [list(PROMPTS[0].encode())], clients=1))
-    assert story.wait_until_all_run(RANKS), plain.log[-3000:]
-    story.close()
-    assert plain.generate(PROMPTS[0]) == four_ranks.tokens[0]
-
-
 def test_a_health_check_is_answered(plain: Server) -> None:
     with urllib.request.urlopen(f"{plain.url}/health_generate", timeout=60) as answer:
         assert answer.status == 200

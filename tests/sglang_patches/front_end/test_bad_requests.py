@@ -69,6 +69,37 @@ def test_a_parameter_of_the_wrong_type_is_refused_before_anything_is_sent() -> N
     assert [message.rid for message in server.sent] == ["good"]
 
 
+class SessionParams(msgspec.Struct, kw_only=True, array_like=True):
+    id: str | None = None
+    offset: int | None = None
+
+
+class TokenizedStruct(msgspec.Struct, kw_only=True, array_like=True, tag=True):
+    """A request in the form in which SGLang has it."""
+
+    rid: str
+    input_ids: object = None
+    sampling_params: object = None
+    session_params: SessionParams | None = None
+    priority: int | None = None
+    time_stats: object = None
+    stream: bool = True
+
+
+def test_a_field_of_the_wrong_type_is_refused_before_anything_is_sent() -> None:
+    server = Server()
+    server.view(1, r0=0)
+    elsewhere: Any = "three tokens on"
+    wrong = TokenizedStruct(rid="bad", sampling_params=Parameters(), session_params=SessionParams(offset=elsewhere))
+    with pytest.raises(ValueError, match="got `str` - at `session_params"):
+        server.front_end.send(wrong)
+    with pytest.raises(ValueError, match="can't serialize ints"):
+        server.front_end.send(TokenizedStruct(rid="bad", sampling_params=Parameters(), priority=2**70))
+    assert (server.sent, len(server.front_end.ledger)) == ([], 0)
+    server.front_end.send(TokenizedStruct(rid="good", time_stats=object(), sampling_params=Parameters()))
+    assert [message.rid for message in server.sent] == ["good"]
+
+
 def test_a_restart_that_goes_another_way_is_told_to_the_client_and_stopped() -> None:
     server = Server()
     server.view(1, r0=0, r1=0)
