@@ -16,6 +16,7 @@ AREAS = (
     "rank.scheduler_step",
     "rank.warm_up",
     "rank.step_record",
+    "rank.failure",
     "server.launcher",
     "server.controller",
     "front_end.tokenizer_hooks",

@@ -113,6 +113,7 @@ TARGETS = (
         "managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)
     ),
     HookTarget("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
+    HookTarget("managers.scheduler.Scheduler.run_event_loop", "a rank says that an exception ends it"),
     HookTarget("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),
     HookTarget("managers.scheduler.Scheduler._apply_war_barrier", "overlap scheduling: a step is run again"),
     HookTarget(

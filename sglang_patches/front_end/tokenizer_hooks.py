@@ -33,6 +33,7 @@ _ATTRIBUTE = "_eep_front_end"
 def register() -> None:
     hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _prepare_directory, "before")
     hooks.hook(_MANAGER + "auto_create_handle_loop", _start_watching, "after")
+    hooks.hook(_MANAGER + "generate_request", _generate_request)
     hooks.hook(_MANAGER + "_dispatch_to_scheduler", _dispatch_to_scheduler)
     hooks.hook(_MANAGER + "_handle_batch_output", _handle_batch_output)
     hooks.hook(_MANAGER + "_handle_abort_req", _handle_abort_req)
@@ -67,8 +68,8 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             lambda wire: send(manager, AbortReq(rid=wire)),
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
-            health_checks=(HEALTH_CHECK_RID_PREFIX,),
             limits=_limits_of(manager),
+            health_checks=(HEALTH_CHECK_RID_PREFIX,),
             wait_limit=float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
             lost_lives=partial(broadcasts.expect_answers, manager),
@@ -77,12 +78,12 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
     return found
 
 
-def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
 def _limits_of(manager: Any) -> RequestLimits:
     model = manager.model_config
     return RequestLimits(model.vocab_size, model.hidden_size, manager.context_len)
 
 
+def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
     """Answer as SGLang does for a request that never ran, but with counts of tokens: OpenAI's endpoints need them."""
     state = manager.rid_to_state.get(message.rid)
     type(manager)._handle_abort_req.__wrapped__(manager, message)
@@ -100,8 +101,8 @@ def _start_watching(_: None, manager: Any) -> None:
     def on_view(view: View, running: bool) -> None:
         call(_apply_view, manager, front_end, view)
 
-    def on_gone(rank: int, incarnation: int, reason: str) -> None:
-        call(front_end.on_gone, rank, incarnation)
+    def on_gone(rank: int, incarnation: int, reason: str, failed: bool) -> None:
+        call(front_end.on_gone, rank, incarnation, failed)
 
     front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
     garbage_collector.freeze_server(manager)
@@ -112,13 +113,13 @@ def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
     broadcasts.expect_answers(manager, 0, len(front_end.live))
 
 
-def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
 def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:
     """Before SGLang makes a request of each sample. All else is checked when there is one message to a request."""
     check_samples(getattr(obj, "sampling_params", None))
     return original(manager, obj, *arguments, **named)
 
 
+def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
     _front_end_of(manager, original).send(message)
 
 

@@ -10,6 +10,7 @@ import pytest
 from eep.requests.ledger import MOST_FRUITLESS_MOVES
 from tests.sglang_patches.front_end.front_end_server import (
     UNSENDABLE,
+    AbortReq,
     BatchTokenizedGenerateReqInput,
     Parameters,
     Server,
@@ -124,5 +125,36 @@ def test_a_request_that_ends_rank_after_rank_is_ended_itself() -> None:
         server.front_end.on_gone(0, life)
     ((name, reason),) = server.answered
     assert (name, reason["status_code"]) == ("bad", 500)
-    assert "may be what ends them" in reason["message"]
+    assert "may be what ends ranks" in reason["message"]
     assert len(server.sent) == MOST_FRUITLESS_MOVES + 1
+
+
+def test_a_request_with_which_two_ranks_fail_is_ended_and_what_waited_for_it_goes_on() -> None:
+    server = Server()
+    server.view(1, r0=0)
+    server.accept("bad")
+    server.accept("good")
+    server.front_end.on_gone(0, 0, failed=True)
+    server.view(2, r0=1)
+    assert [message.rid for message in server.sent[2:]] == ["bad~1"], "one at a time"
+    server.front_end.on_gone(0, 1, failed=True)
+    ((name, reason),) = server.answered
+    assert (name, reason["status_code"]) == ("bad", 500)
+    assert "an exception ended each of the last two ranks" in reason["message"]
+    server.view(3, r0=2)
+    assert [message.rid for message in server.sent[3:]] == ["good~1"]
+
+
+def test_one_that_waits_for_a_doubted_one_is_sent_when_that_has_a_token_or_an_end() -> None:
+    for ends in (False, True):
+        server = Server()
+        server.view(1, r0=0)
+        server.accept("a")
+        server.accept("b")
+        server.front_end.on_gone(0, 0, failed=True)
+        server.view(2, r0=1)
+        if ends:
+            server.front_end.abort_answer(AbortReq("a~1"))
+        else:
+            server.deliver("a~1", [1], "x", 1)
+        assert [message.rid for message in server.sent[2:]] == ["a~1", "b~1"]
