@@ -16,10 +16,12 @@ AREAS = (
     "rank.scheduler_step",
     "rank.warm_up",
     "rank.step_record",
+    "rank.failure",
     "server.launcher",
     "server.controller",
     "front_end.tokenizer_hooks",
     "front_end.broadcasts",
+    "front_end.route_guard",
     "rank.resumption",
     "sampling.seeds",
 )

@@ -55,6 +55,7 @@ TARGETS = (
         "what child processes run",
         ("cls", "run_scheduler_process_func"),
     ),
+    HookTarget("entrypoints.http_server._setup_and_run_http_server", "routes that would end ranks are refused"),
     HookTarget(
         "managers.scheduler.run_scheduler_process",
         "what a rank runs",
@@ -67,6 +68,7 @@ TARGETS = (
     HookTarget(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),
     HookTarget(_MANAGER + "auto_create_handle_loop", "the front end hears of views"),
     HookTarget(_MANAGER + "freeze_gc", "the garbage collector leaves out what is there when the server is up"),
+    HookTarget(_MANAGER + "generate_request", "no request has more samples than the front end can bear", ("obj",)),
     HookTarget(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),
     HookTarget(_MANAGER + "_handle_batch_output", "what was delivered"),
     HookTarget(_MANAGER + "_handle_abort_req", "aborts of requests that moved"),
@@ -103,6 +105,7 @@ TARGETS = (
         "managers.tp_worker.TpModelWorker.forward_batch_generation", "the end of a step that generates", ("batch",)
     ),
     HookTarget("model_executor.model_runner.ModelRunner.forward", "the end of any other step", ("forward_batch",)),
+    HookTarget("managers.scheduler.Scheduler.run_event_loop", "a rank says that an exception ends it"),
     HookTarget("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),
     HookTarget("managers.scheduler.Scheduler._apply_war_barrier", "overlap scheduling: a step is run again"),
     HookTarget(

@@ -73,6 +73,7 @@ def main() -> int:
             log = Path(place, name.replace(" ", "-"))
             flags = (*flags, "--dtype", options.dtype)
             environment = {**(needed if "--ep-backend" in flags else {}), "EEP_CUDA_FLOAT32": "0"}
+            environment["EEP_ALLOW_ROUTES"] = "/start_profile,/stop_profile"
             with Server(model, flags, log, environment, device=device) as server:
                 found["servers"][name] = measure(server, model, load, Path(place), device)
     write(options, found)

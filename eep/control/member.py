@@ -30,6 +30,7 @@ from eep.control.wire.client import Client, SupervisorGone
 from eep.control.wire.messages import (
     ControlMessage,
     Register,
+    SayFailed,
     SayLeave,
     SayReady,
     SayRevoked,
@@ -131,6 +132,10 @@ class Member:
         if self._applied is not None:
             self._give_up(self._applied.epoch)
             self._say(SayRevoked(), self._applied.epoch)
+
+    def fail(self, evidence: str) -> None:
+        """Say that an exception ends this rank. Its supervisor kills it at once: nothing that is to be seen may follow."""
+        self._say(SayFailed(evidence[:1024]))
 
     def leave(self) -> None:
         """Ask to be taken out. The boundary gives None once that is done."""

@@ -22,15 +22,16 @@ TRIES_EVERY = 0.2
 class Watcher:
     """``on_view(view, running)``: the committed view, and whether its ranks run (or still repair).
 
-    ``on_gone(rank, incarnation, reason)``: that life of a rank is over; the view without it follows. ``on_lost``:
-    the supervisor does not answer; the watcher tries again until :meth:`close`.
+    ``on_gone(rank, incarnation, reason, failed)``: that life of a rank is over; the view without it follows. ``failed``: an
+    exception in the rank itself ended it. ``on_lost``: the supervisor does not answer; the watcher tries again until
+    :meth:`close`.
     """
 
     def __init__(
         self,
         directory: Path,
         on_view: Callable[[View, bool], None],
-        on_gone: Callable[[int, int, str], None],
+        on_gone: Callable[[int, int, str, bool], None],
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
         self._directory, self._on_view, self._on_gone = directory, on_view, on_gone
@@ -73,8 +74,8 @@ class Watcher:
                         return
                     case TellView(active=active, incarnations=incarnations, phase=phase):
                         self._heard(View(received.epoch, active, incarnations), phase == "run")
-                    case TellGone(rank=rank, incarnation=incarnation, reason=reason):
-                        self._on_gone(rank, incarnation, reason)
+                    case TellGone(rank=rank, incarnation=incarnation, reason=reason, failed=failed):
+                        self._on_gone(rank, incarnation, reason, failed)
         finally:
             with self._guard:
                 self._client = None

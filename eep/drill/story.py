@@ -136,7 +136,7 @@ class Story:
         state = "runs" if running else "is agreed on"
         self._note(f"epoch {view.epoch} {state}: ranks {', '.join(map(str, view.active))}", "view", now)
 
-    def _gone(self, rank: int, incarnation: int, reason: str) -> None:
+    def _gone(self, rank: int, incarnation: int, reason: str, failed: bool) -> None:
         self._note(f"rank {rank} (life {incarnation}) is gone: {reason}", "event", time.monotonic())
 
     def _note(self, text: str, kind: str, at: float) -> None:

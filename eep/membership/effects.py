@@ -83,13 +83,14 @@ class RankGone:
 
     The core says so once for each life, at the first sign of its end: it began to die, it is fenced, or it
     exited. Requests that ran there are replayed elsewhere. ``asked_to_leave``: the end was planned, so it is
-    no death.
+    no death. ``failed``: an exception in the rank itself ends it, and what it worked on may be the cause.
     """
 
     rank: int
     incarnation: int
     cause: str
     asked_to_leave: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

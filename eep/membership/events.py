@@ -31,6 +31,15 @@ class PulseStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """A local rank says that an exception ends it: what it worked on may be the cause. No signal from outside is."""
+
+    rank: int
+    incarnation: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A local rank has loaded what it needs and can take part."""
 
@@ -170,6 +179,7 @@ class Deadline:
 Event = (
     Exited
     | PulseStopped
+    | Failed
     | Ready
     | Settled
     | Suspected

@@ -10,6 +10,7 @@ from eep.membership.events import (
     Action,
     Deadline,
     Exited,
+    Failed,
     InstanceSeen,
     LeaseHeld,
     LeaseLost,
@@ -72,6 +73,12 @@ def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
     turn.update_rank(event.rank, status=RankStatus.ENDING)
     turn.say_gone(event.rank, local, cause)
     turn.log("DYING", cause, event.rank)
+
+
+def _failed(turn: Turn, event: Failed) -> None:
+    """Its process is alive until it is fenced, and may hang where it would end."""
+    if turn.process(event.rank, event.incarnation, "failure") is not None:
+        turn.fence(event.rank, f"rank {event.rank} failed: {event.evidence}", failed=True)
 
 
 def _ready(turn: Turn, event: Ready) -> None:
@@ -270,6 +277,7 @@ def _rank_late(turn: Turn, timer: Timer, rank: int, local: LocalRank) -> None:
 HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     Exited: _exited,
     PulseStopped: _pulse_stopped,
+    Failed: _failed,
     Ready: _ready,
     Settled: _settled,
     Suspected: _suspected,

@@ -89,7 +89,7 @@ class Turn:
             self.update(revoked=self.state.epoch)
             self.do(Revoke(self.state.epoch, reason))
 
-    def fence(self, rank: int, reason: str, *, blameless: bool = False) -> None:
+    def fence(self, rank: int, reason: str, *, blameless: bool = False, failed: bool = False) -> None:
         local = self.state.ranks[rank]
         if not local.runs:
             return
@@ -97,14 +97,15 @@ class Turn:
             self.revoke(f"rank {rank} is being fenced: {reason}")
         self.update_rank(rank, status=RankStatus.FENCING, blameless=blameless)
         self.do(Fence(rank, local.incarnation, reason))
-        self.say_gone(rank, local, reason)
+        self.say_gone(rank, local, reason, failed=failed)
         self.log("FENCING", reason, rank)
         self.set_timer(Timer.FENCE, local.incarnation, self.state.policy.fence_deadline, rank)
 
-    def say_gone(self, rank: int, before: LocalRank, cause: str) -> None:
+    def say_gone(self, rank: int, before: LocalRank, cause: str, *, failed: bool = False) -> None:
         """``before`` is the rank before its end was seen. If it no longer ran then, its end was told already."""
         if before.runs:
-            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=before.status is RankStatus.LEAVING))
+            left = before.status is RankStatus.LEAVING
+            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=left, failed=failed))
 
     def adopt(self, instance: InstanceRecord | None, version: int) -> None:
         """Follow a record that was seen. Only a newer one changes anything."""

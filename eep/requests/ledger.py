@@ -11,6 +11,9 @@ which owns the sockets, tells it what happened and does what it answers.
   is more than tokens and their log-probabilities.
 - A finished request never moves. An aborted one is never replayed; its client gets an answer instead.
 - A request that no rank can serve waits, in order of acceptance, until the caller says that it waited too long.
+- When an exception ended a rank, the requests that it had given no token yet are *doubted*: one of them may be the cause. A
+  rank serves one doubted request at a time, so that none is blamed for another. The next token ends the doubt. If an
+  exception ends its next rank too, the request is given up.
 
 In both manners the text of a life counts from its first output token. So the ledger cuts off what a client already has
 by length.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from eep.requests.request_records import (
     Counts,
@@ -36,6 +40,9 @@ MOST_FRUITLESS_MOVES = 8
 """After this many moves without a new token the ledger gives a request up: it may be what ends one rank after the other.
 The limit is above the number of ranks that are ever lost at once, since an innocent request may be on each of them."""
 
+LOST_OFTEN = f"the last {MOST_FRUITLESS_MOVES + 1} ranks that served it were all lost"
+FAILED_TWICE = "an exception ended each of the last two ranks that served it"
+
 
 class Ledger:
     """All open requests of a server. See the module for its rules."""
@@ -46,6 +53,7 @@ class Ledger:
         # Kept up to date rather than counted: every request asks for them, and thousands may be open.
         self._waiting: dict[str, LedgerEntry] = {}
         self._loads: Counter[int] = Counter()
+        self._doubted: dict[str, LedgerEntry] = {}
         self._accepted = 0
         self.moved = 0
         self.dropped = 0
@@ -83,6 +91,7 @@ class Ledger:
         if entry.state is not RequestState.WAITING:
             raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting request can be assigned")
         entry.state, entry.rank, entry.incarnation = RequestState.RUNNING, rank, incarnation
+        entry.has_token_of_rank = False
         del self._waiting[request_id]
         self._loads[rank] += 1
 
@@ -103,7 +112,10 @@ class Ledger:
                 return Delivery(entry.request.id, (), "", entry.first_counts, len(new), diverged=True)
             new, text, repeated = self._without_what_it_has(entry, new, text)
         if new:
-            entry.fruitless_moves = 0
+            entry.fruitless_moves, entry.has_token_of_rank = 0, True
+            if entry.is_doubted:
+                entry.is_doubted = False
+                del self._doubted[entry.request.id]
         entry.delivered += new
         entry.text_length += len(text)
         if entry.moves:
@@ -136,9 +148,15 @@ class Ledger:
 
     # What happens to ranks.
 
-    def rank_lost(self, rank: int, incarnation: int, now: float) -> LossOutcome:
-        """The requests of a lost rank wait for another, under new wire ids. A second call does nothing."""
-        return self._lose([e for e in self._entries.values() if (e.rank, e.incarnation) == (rank, incarnation)], now)
+    def rank_lost(self, rank: int, incarnation: int, now: float, *, failed: bool = False) -> LossOutcome:
+        """The requests of a lost rank wait for another, under new wire ids. A second call does nothing. ``failed``: an
+        exception ended the rank."""
+        lost = [e for e in self._entries.values() if (e.rank, e.incarnation) == (rank, incarnation)]
+        harmful = self._doubt(lost) if failed else []
+        for entry in harmful:
+            self._forget(entry)
+        outcome = self._lose([e for e in lost if e.request.id in self._entries], now)
+        return replace(outcome, harmful=(*outcome.harmful, *((e.request.id, FAILED_TWICE) for e in harmful)))
 
     def keep_only(self, live: Mapping[int, int], now: float) -> LossOutcome:
         """Treats every rank that is not in ``live`` (rank to incarnation) as lost."""
@@ -148,7 +166,20 @@ class Ledger:
         """How many requests each rank has."""
         return {rank: count for rank, count in self._loads.items() if count}
 
+    def rank_for(self, request_id: str, active: Collection[int]) -> int | None:
+        """The rank of ``active`` that a waiting request is to be sent to; None when it has to wait on. A doubted one goes
+        to no rank that has another, and other requests do so only where they must."""
+        if not self._doubted:
+            return choose_rank(active, self._loads)
+        taken = {each.rank for each in self._doubted.values() if each.state is not RequestState.WAITING}
+        apart = [rank for rank in active if rank not in taken]
+        return choose_rank(apart if apart or self.entry(request_id).is_doubted else active, self._loads)
+
     # What waits.
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
 
     def waiting(self) -> list[str]:
         """The requests that no rank has, in order of acceptance."""
@@ -173,17 +204,29 @@ class Ledger:
     def _forget(self, entry: LedgerEntry) -> None:
         del self._entries[entry.request.id]
         del self._wires[entry.wire]
+        self._doubted.pop(entry.request.id, None)
         if entry.state is RequestState.WAITING:
             del self._waiting[entry.request.id]
         else:
             self._loads[entry.rank] -= 1
+
+    def _doubt(self, lost: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+        """An exception ended the rank of these. Returns those that were doubted already; others are from now on."""
+        movable = [e for e in lost if e.state is RequestState.RUNNING and not e.request.immovable]
+        doubted = [e for e in movable if not e.has_token_of_rank] or movable
+        harmful = [e for e in doubted if e.is_doubted]
+        for entry in doubted:
+            if not entry.is_doubted:
+                entry.is_doubted = True
+                self._doubted[entry.request.id] = entry
+        return harmful
 
     def _lose(self, entries: Iterable[LedgerEntry], now: float) -> LossOutcome:
         replays: list[Replay] = []
         aborted: list[str] = []
         complete: list[str] = []
         failed: list[tuple[str, str]] = []
-        harmful: list[str] = []
+        harmful: list[tuple[str, str]] = []
         for entry in entries:
             if entry.state is RequestState.WAITING:
                 continue
@@ -198,7 +241,7 @@ class Ledger:
                 complete.append(entry.request.id)
             elif entry.fruitless_moves >= MOST_FRUITLESS_MOVES:
                 self._forget(entry)
-                harmful.append(entry.request.id)
+                harmful.append((entry.request.id, LOST_OFTEN))
             else:
                 self._move(entry, now)
                 replays.append(self._replay(entry))

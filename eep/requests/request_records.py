@@ -100,8 +100,8 @@ class LossOutcome:
     """They had all the tokens they may have; only the notice that they are finished was lost."""
     failed: tuple[tuple[str, str], ...] = ()
     """Those that cannot be replayed, each with the reason."""
-    harmful: tuple[str, ...] = ()
-    """Rank after rank was lost with them and gave no token: they may be what ends the ranks."""
+    harmful: tuple[tuple[str, str], ...] = ()
+    """Those that may be what ends ranks, each with the reason: rank after rank was lost with them and gave no token."""
 
 
 @dataclass(slots=True)
@@ -119,6 +119,10 @@ class LedgerEntry:
     moves: int = 0
     fruitless_moves: int = 0
     """Moves since the client last got a token."""
+    has_token_of_rank: bool = False
+    """Whether the rank that serves it has given a new token."""
+    is_doubted: bool = False
+    """An exception ended the last rank that served it, and no rank has given a token since."""
     delivered: list[int] = field(default_factory=list)
     text_length: int = 0
     first_counts: Counts | None = None

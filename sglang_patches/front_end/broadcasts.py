@@ -1,5 +1,5 @@
 """Questions to every rank (``/server_info``, ``/flush_cache``, ...): SGLang must expect as many answers as will come. And
-orders to every rank that are refused.
+orders to every rank that are refused, whichever way they come. Over HTTP, :mod:`.route_guard` refuses them and others.
 
 SGLang asks one question of a kind at a time, and waits for a number of answers without a limit of time. If it expects one
 answer too many, that kind of question is blocked for ever.
@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from sglang_patches import hooks
+from sglang_patches.front_end import routes
 
 _NO_RANK = "_eep_no_rank_is_in"
 _MANAGER = "managers.tokenizer_manager.TokenizerManager."
@@ -69,22 +70,14 @@ async def refuse_to_change(*_: Any, **__: Any) -> None:
     repair brings in from the checkpoint or from the backup."""
     from fastapi import HTTPException
 
-    raise HTTPException(
-        HTTPStatus.BAD_REQUEST,
-        "with --ep-backend eep a server cannot change its weights or release its memory: a rank that comes back would have "
-        "the weights of the start. Start another server with the new weights",
-    )
+    raise HTTPException(HTTPStatus.BAD_REQUEST, routes.CHANGE)
 
 
 async def refuse_to_compare(*_: Any, **__: Any) -> None:
     """``/weights_checker``. Ranks would exchange sums outside of their steps, each at another moment."""
     from fastapi import HTTPException
 
-    raise HTTPException(
-        HTTPStatus.BAD_REQUEST,
-        "with --ep-backend eep the weights of ranks cannot be compared: each rank holds other experts, and ranks exchange "
-        "nothing outside of steps. Compare the answers of two servers instead",
-    )
+    raise HTTPException(HTTPStatus.BAD_REQUEST, routes.COMPARE)
 
 
 async def refuse_to_pause(original: Callable[[Any, Any], Awaitable[None]], manager: Any, obj: Any) -> None:

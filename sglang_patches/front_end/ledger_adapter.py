@@ -7,7 +7,7 @@ have counts as empty.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any
@@ -44,20 +44,36 @@ _OF_THE_PROMPT = (
     "input_token_ids_logprobs_val",
     "input_token_ids_logprobs_idx",
 )
+_CHECKED_APART = ("input_ids", "input_embeds", "mm_inputs", "time_stats")
+"""Fields of a request that are large, or that SGLang wraps: :mod:`.request_limits` looks at the first two."""
 UNSEEDED = "it is sampled by kernels that use no seeds (those of --sampling-backend pytorch do)"
 
 
-def check_types(parameters: Any) -> None:
-    """ValueError if a sampling parameter is not of the type that SGLang declares. SGLang itself does not check. The process
-    that receives the request would end with an error, and the server with it."""
+def check_types(message: Any) -> None:
+    """ValueError if a field of a request, or a sampling parameter, is not of the type that SGLang declares. SGLang itself
+    does not check. The process that receives the request would end with an error, and the server with it."""
+    parameters = getattr(message, "sampling_params", None)
     if isinstance(parameters, msgspec.Struct):
-        plain = copy.copy(parameters)
-        if hasattr(plain, "custom_params"):
-            plain.custom_params = None  # these may be of any type, and SGLang wraps them
-        try:
-            _decoder(type(plain)).decode(msgspec.msgpack.encode(plain))
-        except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-            raise ValueError(f"sampling_params: {_named(plain, str(error))}") from None
+        _check_fields(parameters, "sampling_params: ", {"custom_params": None})  # of any type: SGLang wraps them
+    if isinstance(message, msgspec.Struct):
+        left_out: dict[str, Any] = dict.fromkeys(_CHECKED_APART)
+        if isinstance(parameters, msgspec.Struct):
+            left_out["sampling_params"] = type(parameters)()
+        if isinstance(getattr(message, "positional_embed_overrides", None), msgspec.Struct):
+            left_out["positional_embed_overrides"] = None
+        _check_fields(message, "", left_out)
+
+
+def _check_fields(value: msgspec.Struct, prefix: str, instead: Mapping[str, Any]) -> None:
+    """``instead``: values for fields that are not to be looked at."""
+    plain = copy.copy(value)
+    for name, other in instead.items():
+        if hasattr(plain, name):
+            setattr(plain, name, other)
+    try:
+        _decoder(type(plain)).decode(msgspec.msgpack.encode(plain))
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise ValueError(prefix + _named(plain, str(error))) from None
 
 
 @cache
@@ -65,9 +81,9 @@ def _decoder(kind: type) -> Any:
     return msgspec.msgpack.Decoder(kind)
 
 
-def _named(parameters: msgspec.Struct, error: str) -> str:
-    """The error with the name of the field in place of its number: ``- at `$[3]```."""
-    for number, name in enumerate(parameters.__struct_fields__):
+def _named(value: msgspec.Struct, error: str) -> str:
+    """The error with the name of the field in place of its number: ``- at `$[3]```. A tag is number 0."""
+    for number, name in enumerate(value.__struct_fields__, start=0 if value.__struct_config__.tag is None else 1):
         error = error.replace(f"`$[{number}]", f"`{name}")
     return error
 

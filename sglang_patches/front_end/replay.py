@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from eep.observe.metrics import MetricsWriter
-from eep.requests.ledger import MOST_FRUITLESS_MOVES, Ledger, choose_rank
+from eep.requests.ledger import Ledger, choose_rank
 from eep.requests.request_records import LossOutcome
 from eep.view import View
 from sglang_patches.front_end import finish_reasons, ledger_adapter
+from sglang_patches.front_end.request_limits import RequestLimits, check_ranges
 from sglang_patches.sampling.seeds import Seeds
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,7 @@ _DIVERGED = (
     "the rank that served this request was lost; another rank began it again, since answers of its kind cannot be continued, "
     "and its new answer differs from what was sent to you already"
 )
-_HARMFUL = (
-    f"{MOST_FRUITLESS_MOVES + 1} ranks in a row were lost while they served this request, which may be what ends them; it is "
-    "not served again"
-)
+_HARMFUL = "this request is not served again, since it may be what ends ranks: {why}"
 
 
 class FrontEnd:
@@ -41,7 +39,7 @@ class FrontEnd:
     message of ours. ``drop(wire)`` makes the rank that serves it stop.
 
     Call all methods from the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
-    with one of ``health_checks`` are those of health checks.
+    with one of ``health_checks`` are those of health checks. ``limits``: what the numbers of a request may be.
     """
 
     def __init__(
@@ -52,6 +50,7 @@ class FrontEnd:
         *,
         deterministic: bool = False,
         seeds: Seeds | None = None,
+        limits: RequestLimits | None = None,
         health_checks: tuple[str, ...] = (),
         wait_limit: float = DEFAULT_WAIT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
@@ -64,7 +63,7 @@ class FrontEnd:
         self._kept: dict[str, Any] = {}
         self._check: Any = None
         self._dispatch, self._answer, self._drop = dispatch, answer, drop
-        self._deterministic, self._seeds = deterministic, seeds
+        self._deterministic, self._seeds, self._limits = deterministic, seeds, limits
         self._health_checks = health_checks
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
@@ -89,7 +88,9 @@ class FrontEnd:
     def _accept(self, messages: list[Any]) -> None:
         """Accept all of them or none: after an error their client waits for none of them."""
         for message in messages:
-            ledger_adapter.check_types(message.sampling_params)
+            ledger_adapter.check_types(message)
+            if self._limits is not None:
+                check_ranges(message, self._limits)
         mine: list[str] = []
         try:
             for message in messages:
@@ -119,8 +120,10 @@ class FrontEnd:
             check.routed_dp_rank = rank
             self._dispatch(check)
 
-    def _rank_for(self, message: Any) -> int | None:
+    def _rank_for(self, message: Any, request_id: str = "") -> int | None:
         asked = getattr(message, "routed_dp_rank", None)
+        if request_id and (asked not in self.live or self.ledger.entry(request_id).is_doubted):
+            return self.ledger.rank_for(request_id, self.live)
         return asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
 
     def _send_what_waits(self, mine: Collection[str] = ()) -> None:
@@ -130,10 +133,12 @@ class FrontEnd:
             self._send_check(self._check)
         failed: Exception | None = None
         for request_id in self.ledger.waiting():
-            kept, replay = self._kept[request_id], self.ledger.replay_of(request_id)
-            rank = self._rank_for(kept)
-            if rank is None:
+            if not self.live:
                 break
+            kept, replay = self._kept[request_id], self.ledger.replay_of(request_id)
+            rank = self._rank_for(kept, request_id)
+            if rank is None:
+                continue  # it may be what ends ranks, and waits for one that has no other such request
             if replay.inexact:
                 logger.warning("request %s %s on rank %d: %s", request_id, MAY_DIFFER, rank, replay.inexact)
             try:
@@ -180,6 +185,12 @@ class FrontEnd:
                 ledger_adapter.write_back(output, row, delivery)
             if finished:
                 self._kept.pop(delivery.id, None)
+        self._send_held_back()
+
+    def _send_held_back(self) -> None:
+        """Requests wait while there are ranks only if they may be what ends ranks: now one of those may be cleared."""
+        if self.live and self.ledger.has_waiting:
+            self._send_what_waits()
 
     def abort_answer(self, message: Any) -> bool:
         """A scheduler has dropped a request. False if the request has moved to another rank since."""
@@ -189,6 +200,7 @@ class FrontEnd:
         message.rid = request_id
         self.ledger.ended(request_id)
         self._kept.pop(request_id, None)
+        self._send_held_back()
         return True
 
     # From the supervisor.
@@ -202,13 +214,13 @@ class FrontEnd:
             self._lost_lives(taken_out, len(self.live))
         self._replay(self.ledger.keep_only(self.live, self._clock()))
 
-    def on_gone(self, rank: int, incarnation: int) -> None:
-        """That incarnation of a rank has ended, whatever the last view said."""
+    def on_gone(self, rank: int, incarnation: int, failed: bool = False) -> None:
+        """That incarnation of a rank has ended, whatever the last view said. ``failed``: an exception ended it."""
         self._gone[rank] = max(incarnation, self._gone.get(rank, -1))
         if self.live.get(rank) == incarnation:
             del self.live[rank]
             self._lost_lives(1, len(self.live))
-        self._replay(self.ledger.rank_lost(rank, incarnation, self._clock()))
+        self._replay(self.ledger.rank_lost(rank, incarnation, self._clock(), failed=failed))
 
     def _replay(self, lost: LossOutcome) -> None:
         for request_id in lost.aborted:
@@ -217,13 +229,9 @@ class FrontEnd:
             self._end(request_id, {"type": "length", "length": self._kept[request_id].sampling_params.max_new_tokens})
         for request_id, why in lost.failed:
             self._end(request_id, finish_reasons.try_again(f"the rank that served this request was lost, and {why}"))
-        for request_id in lost.harmful:
-            logger.error(
-                "request %s is ended: the last %d ranks that served it were all lost",
-                request_id,
-                MOST_FRUITLESS_MOVES + 1,
-            )
-            self._end(request_id, finish_reasons.failed(_HARMFUL))
+        for request_id, why in lost.harmful:
+            logger.error("request %s is ended: %s", request_id, why)
+            self._end(request_id, finish_reasons.failed(_HARMFUL.format(why=why)))
         if lost.replays:
             self._metrics.add("requests_moved", len(lost.replays))
             logger.info("replaying %d requests on ranks %s", len(lost.replays), sorted(self.live) or "that come back")

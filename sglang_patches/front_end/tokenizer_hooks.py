@@ -19,6 +19,7 @@ from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
 from sglang_patches.front_end import broadcasts
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
+from sglang_patches.front_end.request_limits import RequestLimits, check_samples
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
 
@@ -32,6 +33,7 @@ _ATTRIBUTE = "_eep_front_end"
 def register() -> None:
     hooks.hook("entrypoints.engine.Engine._launch_subprocesses", _prepare_directory, "before")
     hooks.hook(_MANAGER + "auto_create_handle_loop", _start_watching, "after")
+    hooks.hook(_MANAGER + "generate_request", _generate_request)
     hooks.hook(_MANAGER + "_dispatch_to_scheduler", _dispatch_to_scheduler)
     hooks.hook(_MANAGER + "_handle_batch_output", _handle_batch_output)
     hooks.hook(_MANAGER + "_handle_abort_req", _handle_abort_req)
@@ -66,6 +68,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             lambda wire: send(manager, AbortReq(rid=wire)),
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
+            limits=_limits_of(manager),
             health_checks=(HEALTH_CHECK_RID_PREFIX,),
             wait_limit=float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
@@ -73,6 +76,11 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
         )
         setattr(manager, _ATTRIBUTE, found)
     return found
+
+
+def _limits_of(manager: Any) -> RequestLimits:
+    model = manager.model_config
+    return RequestLimits(model.vocab_size, model.hidden_size, manager.context_len)
 
 
 def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
@@ -93,8 +101,8 @@ def _start_watching(_: None, manager: Any) -> None:
     def on_view(view: View, running: bool) -> None:
         call(_apply_view, manager, front_end, view)
 
-    def on_gone(rank: int, incarnation: int, reason: str) -> None:
-        call(front_end.on_gone, rank, incarnation)
+    def on_gone(rank: int, incarnation: int, reason: str, failed: bool) -> None:
+        call(front_end.on_gone, rank, incarnation, failed)
 
     front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
     garbage_collector.freeze_server(manager)
@@ -103,6 +111,12 @@ def _start_watching(_: None, manager: Any) -> None:
 def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
     front_end.on_view(view)
     broadcasts.expect_answers(manager, 0, len(front_end.live))
+
+
+def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:
+    """Before SGLang makes a request of each sample. All else is checked when there is one message to a request."""
+    check_samples(getattr(obj, "sampling_params", None))
+    return original(manager, obj, *arguments, **named)
 
 
 def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:

@@ -57,8 +57,11 @@ def main() -> None:
     _restore_model_config(arguments[0])
     from sglang.srt.managers.scheduler import run_scheduler_process
 
+    from sglang_patches.rank import failure
+
     print(f"eep: rank {rank} starts as incarnation {os.environ[INCARNATION]}, process {os.getpid()}", flush=True)
     run_scheduler_process(*arguments, **written["named"])
+    failure.tell_failure()
     # It also returns after an exception, which it has logged. Only a rank that was told to end may end with 0.
     raise SystemExit(1)
 

@@ -53,6 +53,17 @@ def leaves() -> None:
         time.sleep(0.002)
 
 
+def fails() -> None:
+    """The first life of rank 1 says that an exception ends it, and hangs instead of ending. The others stay."""
+    member = Member.connect()
+    member.ready()
+    if member.boundary() is not None and (member.rank, member.incarnation) == (1, 0):
+        member.fail("IndexError: 7")
+        time.sleep(3600)
+    while member.boundary() is not None:
+        time.sleep(0.002)
+
+
 def suspects_a_stopped_peer() -> None:
     """Every rank accuses a peer that is stopped, as its kernels would when it keeps them waiting."""
     member = Member.connect()

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -27,11 +28,13 @@ from tests.control.harness import PATIENCE, ROOT, children_of, patient_policy
 
 
 @contextmanager
-def in_a_thread(count: int = 2, standby: tuple[int, ...] = (), **options: Any) -> Iterator[BackgroundSupervisor]:
+def in_a_thread(
+    count: int = 2, standby: tuple[int, ...] = (), program: FunctionType = ranks.steady, **options: Any
+) -> Iterator[BackgroundSupervisor]:
     capacity = count + len(standby)
     background = BackgroundSupervisor(
         lambda: Supervisor(
-            command_of(ranks.steady),
+            command_of(program),
             range(count),
             patient_policy(capacity),
             standby=standby,
@@ -53,12 +56,19 @@ class Heard:
 
     def __init__(self, directory: Path) -> None:
         self._told: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self.failed: list[tuple[int, int]] = []
+        """The lives that exceptions ended."""
         self.watcher = Watcher(
             directory,
             lambda view, running: self._told.put(("run" if running else "agreed", view)),
-            lambda rank, incarnation, reason: self._told.put(("gone", (rank, incarnation))),
+            self._gone,
             lambda reason: self._told.put(("lost", reason)),
         )
+
+    def _gone(self, rank: int, incarnation: int, reason: str, failed: bool) -> None:
+        if failed:
+            self.failed.append((rank, incarnation))
+        self._told.put(("gone", (rank, incarnation)))
 
     def until(self, condition: Callable[[str, Any], bool]) -> list[tuple[str, Any]]:
         """Everything up to the first thing that fulfils ``condition``."""
@@ -101,6 +111,17 @@ def test_a_watcher_hears_each_view_and_each_death_once() -> None:
     epochs = [view.epoch for _, view in views]
     assert epochs == sorted(epochs)
     assert views[-1][1].incarnations == (0, 1)
+
+
+def test_a_watcher_hears_which_life_an_exception_ended() -> None:
+    with in_a_thread(program=ranks.fails) as background:
+        heard = Heard(background.supervisor.directory.path)
+        heard.until(lambda kind, what: kind == "run" and what.incarnations == (0, 1))
+        assert heard.failed == [(1, 0)]
+        os.kill(pid_of(background, 1), signal.SIGKILL)
+        heard.until(lambda kind, what: kind == "run" and what.incarnations == (0, 2))
+        heard.watcher.close()
+    assert heard.failed == [(1, 0)], "a signal is no exception"
 
 
 def test_a_watcher_that_comes_late_is_told_how_things_stand() -> None:

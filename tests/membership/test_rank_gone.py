@@ -9,6 +9,7 @@ from eep.membership import (
     Deadline,
     Event,
     Exited,
+    Failed,
     Fence,
     Leave,
     OperatorAsked,
@@ -25,6 +26,7 @@ from tests.membership.membership_host import Host, of_type
 
 EXIT = Exited(1, 0, "SIGKILL")
 PULSE = PulseStopped(1, 0)
+FAILURE = Failed(1, 0, "IndexError: 7")
 KILL = OperatorAsked("x", Action.KILL, 1)
 LEAVE = Leave(1, 0)
 GRACE_IS_OVER = Deadline(Timer.LEAVE, 0, 1)
@@ -35,12 +37,14 @@ GRACE_IS_OVER = Deadline(Timer.LEAVE, 0, 1)
     [
         ([EXIT], RankGone(1, 0, "rank 1 exited")),
         ([PULSE, EXIT], RankGone(1, 0, "rank 1 is dying")),
+        ([FAILURE, PULSE, EXIT], RankGone(1, 0, "rank 1 failed: IndexError: 7", failed=True)),
+        ([PULSE, FAILURE, EXIT], RankGone(1, 0, "rank 1 is dying")),
         ([KILL, EXIT], RankGone(1, 0, "an operator asked to kill rank 1")),
         ([KILL, PULSE, EXIT], RankGone(1, 0, "an operator asked to kill rank 1")),
         ([LEAVE, EXIT], RankGone(1, 0, "rank 1 exited", asked_to_leave=True)),
         ([LEAVE, GRACE_IS_OVER, EXIT], RankGone(1, 0, "rank 1 had left but did not end", asked_to_leave=True)),
     ],
-    ids=["exit", "pulse", "fence", "fence and pulse", "leave", "leave and fence"],
+    ids=["exit", "pulse", "failure", "pulse and failure", "fence", "fence and pulse", "leave", "leave and fence"],
 )
 def test_a_life_is_told_gone_once(events: list[Event], gone: RankGone) -> None:
     assert of_type(Host().run().feed(*events), RankGone) == [gone]

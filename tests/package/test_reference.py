@@ -13,6 +13,7 @@ import pytest
 
 from eep import cli
 from eep.observe.metrics import METRICS
+from sglang_patches.front_end.routes import REFUSED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -103,13 +104,12 @@ def _flags_in_refusals() -> list[str]:
 
 
 def test_every_refused_request_is_described() -> None:
-    """By the status that it is refused with, and the name of what is hooked."""
+    """By its route: those that the guard refuses, and those that are refused whichever way they come."""
     refused = section("## Refused combinations")
     hooked = re.findall(r'"([a-z_]+)", refuse_', (ROOT / "sglang_patches" / "front_end" / "broadcasts.py").read_text())
     assert len(hooked) >= 9
     named = {"check_weights": "/weights_checker"}  # where SGLang calls them otherwise
-    paths = [named.get(name, f"/{name}") for name in hooked if not name.startswith(("update_weights", "begin_weight"))]
-    assert missing([*paths, "/update_weights_from_*"], refused) == []
+    assert missing([*REFUSED, *(named.get(name, f"/{name}") for name in hooked)], refused) == []
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from eep.requests.ledger import MOST_FRUITLESS_MOVES, Ledger, choose_rank
+from eep.requests.ledger import LOST_OFTEN, MOST_FRUITLESS_MOVES, Ledger, choose_rank
 from eep.requests.request_records import Counts, ReplayManner, Request, RequestState
 
 PROMPT = (7, 8, 9)
@@ -119,7 +119,7 @@ def test_a_request_that_takes_rank_after_rank_with_it_is_not_given_to_all_of_the
         lost = ledger.rank_lost(0, life, float(life))
         wanted = ["bad", "good"] if life < MOST_FRUITLESS_MOVES else ["good"]
         assert [replay.id for replay in lost.replays] == wanted
-    assert lost.harmful == ("bad",)
+    assert lost.harmful == (("bad", LOST_OFTEN),)
     assert ledger.waiting() == ["good"]
     assert ledger.loads() == {}
 

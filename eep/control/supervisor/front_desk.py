@@ -22,6 +22,7 @@ from eep.control.wire.messages import (
     ControlMessage,
     FromPeer,
     Register,
+    SayFailed,
     SayLeave,
     SayReady,
     SayRevoked,
@@ -35,7 +36,7 @@ from eep.control.wire.messages import (
     Watch,
 )
 from eep.control.wire.sealed_frames import ReceivedMessage
-from eep.membership import Event, Leave, PulseStopped, Ready, RevokeSeen, Settled, Suspected
+from eep.membership import Event, Failed, Leave, PulseStopped, RankGone, Ready, RevokeSeen, Settled, Suspected
 from eep.view import FOREVER
 
 MAX_CONNECTIONS = 4096
@@ -125,10 +126,10 @@ class FrontDesk:
             for connection in list(self._watchers):
                 connection.send(message, epoch)
 
-    def tell_gone(self, rank: int, incarnation: int, reason: str, epoch: int) -> None:
+    def tell_gone(self, gone: RankGone, epoch: int) -> None:
         """Tell every watcher that a life of a rank is over."""
         for connection in list(self._watchers):
-            connection.send(TellGone(rank, incarnation, reason[:1024]), epoch)
+            connection.send(TellGone(gone.rank, gone.incarnation, gone.cause[:1024], gone.failed), epoch)
 
     def end_waits(self, rank: int, incarnation: int) -> None:
         """End the waits of one life of a rank, in every epoch. Its kernels may run on after its process is killed. One that
@@ -233,6 +234,8 @@ class FrontDesk:
                 event = Suspected(*who, received.epoch, suspects, evidence)
             case SayRevoked():
                 event = RevokeSeen(*who, received.epoch)
+            case SayFailed(evidence=evidence):
+                event = Failed(*who, evidence)
             case SayLeave():
                 event = Leave(*who)
             case other:

@@ -230,7 +230,7 @@ class Supervisor:
             case Reject():
                 self.reject(effect.kind, effect.reason)
             case RankGone():
-                self._front_desk.tell_gone(effect.rank, effect.incarnation, effect.cause, max(self.state.epoch, 0))
+                self._front_desk.tell_gone(effect, max(self.state.epoch, 0))
             case Transition():
                 self._events.write(
                     effect.phase,

@@ -56,6 +56,12 @@ class SayRevoked(ControlMessage, frozen=True):
     """The rank found this message's epoch revoked."""
 
 
+class SayFailed(ControlMessage, frozen=True):
+    """An exception ends the rank."""
+
+    evidence: Text
+
+
 class SayLeave(ControlMessage, frozen=True):
     """The rank asks to be taken out."""
 
@@ -96,6 +102,8 @@ class TellGone(ControlMessage, frozen=True):
     rank: Rank
     incarnation: Number
     reason: Text
+    failed: bool = False
+    """An exception in the rank itself ended it."""
 
 
 # From an operator to a supervisor, and back.
@@ -120,5 +128,6 @@ class TellAnswer(ControlMessage, frozen=True):
     body: Annotated[str, Meta(max_length=512 * 1024)]
 
 
-FromPeer = Register | SayReady | SaySettled | SaySuspect | SayRevoked | SayLeave | Watch | AskStatus | AskOperation
+FromRank = Register | SayReady | SaySettled | SaySuspect | SayRevoked | SayFailed | SayLeave
+FromPeer = FromRank | Watch | AskStatus | AskOperation
 FromSupervisor = TellView | TellRevoke | TellRefused | TellGone | TellAnswer

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from eep.drill.faults import Target
 from eep.drill.load import Load
 from eep.drill.sglang_server import ONE_RANK, Server
 from eep.drill.story import Story
-from tests.sglang.drills import wait_for_answers
+from tests.sglang.drills import wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)  # two servers are started, on a machine that may be busy
 
@@ -92,6 +93,8 @@ def test_four_ranks_answer_as_one_does(reference: Answers, four_ranks: Answers) 
         ("/update_weights_from_disk", {"model_path": "elsewhere"}, "Start another server"),
         ("/release_memory_occupation", {}, "Start another server"),
         ("/weights_checker", {"action": "checksum"}, "cannot be compared"),
+        ("/start_expert_distribution_record", {}, "outside of steps"),
+        ("/dump_expert_distribution_record", {}, "outside of steps"),
         ("/pause_generation", {"mode": "in_place"}, "for lost"),
     ],
 )
@@ -129,17 +132,25 @@ def test_a_parameter_of_the_wrong_type_is_an_error_to_its_client_alone(
     assert plain.generate(PROMPTS[0]) == four_ranks.tokens[0]
 
 
-@pytest.mark.long
-def test_a_request_that_ends_every_rank_it_comes_to_is_ended_itself(plain: Server, four_ranks: Answers) -> None:
-    """SGLang does not ask how many log-probabilities there can be, and its scheduler ends when there are fewer."""
+FORBIDS_TOKENS = b"csglang.srt.sampling.custom_logit_processor\nDisallowedTokensLogitsProcessor\n."
+"""The pickle of a class of SGLang's by its name. It forbids the tokens that it is given, whether there are such or not."""
+
+
+def test_a_request_with_which_two_ranks_fail_is_ended_itself(plain: Server, four_ranks: Answers) -> None:
+    """The front end cannot know what code of a client does. Each rank ends with an IndexError."""
     assert plain.directory is not None
-    order = {"text": "Say 1", "return_logprob": True, "top_logprobs_num": 10**6, "sampling_params": {"temperature": 0}}
+    target = Target(plain.directory)
+    before = sum(rank.incarnation for rank in target.ranks().values())
+    order = {
+        "text": "Say 1",
+        "sampling_params": {"temperature": 0, "custom_params": {"token_ids": [10**6]}},
+        "custom_logit_processor": json.dumps({"callable": FORBIDS_TOKENS.hex()}),
+    }
     code, said = refusal_of(plain, "/generate", order)
     assert code == 500, said
-    assert "may be what ends them" in said
-    story = Story(plain.directory, Load.with_reference(plain.url, [list(PROMPTS[0].encode())], clients=1))
-    assert story.wait_until_all_run(RANKS), plain.log[-3000:]
-    story.close()
+    assert "an exception ended each of the last two ranks" in said
+    wait_for(lambda: all(rank.is_in for rank in target.ranks().values()), "all ranks are back")
+    assert sum(rank.incarnation for rank in target.ranks().values()) == before + 2
     assert plain.generate(PROMPTS[0]) == four_ranks.tokens[0]
 
 

@@ -10,6 +10,7 @@ import pytest
 from eep.requests.ledger import MOST_FRUITLESS_MOVES
 from tests.sglang_patches.front_end.front_end_server import (
     UNSENDABLE,
+    AbortReq,
     BatchTokenizedGenerateReqInput,
     Parameters,
     Server,
@@ -69,6 +70,37 @@ def test_a_parameter_of_the_wrong_type_is_refused_before_anything_is_sent() -> N
     assert [message.rid for message in server.sent] == ["good"]
 
 
+class SessionParams(msgspec.Struct, kw_only=True, array_like=True):
+    id: str | None = None
+    offset: int | None = None
+
+
+class TokenizedStruct(msgspec.Struct, kw_only=True, array_like=True, tag=True):
+    """A request in the form in which SGLang has it."""
+
+    rid: str
+    input_ids: object = None
+    sampling_params: object = None
+    session_params: SessionParams | None = None
+    priority: int | None = None
+    time_stats: object = None
+    stream: bool = True
+
+
+def test_a_field_of_the_wrong_type_is_refused_before_anything_is_sent() -> None:
+    server = Server()
+    server.view(1, r0=0)
+    elsewhere: Any = "three tokens on"
+    wrong = TokenizedStruct(rid="bad", sampling_params=Parameters(), session_params=SessionParams(offset=elsewhere))
+    with pytest.raises(ValueError, match="got `str` - at `session_params"):
+        server.front_end.send(wrong)
+    with pytest.raises(ValueError, match="can't serialize ints"):
+        server.front_end.send(TokenizedStruct(rid="bad", sampling_params=Parameters(), priority=2**70))
+    assert (server.sent, len(server.front_end.ledger)) == ([], 0)
+    server.front_end.send(TokenizedStruct(rid="good", time_stats=object(), sampling_params=Parameters()))
+    assert [message.rid for message in server.sent] == ["good"]
+
+
 def test_a_restart_that_goes_another_way_is_told_to_the_client_and_stopped() -> None:
     server = Server()
     server.view(1, r0=0, r1=0)
@@ -93,5 +125,36 @@ def test_a_request_that_ends_rank_after_rank_is_ended_itself() -> None:
         server.front_end.on_gone(0, life)
     ((name, reason),) = server.answered
     assert (name, reason["status_code"]) == ("bad", 500)
-    assert "may be what ends them" in reason["message"]
+    assert "may be what ends ranks" in reason["message"]
     assert len(server.sent) == MOST_FRUITLESS_MOVES + 1
+
+
+def test_a_request_with_which_two_ranks_fail_is_ended_and_what_waited_for_it_goes_on() -> None:
+    server = Server()
+    server.view(1, r0=0)
+    server.accept("bad")
+    server.accept("good")
+    server.front_end.on_gone(0, 0, failed=True)
+    server.view(2, r0=1)
+    assert [message.rid for message in server.sent[2:]] == ["bad~1"], "one at a time"
+    server.front_end.on_gone(0, 1, failed=True)
+    ((name, reason),) = server.answered
+    assert (name, reason["status_code"]) == ("bad", 500)
+    assert "an exception ended each of the last two ranks" in reason["message"]
+    server.view(3, r0=2)
+    assert [message.rid for message in server.sent[3:]] == ["good~1"]
+
+
+def test_one_that_waits_for_a_doubted_one_is_sent_when_that_has_a_token_or_an_end() -> None:
+    for ends in (False, True):
+        server = Server()
+        server.view(1, r0=0)
+        server.accept("a")
+        server.accept("b")
+        server.front_end.on_gone(0, 0, failed=True)
+        server.view(2, r0=1)
+        if ends:
+            server.front_end.abort_answer(AbortReq("a~1"))
+        else:
+            server.deliver("a~1", [1], "x", 1)
+        assert [message.rid for message in server.sent[2:]] == ["a~1", "b~1"]
