@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from eep.drill.mixed_drill import DrillPlan, drill_server
 from eep.drill.query_answers import put
 from eep.drill.random_faults import FaultMix
@@ -35,9 +33,6 @@ def test_ranks_write_down_which_requests_a_step_had(roomy: Server) -> None:
     assert places == [0, 1, 2, 3, 4]
 
 
-# A rank that is killed while torch compiles leaves half a file in torch's shared cache, which ends every rank that loads it.
-# A random moment may hit that, and the tests after it.
-@pytest.mark.long
 def test_requests_of_every_kind_survive_random_faults(roomy: Server) -> None:
     assert roomy.directory is not None
     result = drill_server(PLAN, roomy.url, roomy.directory, print)

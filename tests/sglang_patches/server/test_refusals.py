@@ -46,6 +46,7 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"expert_balancedness_report_mode": "both"}, "how balanced"),
         ({"enable_custom_logit_processor": True}, "--disable-overlap-schedule"),
         ({"max_queued_requests": 100}, "--max-queued-requests"),
+        ({"enable_torch_compile": True}, "--enable-torch-compile"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_repair_timeout_s": 0.0}, "--eep-repair-timeout-s"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
