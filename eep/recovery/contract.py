@@ -4,7 +4,7 @@
 2. *Expert coverage*: every expert that a request may ask for has a copy on an active rank.
 3. *Graph-visible routing*: the tables that kernels read agree with the view and the placement, at unchanged addresses.
 
-Each function raises :class:`ContractBroken` with the clause that broke. The instance must not serve then.
+Each function raises :class:`ContractBroken` with the clause that broke. This rank must not serve then.
 """
 
 from __future__ import annotations
