@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from eep.control.launch.processes import require_pidfds
 from eep.errors import EepError
 from sglang_patches.server import server_store
 
@@ -167,7 +168,11 @@ def refuse_model(architectures: Sequence[str]) -> None:
 
 
 def check_services(arguments: argparse.Namespace) -> None:
-    """SystemExit if a flag needs a package or a service that is not there."""
+    """SystemExit if this machine lacks a package, a service or a system call that the server needs."""
+    try:
+        require_pidfds()
+    except EepError as error:
+        raise SystemExit(f"--ep-backend eep: {error}") from None
     if arguments.eep_backup not in (None, "off"):
         from eep.experts.backup import transfer_engine
 

@@ -24,7 +24,7 @@ import msgspec
 
 from eep import faults
 from eep.access import make_private
-from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher
+from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher, require_pidfds
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.store.embedded_store import EmbeddedStore
@@ -101,6 +101,7 @@ class Supervisor:
         store: StoreSettings | None = None,
         open_page: Callable[[int], RevocablePage] = open_shared_page,
     ) -> None:
+        require_pidfds()
         launch = launch or LaunchSettings()
         directory = directory or DirectorySettings()
         store = store or StoreSettings()
