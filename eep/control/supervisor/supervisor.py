@@ -63,7 +63,7 @@ from eep.membership import (
     step,
     wanted_scope,
 )
-from eep.observe.event_log import EventLog
+from eep.observe.event_log import MOST_BYTES, EventLog
 from eep.view import View
 
 STOPS_WITHIN = 30.0
@@ -113,7 +113,7 @@ class Supervisor:
         self._removes_directory = directory.is_removed
         self.directory = PrivateDirectory.create(directory.path, directory.key)
         make_private(self.directory.ranks)
-        self._events = EventLog(self.directory.events, host)
+        self._events = EventLog(self.directory.events, host, MOST_BYTES)
         self._front_desk = FrontDesk(self.directory.socket, self.directory.key(), self, open_page)
         variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
