@@ -21,11 +21,12 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from eep.drill.command import register as register_faults
 from eep.experts.backup.command import register as register_backup
-from eep.observe.event_log import parse_line
+from eep.observe.event_log import parse_line, read_lines
 
 LOOKS_EVERY = 0.2
 
@@ -86,18 +87,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _events(options: argparse.Namespace) -> int:
-    path = Path(options.dir) / "events.jsonl"
-    with path.open() as file:
-        held = ""
-        while True:
-            held += file.readline()
-            if held.endswith("\n"):
-                print(held.rstrip() if options.json else parse_line(held), flush=True)
-                held = ""
-            elif not options.follow or not path.exists():
-                return 0
-            else:
-                time.sleep(LOOKS_EVERY)
+    wait = partial(time.sleep, LOOKS_EVERY) if options.follow else None
+    for line in read_lines(Path(options.dir) / "events.jsonl", wait):
+        print(line.rstrip() if options.json else parse_line(line), flush=True)
+    return 0
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -28,8 +28,7 @@ STOP_WITHIN = 60.0
 _DERIVED_PORTS = (0, *range(233, 242))
 """SGLang listens on these beside the port that it is given."""
 _MARK = "EEP_TEST_SERVER"
-_OURS = ("eep", "sgl", "sem")
-"""How the names of files in shared memory begin that a server may make."""
+_SHARED_MEMORY = Path("/dev/shm")
 
 ONE_RANK = ("--tp-size", "1")
 FOUR_RANKS = ("--tp-size", "4", "--dp-size", "4", "--enable-dp-attention", "--ep-size", "4", "--ep-backend", "eep")
@@ -52,7 +51,8 @@ class Server:
         self.directory = directory
         self._mark = uuid.uuid4().hex
         self._log = log
-        self._shared_memory = set(os.listdir("/dev/shm"))
+        self._mapped: set[Path] = set()
+        """The files in shared memory that its processes were seen with."""
         self._has_eep = "--ep-backend" in arguments
         self._command = [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)),
@@ -78,6 +78,7 @@ class Server:
         except BaseException:
             self.kill()
             raise
+        self._look_for_shared_memory()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -94,7 +95,7 @@ class Server:
     def stop(self) -> None:
         """Ask it to end, as a user would, and kill it if it does not. What SGLang leaves in shared memory without eep is
         removed."""
-        shared = {name for pid in self.processes() for name in _shared_memory_of(pid)}
+        self._look_for_shared_memory()
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_WITHIN)
@@ -102,10 +103,11 @@ class Server:
             self.kill()
             raise AssertionError(f"the server did not end within {STOP_WITHIN} s\n{self.log[-4000:]}") from None
         if not self._has_eep:
-            for name in shared:
-                Path("/dev/shm", name).unlink(missing_ok=True)
+            for path in self._mapped:
+                path.unlink(missing_ok=True)
 
     def kill(self) -> None:
+        self._look_for_shared_memory()
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -117,17 +119,23 @@ class Server:
         return [pid for pid in _pids() if mark in _read(pid, "environ")]
 
     def leftovers(self, within: float = 60.0) -> list[str]:
-        """What is still there of a server that has ended; children may take a moment to follow. What another server
-        beside it has mapped is not counted."""
+        """What is still there of a server that has ended; children may take a moment to follow.
+
+        Other servers on this machine have files in shared memory too, which come and go at any time. So a file counts if a
+        process of this server was seen with it: when the server was ready, when it was told to end, and now.
+        """
         end = time.monotonic() + within
         while True:
-            mine = self.processes()
-            others = {name for pid in _pids() if pid not in (os.getpid(), *mine) for name in _shared_memory_of(pid)}
-            made = set(os.listdir("/dev/shm")) - self._shared_memory - others
-            left = [f"process {pid}" for pid in mine] + [f"/dev/shm/{name}" for name in made if name[:3] in _OURS]
+            self._look_for_shared_memory()
+            left = [f"process {pid}" for pid in self.processes()] + [
+                str(path) for path in self._mapped if path.exists()
+            ]
             if not left or time.monotonic() > end:
                 return left
             time.sleep(0.1)
+
+    def _look_for_shared_memory(self) -> None:
+        self._mapped.update(path for pid in self.processes() for path in _shared_memory_of(pid))
 
     # ---- requests ----
 
@@ -223,7 +231,8 @@ def _read(pid: int, what: str) -> bytes:
         return b""
 
 
-def _shared_memory_of(pid: int) -> set[str]:
+def _shared_memory_of(pid: int) -> set[Path]:
     """The files in shared memory that a process has mapped."""
-    lines = _read(pid, "maps").decode(errors="replace").splitlines()
-    return {line.rpartition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
+    mapped = [line.split(maxsplit=5)[5:] for line in _read(pid, "maps").decode(errors="replace").splitlines()]
+    paths = {Path(name) for names in mapped for name in names if not name.endswith(" (deleted)")}
+    return {path for path in paths if path.parent == _SHARED_MEMORY}

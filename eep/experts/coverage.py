@@ -98,6 +98,7 @@ class Coverage:
         size = first.slots_per_rank
         self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
         self._registry = DirectoryRegistry(directory / HELD_DIRECTORY)
+        self._registry.sweep()  # its keys name an incarnation or an epoch, so none is ever used again
         self._load = AgreedLoad(self._registry, rank, policy.counted or self._no_load)
         self._degraded = False
         self._late: tuple[Future[Any], ...] = ()

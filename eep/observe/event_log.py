@@ -3,17 +3,23 @@
 Fields: ``time`` (seconds since 1970), ``host``, ``phase``, ``epoch``, ``rank`` and ``incarnation`` (null
 where the line is about the whole instance), ``cause``, ``evidence``, ``duration`` (seconds since this host
 entered its previous phase; null for lines about one rank) and ``operation`` (the same for all lines of one change).
+
+A log that has grown to :data:`MOST_BYTES` gets the name that :func:`older` gives, in place of an earlier one, and a new log
+begins. So both together hold the newest lines, and never take much more than twice that.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+MOST_BYTES = 8 << 20
 INSTANCE_PHASES = ("FORMING", "REVOKED", "AGREED", "REPAIRED", "RUN")
 
 
@@ -43,7 +49,9 @@ class EventLine:
 class EventLog:
     """Appends to a file. A lost line never stops a recovery: the log counts a failed write and does not raise."""
 
-    def __init__(self, path: Path, host: str) -> None:
+    def __init__(self, path: Path, host: str, most_bytes: int | None = None) -> None:
+        """``most_bytes``: the log begins anew when it has so many. For one writer of a log only, its owner."""
+        self._path, self._most_bytes = path, most_bytes
         self._file: IO[str] = path.open("a", buffering=1)
         self._host = host
         self._phase_since: float | None = None
@@ -79,9 +87,27 @@ class EventLog:
             operation=operation,
         )
         try:
+            if self._most_bytes is not None and os.fstat(self._file.fileno()).st_size >= self._most_bytes:
+                self._begin_anew()
             self._file.write(json.dumps(asdict(line)) + "\n")
         except OSError:
             self.lost += 1
+
+    def _begin_anew(self) -> None:
+        """At every moment there is a file with the name of the log, so that readers can follow it. If it cannot be done, the
+        log grows on."""
+        new = self._path.with_name(self._path.name + ".new")
+        with suppress(OSError):
+            fresh = new.open("a", buffering=1)
+            try:
+                older(self._path).unlink(missing_ok=True)
+                os.link(self._path, older(self._path))
+                os.replace(new, self._path)
+            except OSError:
+                fresh.close()
+                raise
+            self._file.close()
+            self._file = fresh
 
     def close(self) -> None:
         self._file.close()
@@ -95,9 +121,63 @@ def parse_line(text: str) -> EventLine:
         raise ValueError(f"this is not a line of an event log: {text[:80]!r} ({error})") from error
 
 
+def older(path: Path) -> Path:
+    """Where the lines before those of a log are, once it has begun anew."""
+    return path.with_name(path.name + ".old")
+
+
 def read_events(path: Path) -> Iterator[EventLine]:
-    """The lines of a log, without a last line that is half written."""
-    with path.open() as file:
-        for text in file:
-            if text.endswith("\n"):
-                yield parse_line(text)
+    """The lines of a log and of the older one, without a last line that is half written."""
+    return map(parse_line, read_lines(path))
+
+
+def read_lines(path: Path, wait: Callable[[], None] | None = None) -> Iterator[str]:
+    """The same as text. With ``wait``, which it calls when there is no more to read, it goes on until the log is removed."""
+    before, file = _open_both(path)
+    if before is not None:
+        with before:
+            yield from (text for text in before if text.endswith("\n"))
+    while True:
+        with file:
+            yield from _lines_of(file, path, wait)
+        if wait is None or not path.exists():
+            return
+        file = path.open()
+
+
+def _open_both(path: Path) -> tuple[IO[str] | None, IO[str]]:
+    """The older log, if there is one, and the log itself."""
+    while True:
+        file = path.open()
+        try:
+            before = older(path).open()
+        except FileNotFoundError:
+            return None, file
+        if not os.path.samestat(os.fstat(before.fileno()), os.fstat(file.fileno())):
+            return before, file
+        before.close()  # the log began anew between the two
+        file.close()
+
+
+def _lines_of(file: IO[str], path: Path, wait: Callable[[], None] | None) -> Iterator[str]:
+    """Until the end, or with ``wait`` until another file has the name."""
+    text = ""
+    is_last = False
+    while True:
+        text += file.readline()
+        if text.endswith("\n"):
+            yield text
+            text = ""
+        elif wait is None or is_last:
+            return
+        elif not _is_named(file, path):
+            is_last = True  # what was written before the file lost its name is read first
+        else:
+            wait()
+
+
+def _is_named(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -16,6 +16,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -190,6 +191,16 @@ def _value_class(who: str) -> Callable[..., Any] | None:
         return None
     made: Callable[..., Any] = values.MultiProcessValue(lambda: f"eep-{who}")
     return made
+
+
+def name_metric_files(who: str) -> None:
+    """Have all metrics that this process makes from now on, those of other libraries too, live in files that bear the name
+    ``who`` and not the number of this process. So the next life of a rank goes on with the counts of the last, and files,
+    which every scrape reads, do not pile up."""
+    if os.environ.get(DIRECTORY):
+        with suppress(ImportError):
+            values: Any = importlib.import_module("prometheus_client.values")
+            values.ValueClass = values.MultiProcessValue(lambda: who)
 
 
 class InstanceMetrics:

@@ -4,7 +4,7 @@
 2. *Expert coverage*: every expert that a request may ask for has a copy on an active rank.
 3. *Graph-visible routing*: the tables that kernels read agree with the view and the placement, at unchanged addresses.
 
-Each function raises :class:`ContractBroken` with the clause that broke. The instance must not serve then.
+Each function raises :class:`ContractBroken` with the clause that broke. This rank must not serve then.
 """
 
 from __future__ import annotations
@@ -83,13 +83,12 @@ def check_coverage(view: View, placement: PlacedExperts) -> None:
         )
 
 
-def check_placements(view: View, mine: int | None, digests: Mapping[int, int]) -> None:
-    """Checks the part of clause 3 that ranks can only check together: all have made the placement with digest ``mine``."""
-    others = sorted(rank for rank, digest in digests.items() if digest != mine)
-    if others:
+def check_placements(view: View, mine: int | None, agreed: int | None) -> None:
+    """Checks the part of clause 3 that ranks can only check together: the digest of the placement is that of most ranks."""
+    if mine != agreed:
         raise ContractBroken(
             "graph-visible routing",
-            f"ranks {others} placed the experts of epoch {view.epoch} differently from this rank",
+            f"most ranks placed the experts of epoch {view.epoch} differently from this rank, so this rank ends",
         )
 
 

@@ -6,6 +6,7 @@ Either every rank hears every other or the exchange fails. So all ranks draw the
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,6 +51,13 @@ class IntentExchange:
         args.in_ = ctypes.addressof(out)
         answered = self._lane.call("entering an epoch", args, self._timeout)
         return {rank: _unpack(heard[rank]) for rank in range(size) if answered >> rank & 1}
+
+
+def agreed_digest(intents: Mapping[int, Intent]) -> int:
+    """The digest of the placement that most ranks have made; of several that are made as often, that of the lowest rank."""
+    makers = Counter(intent.digest for intent in intents.values())
+    most = max(makers.values())
+    return next(intents[rank].digest for rank in sorted(intents) if makers[intents[rank].digest] == most)
 
 
 def buffers_in_order(intents: Mapping[int, Intent]) -> list[int]:

@@ -37,7 +37,7 @@ from eep.errors import EepError, RankRemoved, StepFailed
 from eep.process_group.world import World
 from eep.recovery.callbacks import Repair, RunEmpty
 from eep.recovery.contract import check_peers, check_placements
-from eep.recovery.intents import Intent, IntentExchange, buffers_in_order, steps_remain
+from eep.recovery.intents import Intent, IntentExchange, agreed_digest, buffers_in_order, steps_remain
 from eep.view import View
 
 T = TypeVar("T")
@@ -265,6 +265,9 @@ class Session:
                 self.member.wait_for_view(after=view.epoch)
                 continue
             self._check(view, intents)
+            if any(intent.digest != self._digest for intent in intents.values()):
+                self.member.wait_for_view(after=view.epoch)  # those ranks end, each by its own check
+                continue
             self._epoch = view.epoch
             self._has_more = steps_remain(intents)
             return buffers_in_order(intents)
@@ -287,7 +290,8 @@ class Session:
     def _check(self, view: View, intents: Mapping[int, Intent]) -> None:
         for endpoint in self._endpoints:
             check_peers(view, endpoint.table)
-        check_placements(view, self._digest, {rank: intent.digest for rank, intent in intents.items()})
+        # All ranks hear the same intents, so they agree on who is wrong.
+        check_placements(view, self._digest, agreed_digest(intents))
 
 
 def _nothing() -> None:

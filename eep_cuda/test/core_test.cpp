@@ -245,5 +245,6 @@ int main() {
   eep_test::test_collectives();
   eep_test::test_collectives_as_views_change();
   eep_test::test_messages();
+  eep_test::test_lying_peers();
   std::puts("core_test: all well");
 }

@@ -30,6 +30,7 @@ void on_ranks(uint32_t count, Body body) {
 
 void test_collectives();
 void test_collectives_as_views_change();
+void test_lying_peers();
 void test_messages();
 void test_numbers();
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from sglang_patches import hooks
+from sglang_patches.cpu import compiler
 
 _FILL_VALUES = ("get_cpu_graph_seq_len_fill_value", "get_cuda_graph_seq_len_fill_value")
 
 
 def register() -> None:
+    compiler.switch_off()
     _define_fill_values()
     hooks.hook("layers.moe.fused_moe_native.moe_forward_native", _moe_forward)
     hooks.hook("layers.moe.topk.select_experts", _select_experts)

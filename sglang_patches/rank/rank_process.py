@@ -13,6 +13,7 @@ from typing import Any
 
 from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
+from eep.observe.metrics import name_metric_files
 from sglang_patches import recipe, targets
 
 ENTRY = "sglang_patches.rank.rank_process:main"
@@ -50,6 +51,7 @@ def main() -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
+    name_metric_files(f"rank-{rank}")
     progress_bars.leave_no_lock()
     _outlive_the_parent()
     arguments = list(written["arguments"])

@@ -135,6 +135,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
 def parse(arguments: argparse.Namespace) -> ServerOptions:
     """The options. SystemExit if a flag, or a combination of flags, is refused; its text says why."""
     refusals.refuse_combinations(arguments)
+    refusals.refuse_on(device_of(arguments), arguments)
     ranks = arguments.tp_size
     max_ranks = ranks if arguments.eep_max_ranks is None else arguments.eep_max_ranks
     if max_ranks < ranks:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from eep.control.launch.processes import require_pidfds
 from eep.errors import EepError
 from sglang_patches.server import server_store
 
@@ -138,6 +139,15 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
         raise SystemExit("--ep-backend eep cannot be used with these flags:\n  " + "\n  ".join(wrong))
 
 
+def refuse_on(device: str, arguments: argparse.Namespace) -> None:
+    """SystemExit if a flag does not go together with the device."""
+    if device == "cpu" and getattr(arguments, "enable_torch_compile", False):
+        raise SystemExit(
+            "--enable-torch-compile cannot be used with --ep-backend eep on a CPU: a rank that is killed while it compiles "
+            "would leave half a file in a cache that all ranks load from; leave it out"
+        )
+
+
 def refuse_model(architectures: Sequence[str]) -> None:
     """SystemExit if a model is not known to leave the exchange of tokens to a backend: its ranks would add up parts of
     different requests. ``architectures`` as its configuration names them, empty if it names none."""
@@ -158,7 +168,11 @@ def refuse_model(architectures: Sequence[str]) -> None:
 
 
 def check_services(arguments: argparse.Namespace) -> None:
-    """SystemExit if a flag needs a package or a service that is not there."""
+    """SystemExit if this machine lacks a package, a service or a system call that the server needs."""
+    try:
+        require_pidfds()
+    except EepError as error:
+        raise SystemExit(f"--ep-backend eep: {error}") from None
     if arguments.eep_backup not in (None, "off"):
         from eep.experts.backup import transfer_engine
 

@@ -1,9 +1,11 @@
-"""The server of a drill knows its processes, whatever they call themselves."""
+"""The server of a drill knows its processes, whatever they call themselves, and its files in shared memory."""
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,36 @@ def test_a_process_with_a_title_is_one_of_the_server(tmp_path: Path) -> None:
         assert server.processes() == [process.pid]
         process.communicate(b"\n")
     assert server.processes() == []
+
+
+MAPS = "import mmap, os, sys; kept = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096); print('mapped', flush=True); input()"
+
+
+@pytest.fixture
+def shared_files() -> Iterator[tuple[Path, Path]]:
+    """Two files in shared memory, with names as SGLang gives them."""
+    paths = [Path(f"/dev/shm/sglang_loads_{secrets.token_hex(6)}_test.shm") for _ in range(2)]
+    yield paths[0], paths[1]
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def test_a_file_in_shared_memory_is_left_over_only_if_it_was_the_servers_own(
+    tmp_path: Path, shared_files: tuple[Path, Path]
+) -> None:
+    server = Server(tmp_path / "no-model", ONE_RANK, tmp_path / "log")
+    own, foreign = shared_files
+    for path in shared_files:
+        path.write_bytes(bytes(4096))
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAPS, str(own)], env=server._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"mapped\n"
+        assert server.leftovers(within=0) == [f"process {process.pid}", str(own)]
+        process.communicate(b"\n")
+    assert server.leftovers(within=0) == [str(own)]
+    own.unlink()
+    assert foreign.exists()
+    assert server.leftovers(within=0) == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -49,6 +52,28 @@ def test_losses_one_by_one_and_all_ranks_back(tmp_path: Path, disk: bool) -> Non
         assert group[2].shown is not None
         assert first is not None
         assert group[2].shown.digest == first.digest, "when all are back, so is the first placement"
+
+
+LIFE = """
+import os, signal, sys
+from pathlib import Path
+from tests.experts.covered import Rank
+Rank(Path(sys.argv[1]), 1, 8, None, int(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_life_removes_what_those_before_it_have_left(tmp_path: Path) -> None:
+    """A rank that is killed leaves a socket and a record; the next life of it would leave more, and so on."""
+    place = tmp_path / "e"
+    for life in range(2):
+        killed = subprocess.run([sys.executable, "-c", LIFE, str(place), str(life)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    assert len(list(place.rglob("*r1.i*"))) == 2, "the last life has left its socket and its record"
+    rank = Rank(place, 1, 8, None, incarnation=2)
+    assert sorted(path.name for path in place.rglob("*r1.i*")) == ["experts-r1.i2.sock", "held%2Fr1.i2"]
+    rank.close()
+    assert list(place.rglob("*r1.i*")) == []
 
 
 def test_what_only_the_dead_had_comes_from_disk(tmp_path: Path) -> None:

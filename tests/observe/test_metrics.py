@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -196,3 +198,25 @@ def test_a_directory_that_is_gone_costs_the_figures_alone(
     writer.add("requests_moved", 2)
     writer.add("requests_moved", 2)
     assert len([record for record in caplog.records if "writes no more metrics" in record.message]) == 1
+
+
+LIFE = """
+import os, signal
+from eep.observe.metrics import name_metric_files
+name_metric_files("rank-1")
+from prometheus_client import Counter, Gauge
+Counter("served", "").inc(2)
+Gauge("waiting", "", multiprocess_mode="all").set(5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_lives_of_a_rank_write_all_their_metrics_to_the_same_files(directory: Path) -> None:
+    """Also those of the server's own, which would otherwise leave files with the number of each process."""
+    for _ in range(3):
+        life = subprocess.run([sys.executable, "-c", LIFE], check=False)
+        assert life.returncode == -signal.SIGKILL
+    assert sorted(os.listdir(directory)) == ["counter_rank-1.db", "gauge_all_rank-1.db"]
+    shown = scrape(directory)
+    assert shown["served_total"] == 6
+    assert shown['waiting{pid="rank-1"}'] == 5

@@ -38,7 +38,7 @@ from tests.control.harness import (
 )
 from tests.control.test_data_plane import check_journals, journal, until_committed
 from tests.experts import model
-from tests.recovery import covered_rank, lacking_rank, session_rank
+from tests.recovery import covered_rank, differing_rank, lacking_rank, session_rank
 
 ALL = (0, 1, 2, 3)
 
@@ -61,6 +61,21 @@ def test_no_rank_runs_while_one_lacks_experts() -> None:
                 await until_committed(supervisor, rank, again.epoch, again.incarnations[rank])
             lines = [line for rank in (0, 1, 2) for line in journal(supervisor, rank)]
             assert not [line for line in lines if line["epoch"] == first.epoch + 1]
+            check_journals(supervisor)
+
+    asyncio.run(body())
+
+
+def test_of_ranks_that_place_experts_differently_only_the_fewer_end() -> None:
+    async def body() -> None:
+        async with supervised(differing_rank.main, forked=True) as supervisor:
+            await until(supervisor, runs_with(supervisor, ALL))
+            for rank in ALL:
+                await until_committed(supervisor, rank, record(supervisor).view.epoch)
+            os.kill(supervisor.pids[3], signal.SIGKILL)
+            await until(supervisor, lambda: record(supervisor).view.incarnations[2:] == (1, 1))
+            after = await until_all_commit(supervisor)
+            assert after.incarnations == (0, 0, 1, 1)
             check_journals(supervisor)
 
     asyncio.run(body())

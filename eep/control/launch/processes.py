@@ -19,11 +19,29 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Protocol
 
+from eep.errors import EepError
+
 Exit = Callable[[int, int, str, bool], None]
 """Called with rank, incarnation, evidence, and whether the process ended cleanly."""
 
 RANK, INCARNATION = "EEP_RANK", "EEP_INCARNATION"
 """The environment variables that tell a process which rank it is."""
+
+
+def require_pidfds() -> None:
+    """EepError if this process may not watch and end others by pidfd."""
+    try:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(pidfd, 0)  # signal 0 only asks whether it could be sent
+        finally:
+            os.close(pidfd)
+    except (OSError, AttributeError) as error:
+        raise EepError(
+            "this machine does not let a process watch others by pidfd, which is how EEP knows that a rank has ended "
+            f"({error}); use Linux 5.3 or newer, and let the container's seccomp profile allow pidfd_open and "
+            "pidfd_send_signal"
+        ) from None
 
 
 class Child(Protocol):

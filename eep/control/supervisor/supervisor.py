@@ -24,7 +24,7 @@ import msgspec
 
 from eep import faults
 from eep.access import make_private
-from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher
+from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher, require_pidfds
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.store.embedded_store import EmbeddedStore
@@ -64,7 +64,7 @@ from eep.membership import (
     step,
     wanted_scope,
 )
-from eep.observe.event_log import EventLog
+from eep.observe.event_log import MOST_BYTES, EventLog
 from eep.view import View
 
 STOPS_WITHIN = 30.0
@@ -95,6 +95,7 @@ class Supervisor:
         store: StoreSettings | None = None,
         open_page: Callable[[int], RevocablePage] = open_shared_page,
     ) -> None:
+        require_pidfds()
         launch = launch or LaunchSettings()
         directory = directory or DirectorySettings()
         store = store or StoreSettings()
@@ -106,7 +107,7 @@ class Supervisor:
         self._removes_directory = directory.is_removed
         self.directory = PrivateDirectory.create(directory.path, directory.key)
         make_private(self.directory.ranks)
-        self._events = EventLog(self.directory.events, host)
+        self._events = EventLog(self.directory.events, host, MOST_BYTES)
         self._front_desk = FrontDesk(self.directory.socket, self.directory.key(), self, open_page)
         variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command

@@ -101,6 +101,15 @@ class DirectoryRegistry:
                 records[key] = value
         return records
 
+    def sweep(self) -> None:
+        """Remove the records of writers that have ended. Only for a registry in which no key ever gets a second writer: the
+        record of that one could go instead."""
+        for name in os.listdir(self.path):
+            path = self.path / name
+            with contextlib.suppress(FileNotFoundError):
+                if not name.startswith(".") and not _is_path_held(path):
+                    path.unlink()
+
     def close(self) -> None:
         """Withdraw everything that this object published."""
         for key in list(self._mine):
@@ -124,6 +133,15 @@ def _read_if_held(path: pathlib.Path) -> bytes | None:
                 return None
         # The writer lives: it has replaced the record that was opened here.
     return None
+
+
+def _is_path_held(path: pathlib.Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        # A writer replaces its own record: then the one that was opened here has ended, and the path is held all the same.
+        return _is_held(descriptor) or not _is_named(descriptor, path)
+    finally:
+        os.close(descriptor)
 
 
 def _is_held(descriptor: int) -> bool:

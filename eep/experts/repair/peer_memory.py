@@ -64,7 +64,12 @@ def region_socket(directory: pathlib.Path, rank: int, incarnation: int) -> str:
 
 
 def serve_region(directory: pathlib.Path, rank: int, incarnation: int, memory: Memory) -> DescriptorServer:
-    """Hands the descriptor of this rank's expert region to its peers, until closed."""
+    """Hands the descriptor of this rank's expert region to its peers, until closed.
+
+    Removes the sockets that earlier incarnations of this rank have left: one that is killed cannot do so itself.
+    """
+    for left in directory.glob(f"experts-r{rank}.i*.sock"):
+        left.unlink(missing_ok=True)
     return DescriptorServer(region_socket(directory, rank, incarnation), _PROTOCOL, [memory.fd], lambda: _HELLO)
 
 

@@ -9,21 +9,31 @@
 namespace eep {
 namespace {
 
-// Whether what a source sent can be used: sizes and types as ours, every expert one that we have.
-bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, const ChannelView& inbox, uint32_t slot,
-              uint32_t count) {
-  const eep_mailbox& mailbox = *inbox.mailbox(slot);
-  if (count > context.shape.max_tokens) return false;
-  if (mailbox.envelope != eep_envelope(args.wire_type, args.topk, context.shape.hidden)) return false;
-  for (uint32_t token = 0; token < count; ++token) {
-    const int32_t* idx = inbox.topk_idx(slot, token);
-    for (uint32_t k = 0; k < args.topk; ++k)
-      if (idx[k] < -1 || idx[k] >= static_cast<int32_t>(context.shape.local_experts)) return false;
-  }
-  return true;
+// Whether what a source says of its tokens can be: the size and types are ours. Which experts it names is checked as
+// they are read: a peer may change them at any time.
+bool is_sound(const eep_context& context, const eep_dispatch_recv_args& args, uint64_t envelope, uint32_t count) {
+  return count <= context.shape.max_tokens && envelope == eep_envelope(args.wire_type, args.topk, context.shape.hidden);
 }
 
-// Waits for the sources of the round and notes those that arrived whole and sound.
+// Reads which of our experts a token wants, each once; false if it names one that we do not have.
+bool read_experts(const eep_context& context, const int32_t* from, uint32_t topk, int32_t* experts) {
+  bool known = true;
+  for (uint32_t k = 0; k < topk; ++k) {
+    experts[k] = load_relaxed(from[k]);
+    known &= experts[k] >= -1 && experts[k] < static_cast<int32_t>(context.shape.local_experts);
+  }
+  return known;
+}
+
+// Takes nothing of a source after all: what it sent cannot be used.
+void refuse(eep_context& context, eep_snapshot& snapshot, uint32_t rank) {
+  snapshot.received &= ~rank_bit(rank);
+  snapshot.count[rank] = 0;
+  set_bits(context.control->corrupt, rank_bit(rank));
+  report(*context.control, EEP_STATUS_CORRUPT);
+}
+
+// Waits for the sources of the round and notes those that arrived whole.
 void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
   const ChannelView inbox = context.own(args.channel);
   const uint64_t sources = snapshot.active & ~given_up(*context.control);
@@ -35,18 +45,16 @@ void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snaps
         return true;
       });
   for_each_rank(arrived, [&](uint32_t rank) {
-    if (is_sound(context, args, inbox, snapshot.slot[rank], snapshot.count[rank])) {
+    const uint64_t envelope = load_relaxed(inbox.mailbox(snapshot.slot[rank])->envelope);
+    if (is_sound(context, args, envelope, snapshot.count[rank]))
       snapshot.received |= rank_bit(rank);
-      return;
-    }
-    snapshot.count[rank] = 0;
-    set_bits(context.control->corrupt, rank_bit(rank));
-    report(*context.control, EEP_STATUS_CORRUPT);
+    else
+      refuse(context, snapshot, rank);
   });
 }
 
 // rank layout: rows stay where they are; rows that no source sent are told apart by an expert of -1.
-void copy_routing(const eep_context& context, const eep_dispatch_recv_args& args, const eep_snapshot& snapshot) {
+void copy_routing(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
   const ChannelView inbox = context.own(args.channel);
   const uint64_t per_slot = uint64_t{context.shape.max_tokens} * args.topk;
   std::fill_n(args.topk_idx, context.at.slots * per_slot, -1);
@@ -54,7 +62,10 @@ void copy_routing(const eep_context& context, const eep_dispatch_recv_args& args
     const uint32_t slot = snapshot.slot[rank];
     for (uint32_t token = 0; token < snapshot.count[rank]; ++token) {
       const uint64_t at = slot * per_slot + uint64_t{token} * args.topk;
-      std::memcpy(args.topk_idx + at, inbox.topk_idx(slot, token), args.topk * sizeof(int32_t));
+      if (!read_experts(context, inbox.topk_idx(slot, token), args.topk, args.topk_idx + at)) {
+        std::fill_n(args.topk_idx + slot * per_slot, per_slot, -1);
+        return refuse(context, snapshot, rank);
+      }
       std::memcpy(args.topk_weights + at, inbox.topk_weights(slot, token), args.topk * sizeof(float));
     }
   });
@@ -63,7 +74,7 @@ void copy_routing(const eep_context& context, const eep_dispatch_recv_args& args
 // expert layout: one row per (token, local expert), packed per expert, sources in rank order.
 class Packer {
  public:
-  Packer(const eep_context& context, const eep_dispatch_recv_args& args, const eep_snapshot& snapshot)
+  Packer(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot)
       : context_(context), args_(args), snapshot_(snapshot), inbox_(context.own(args.channel)) {
     row_bytes_ = context.shape.hidden * eep_element_bytes(args.wire_type);
     rows_per_expert_ = uint64_t{context.shape.max_ranks} * context.shape.max_tokens;
@@ -75,7 +86,13 @@ class Packer {
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       for (uint32_t expert = 0; expert < experts; ++expert)
         range(expert, rank) = int64_t{args_.packed_count[expert]} << 32;
-      if (snapshot_.received & rank_bit(rank)) pack_source(rank);
+      if (!(snapshot_.received & rank_bit(rank)) || pack_source(rank)) continue;
+      for (uint32_t expert = 0; expert < experts; ++expert) {
+        const int64_t begin = range(expert, rank) >> 32;
+        args_.packed_count[expert] = static_cast<int32_t>(begin);
+        range(expert, rank) = begin << 32;
+      }
+      refuse(context_, snapshot_, rank);
     }
   }
 
@@ -84,10 +101,12 @@ class Packer {
     return args_.layout_range[uint64_t{expert} * context_.shape.max_ranks + rank];
   }
 
-  void pack_source(uint32_t rank) {
+  // False if it names an expert that we do not have; part of it is packed then.
+  bool pack_source(uint32_t rank) {
     const uint32_t slot = snapshot_.slot[rank];
+    int32_t idx[EEP_MAX_TOPK];
     for (uint32_t token = 0; token < snapshot_.count[rank]; ++token) {
-      const int32_t* idx = inbox_.topk_idx(slot, token);
+      if (!read_experts(context_, inbox_.topk_idx(slot, token), args_.topk, idx)) return false;
       for (uint32_t k = 0; k < args_.topk; ++k) {
         // Named twice by one token, an expert still gets it once.
         if (idx[k] < 0 || std::find(idx, idx + k, idx[k]) != idx + k) continue;
@@ -100,6 +119,7 @@ class Packer {
         if (eep_is_fp8(args_.wire_type)) pack_scales(expert, position, inbox_.scales(slot, token));
       }
     }
+    return true;
   }
 
   // Grouped matrix kernels read scales column by column: 4-byte words, `position` fastest. Exponent bytes go
@@ -114,9 +134,9 @@ class Packer {
                   sizeof(uint32_t));
   }
 
-  const eep_context& context_;
+  eep_context& context_;
   const eep_dispatch_recv_args& args_;
-  const eep_snapshot& snapshot_;
+  eep_snapshot& snapshot_;
   const ChannelView inbox_;
   uint64_t row_bytes_, rows_per_expert_;
 };
@@ -133,12 +153,12 @@ int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, 
   eep_snapshot& snapshot = context->snapshots[args->channel];
   snapshot.phase = EEP_PHASE_RECEIVED;
   if (!leave_if_revoked(*context, snapshot)) receive(*context, *args, snapshot);
-  for (uint32_t rank = 0; rank < context->shape.max_ranks; ++rank)
-    args->count[rank] = static_cast<int32_t>(snapshot.count[rank]);
   if (context->shape.layout == EEP_LAYOUT_RANK)
     copy_routing(*context, *args, snapshot);
   else
     Packer(*context, *args, snapshot).pack();
+  for (uint32_t rank = 0; rank < context->shape.max_ranks; ++rank)
+    args->count[rank] = static_cast<int32_t>(snapshot.count[rank]);
   // From here on the experts may write the outbox. A peer that we dropped may still be reading the last round
   // from it: it finds the stamp gone.
   store_relaxed(*context->own(args->channel).outbox_stamp(), uint64_t{0});

@@ -27,8 +27,9 @@ __global__ void __launch_bounds__(kThreads)
       if (token < count) {
         const int32_t* idx = inbox.topk_idx(slot, token);
         for (uint32_t k = 0; k < args.topk; ++k) {
-          wanted |= idx[k] == static_cast<int32_t>(expert);
-          bad |= idx[k] < -1 || idx[k] >= static_cast<int32_t>(home.shape.local_experts);
+          const int32_t named = idx[k];
+          wanted |= named == static_cast<int32_t>(expert);
+          bad |= named < -1 || named >= static_cast<int32_t>(home.shape.local_experts);
         }
       }
       if (bad) {

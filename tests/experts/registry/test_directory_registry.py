@@ -52,6 +52,23 @@ def test_a_record_goes_with_its_writer(tmp_path: pathlib.Path) -> None:
         assert wait_for_change(registry, "backups/", known, timeout=60) == {}
 
 
+def test_a_sweep_removes_the_files_of_writers_that_have_ended(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "registry"
+    registry = DirectoryRegistry(path)
+    registry.publish("held/mine", b"1")
+    registry.publish("held/mine", b"2")
+    (path / ".half").write_bytes(b"a writer is about to lock and name it")
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "there\n"
+        registry.sweep()
+        assert registry.scan("") == {"held/mine": b"2", "backups/other": b"record"}
+        os.kill(writer.pid, signal.SIGKILL)
+    registry.sweep()
+    assert sorted(os.listdir(path)) == [".half", "held%2Fmine"]
+    assert registry.scan("") == {"held/mine": b"2"}
+
+
 def test_records_are_replaced_and_withdrawn(tmp_path: pathlib.Path) -> None:
     first, second = DirectoryRegistry(tmp_path / "r"), DirectoryRegistry(tmp_path / "r")
     first.publish("ranks/0", b"a")

@@ -20,6 +20,7 @@ def roomy(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
     environment = {
         "PROMETHEUS_MULTIPROC_DIR": str(place / "metrics"),
         "EEP_STEP_RECORD": str(place / "steps"),
+        "TORCHINDUCTOR_CACHE_DIR": str(place / "compiled"),
         # SGLang 0.5.21 keeps a state of each request with n > 1 for ever, fault or not, and would wait for it in the end.
         "SGL_FORCE_SHUTDOWN": "1",
     }

@@ -67,7 +67,7 @@ def package_of(version: str) -> Path:
         found = importlib.util.find_spec("sglang")
         assert found is not None
         return Path(next(iter(found.submodule_search_locations or ()))) / "srt"
-    return sources(version)
+    return sources(version) / "srt"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"expert_balancedness_report_mode": "both"}, "how balanced"),
         ({"enable_custom_logit_processor": True}, "--disable-overlap-schedule"),
         ({"max_queued_requests": 100}, "--max-queued-requests"),
+        ({"enable_torch_compile": True}, "--enable-torch-compile"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_repair_timeout_s": 0.0}, "--eep-repair-timeout-s"),
         ({"eep_redundant_experts": -1}, "--eep-redundant-experts"),
@@ -65,6 +68,15 @@ def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="--eep-backup live: the backup service needs Mooncake: pip install"):
         flags.parse(given(eep_backup="live"))
     assert flags.parse(given(eep_backup="off")).backup == "off"
+
+
+def test_a_machine_without_pidfds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(SystemExit, match=r"--ep-backend eep: .*seccomp profile allow pidfd_open"):
+        flags.parse(given())
 
 
 @pytest.mark.parametrize("named", [["Qwen3MoeForCausalLM"], [], None, "not a list"])

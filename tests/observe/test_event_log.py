@@ -1,0 +1,69 @@
+"""An event log stays small, and its readers miss nothing of what is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from eep.observe.event_log import EventLog, older, parse_line, read_events, read_lines
+
+MOST_BYTES = 2000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[EventLog]:
+    made = EventLog(path, "h", MOST_BYTES)
+    yield made
+    made.close()
+
+
+def write(log: EventLog, *epochs: int) -> None:
+    for epoch in epochs:
+        log.write("RUN", epoch, "because")
+
+
+def test_a_log_that_is_full_begins_anew_and_the_newest_lines_are_kept(path: Path, log: EventLog) -> None:
+    write(log, *range(500))
+    longest = max(len(line) for line in read_lines(path))
+    assert sum(file.stat().st_size for file in path.parent.iterdir()) <= 2 * (MOST_BYTES + longest)
+    assert {file.name for file in path.parent.iterdir()} == {"events.jsonl", "events.jsonl.old"}
+    epochs = [line.epoch for line in read_events(path)]
+    assert epochs == list(range(epochs[0], 500))
+    assert len(epochs) * longest >= MOST_BYTES
+    assert log.lost == 0
+
+
+def test_a_reader_that_follows_goes_on_in_the_new_log(path: Path, log: EventLog) -> None:
+    write(log, 0)
+    written = iter(range(1, 100))
+
+    def wait() -> None:
+        write(log, *islice(written, 3))
+
+    seen = [parse_line(line).epoch for line in islice(read_lines(path, wait), 100)]
+    assert older(path).exists(), "the log never began anew, so this test tests nothing"
+    assert seen == list(range(100))
+
+
+def test_a_reader_that_follows_ends_when_the_log_is_removed(path: Path, log: EventLog) -> None:
+    write(log, 0)
+    assert [parse_line(line).epoch for line in read_lines(path, path.unlink)] == [0]
+
+
+def test_a_log_that_cannot_begin_anew_grows_on(path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    write(log, *range(50))
+    assert [line.epoch for line in read_events(path)] == list(range(50))
+    assert log.lost == 0
