@@ -89,6 +89,6 @@ def _ask_sglang() -> ModelFacts:
     device = str(get_server_args().device or "cpu")
     largest = [step_sizes.largest_step(get_schedule())]
     if device != "cpu":
-        running = -(-int(get_schedule().max_running_requests) // parallel.tp_size)
+        running = step_sizes.running_at_once(get_schedule(), parallel)
         largest.append(step_sizes.largest_decode(get_exec().graph.cuda_graph_config.decode, running))
     return ModelFacts(parallel.tp_rank, device, tuple(filter(None, largest)), options.required())

@@ -24,6 +24,17 @@ def largest_decode(decode: Any, running: int) -> int:
 
     ``decode`` is what SGLang captures, ``running`` how many requests a rank may run at once.
     """
+    graph = largest_graph(decode)
+    return max(running, graph) if graph else 0
+
+
+def largest_graph(decode: Any) -> int:
+    """The most rows that a captured decode step has; 0 where SGLang captures none."""
     if str(getattr(decode.backend, "value", decode.backend)) == "disabled":
         return 0
-    return max([running, *map(int, decode.bs)])
+    return max(map(int, decode.bs))
+
+
+def running_at_once(schedule: Any, parallel: Any) -> int:
+    """How many requests a rank may run at once: its share of those of the server."""
+    return -(-int(schedule.max_running_requests) // int(parallel.tp_size))

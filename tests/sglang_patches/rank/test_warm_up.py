@@ -36,3 +36,15 @@ def test_no_round_is_more_than_is_prefilled_at_once_and_one_token(chunk: int) ->
     rounds = choose_prompts(chunk)
     assert max(map(sum, rounds)) == chunk + 1
     assert all(length >= 1 for lengths in rounds for length in lengths)
+
+
+def test_more_rows_than_a_graph_has_decode_in_the_warm_up() -> None:
+    """A kernel that is loaded in the middle of a step may wait for kernels that wait for this rank."""
+    rounds = choose_prompts(512, in_graphs=32, running=100)
+    assert [len(lengths) for lengths in rounds if len(lengths) > 32] == [33, 48, 64, 96]
+    assert all(max(map(len, choose_prompts(512, 32, running))) < 33 for running in (0, 16, 32))
+
+
+def test_prompts_of_all_sizes_are_prefilled() -> None:
+    sizes = {sum(lengths) for lengths in choose_prompts(512)}
+    assert {96, 128, 192, 256, 384, 512, 513} <= sizes
