@@ -130,7 +130,9 @@ def start(directory: Path, kind: str) -> BackupProcess | None:
 
 
 def describe_checkpoint(directory: Path, path: Path, layers: Sequence[int], layout: ExpertLayout) -> None:
-    """Tell the controller what the backup is to keep. Every rank says the same."""
+    """Tell the controller what the backup is to keep. Every rank says the same, so the first does."""
+    if _description(directory).exists():
+        return
     dtypes = [str(spec.dtype).removeprefix("torch.") for spec in layout.tensors]
     description = {"path": str(path), "layers": ",".join(map(str, layers)), "dtypes": ",".join(dtypes)}
     recipe.write(_description(directory), description)

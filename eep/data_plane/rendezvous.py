@@ -38,7 +38,7 @@ class Claim:
     def close(self) -> None:
         """Gives the rank up. The lock file stays, as a record that this incarnation was used."""
         if self._fd >= 0:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it is gone, or the disk is read-only
                 os.unlink(self.socket_path)
             os.close(self._fd)
             self._fd = -1
@@ -92,7 +92,8 @@ class Rendezvous:
                         f"to the inbox of incarnation {incarnation}; end it first"
                     )
             fd = _create_locked(self._lock_path(rank, incarnation))
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            with contextlib.suppress(OSError):  # on a full disk: the number is only for the text of an error
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
             self._forget(rank, [number for number in earlier if number not in living])
         return Claim(self.path, rank, incarnation, fd)
 
@@ -164,7 +165,7 @@ def _create_locked(path: pathlib.Path) -> int:
 
 def _is_held(path: pathlib.Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a lock needs no more, and the disk may be read-only
     except FileNotFoundError:
         return False
     try:

@@ -1,13 +1,15 @@
 """How much each expert is asked for, in numbers on which all ranks of a view agree.
 
 Each rank counts the tokens that it sends, and no two count the same. Ranks that plan a placement must start from equal
-numbers. So all take those of the first rank of the view, which shows them in the registry under the number of the epoch.
+numbers. So all take those of the first rank of the view, which shows them in the registry with the number of the epoch.
+Every rank shows counts from its start on, as those of no epoch: so it has its room in the registry when the disk is full.
 Requests are spread evenly, so what one rank sees is a fair sample.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 import time
 from collections.abc import Callable
 
@@ -18,6 +20,8 @@ from eep.experts.registry.directory_registry import Registry
 from eep.view import View
 
 _PREFIX = "load/"
+_NO_EPOCH = -1
+_EPOCH = struct.Struct("<q")
 _PAUSE_S = 0.005
 _WITHIN_S = 20.0  # less than a rank waits for a peer to enter an epoch: a rank without numbers will not enter it
 
@@ -25,34 +29,39 @@ _WITHIN_S = 20.0  # less than a rank waits for a peer to enter an epoch: a rank 
 class AgreedLoad:
     """One rank's part. ``counted`` gives ``[layers, experts]``, what this rank has counted so far."""
 
-    def __init__(self, registry: Registry, rank: int, counted: Callable[[], FloatArray]) -> None:
+    def __init__(self, registry: Registry, rank: int, incarnation: int, counted: Callable[[], FloatArray]) -> None:
         self._registry, self._rank, self._counted = registry, rank, counted
-        self._shown = ""
+        self._key = _key(rank, incarnation)
+
+    def take_room(self) -> None:
+        """Show counts that are for no epoch."""
+        self._show(_NO_EPOCH)
 
     def of(self, view: View, first_lives: Callable[[int], bool]) -> FloatArray | None:
         """The numbers for ``view``. None if its first rank is gone, is in a later view, or does not answer."""
-        first, key = min(view.active), f"{_PREFIX}{view.epoch}"
+        first = min(view.active)
         if first == self._rank:
-            counted = np.array(self._counted(), dtype="<f8")
-            if self._shown:
-                self._registry.withdraw(self._shown)
-            self._registry.publish(key, counted.tobytes())
-            self._shown = key
-            return counted
+            return self._show(view.epoch)
+        key = _key(first, view.incarnations[first])
         deadline, shape = time.monotonic() + _WITHIN_S, self._counted().shape
         while time.monotonic() < deadline:
-            shown = self._registry.scan(_PREFIX)
-            if key in shown:
-                return _numbers(shown[key], shape)
-            if not first_lives(first) or any(_epoch(each) > view.epoch for each in shown):
+            shown = self._registry.scan(key).get(key, b"")
+            epoch = _EPOCH.unpack_from(shown)[0] if len(shown) >= _EPOCH.size else _NO_EPOCH
+            if epoch == view.epoch:
+                return _numbers(shown[_EPOCH.size :], shape)
+            if not first_lives(first) or epoch > view.epoch:
                 return None
             time.sleep(_PAUSE_S)
         return None
 
+    def _show(self, epoch: int) -> FloatArray:
+        counted = np.array(self._counted(), dtype="<f8")
+        self._registry.publish(self._key, _EPOCH.pack(epoch) + counted.tobytes())
+        return counted
 
-def _epoch(key: str) -> int:
-    number = key.removeprefix(_PREFIX)
-    return int(number) if number.isdecimal() else -1
+
+def _key(rank: int, incarnation: int) -> str:
+    return f"{_PREFIX}r{rank}.i{incarnation}"
 
 
 def _numbers(value: bytes, shape: tuple[int, ...]) -> FloatArray | None:

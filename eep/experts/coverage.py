@@ -98,8 +98,10 @@ class Coverage:
         size = first.slots_per_rank
         self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
         self._registry = DirectoryRegistry(directory / HELD_DIRECTORY)
-        self._registry.sweep()  # its keys name an incarnation or an epoch, so none is ever used again
-        self._load = AgreedLoad(self._registry, rank, policy.counted or self._no_load)
+        self._registry.sweep()  # its keys name an incarnation, so none is ever used again
+        self._load = AgreedLoad(self._registry, rank, loaded.incarnation, policy.counted or self._no_load)
+        if policy.when_short == "mask":
+            self._load.take_room()
         self._degraded = False
         self._late: tuple[Future[Any], ...] = ()
         """Reads for a repair that has failed. Each writes into slots, and must not do so once they are verified."""

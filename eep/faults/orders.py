@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -113,11 +114,12 @@ class FaultOrders:
             path.unlink()
         except OSError:
             return False  # the operator took it back at this moment
-        log = EventLog(self._directory / "events.jsonl", "localhost")
         rank = -1 if self._rank is None else self._rank
         cause = f"on purpose, {addressee_of(self._rank)}: {action} at {point}"
-        log.write(FIRED, -1, cause, rank=rank, incarnation=self._incarnation, operation=point)
-        log.close()
+        with suppress(OSError):  # the fault is carried out even where there is no room for its line
+            log = EventLog(self._directory / "events.jsonl", "localhost")
+            log.write(FIRED, -1, cause, rank=rank, incarnation=self._incarnation, operation=point)
+            log.close()
         return True
 
 

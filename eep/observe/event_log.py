@@ -4,6 +4,9 @@ Fields: ``time`` (seconds since 1970), ``host``, ``phase``, ``epoch``, ``rank`` 
 where the line is about the whole instance), ``cause``, ``evidence``, ``duration`` (seconds since this host
 entered its previous phase; null for lines about one rank) and ``operation`` (the same for all lines of one change).
 
+Where a line cannot be written, because the disk is full, it waits in memory with those that follow it, and is written when
+there is room. At most :data:`MOST_WAITING` bytes wait; lines beyond that are lost and counted.
+
 A log that has grown to :data:`MOST_BYTES` gets the name that :func:`older` gives, in place of an earlier one, and a new log
 begins. So both together hold the newest lines, and never take much more than twice that.
 """
@@ -11,6 +14,7 @@ begins. So both together hold the newest lines, and never take much more than tw
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from eep.room import RoomNotice
+
 MOST_BYTES = 8 << 20
+MOST_WAITING = 1 << 20
 INSTANCE_PHASES = ("FORMING", "REVOKED", "AGREED", "REPAIRED", "RUN")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +56,19 @@ class EventLine:
 
 
 class EventLog:
-    """Appends to a file. A lost line never stops a recovery: the log counts a failed write and does not raise."""
+    """Appends to a file. A line that cannot be written never stops a recovery: only the constructor raises OSError."""
 
     def __init__(self, path: Path, host: str, most_bytes: int | None = None) -> None:
         """``most_bytes``: the log begins anew when it has so many. For one writer of a log only, its owner."""
         self._path, self._most_bytes = path, most_bytes
-        self._file: IO[str] = path.open("a", buffering=1)
+        self._file = _open_to_append(path)
+        self._waiting = bytearray()
+        """Whole lines, but for the first, of which a part may have been written."""
+        self._room = RoomNotice(logger, path.parent, "the lines of the event log wait in memory")
         self._host = host
         self._phase_since: float | None = None
         self.lost = 0
-        """How many lines could not be written."""
+        """How many lines were never written."""
 
     def write(
         self,
@@ -86,31 +98,53 @@ class EventLog:
             duration=duration,
             operation=operation,
         )
-        try:
-            if self._most_bytes is not None and os.fstat(self._file.fileno()).st_size >= self._most_bytes:
-                self._begin_anew()
-            self._file.write(json.dumps(asdict(line)) + "\n")
-        except OSError:
+        if self._most_bytes is not None and not self._waiting and self._size() >= self._most_bytes:
+            self._begin_anew()
+        text = json.dumps(asdict(line)).encode() + b"\n"
+        if len(self._waiting) + len(text) > MOST_WAITING:
             self.lost += 1
+        else:
+            self._waiting += text
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._file, self._waiting)]
+        except OSError as error:
+            self._room.lacking(error)
+        else:
+            self._room.found()
+
+    def _size(self) -> int:
+        try:
+            return os.fstat(self._file).st_size
+        except OSError:
+            return 0
 
     def _begin_anew(self) -> None:
         """At every moment there is a file with the name of the log, so that readers can follow it. If it cannot be done, the
         log grows on."""
         new = self._path.with_name(self._path.name + ".new")
         with suppress(OSError):
-            fresh = new.open("a", buffering=1)
+            fresh = _open_to_append(new)
             try:
                 older(self._path).unlink(missing_ok=True)
                 os.link(self._path, older(self._path))
                 os.replace(new, self._path)
             except OSError:
-                fresh.close()
+                os.close(fresh)
                 raise
-            self._file.close()
+            os.close(self._file)
             self._file = fresh
 
     def close(self) -> None:
-        self._file.close()
+        self._write_waiting()
+        os.close(self._file)
+
+
+def _open_to_append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def parse_line(text: str) -> EventLine:

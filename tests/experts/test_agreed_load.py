@@ -21,7 +21,7 @@ def registry(tmp_path: Path) -> Iterator[DirectoryRegistry]:
 
 
 def load_of(registry: DirectoryRegistry, rank: int) -> AgreedLoad:
-    return AgreedLoad(registry, rank, lambda: counts_of(rank))
+    return AgreedLoad(registry, rank, 0, lambda: counts_of(rank))
 
 
 def is_alive(rank: int) -> bool:
@@ -45,7 +45,7 @@ def test_all_ranks_take_the_counts_of_the_first(registry: DirectoryRegistry) -> 
 
 
 def test_a_record_that_holds_no_counts_is_not_taken(registry: DirectoryRegistry) -> None:
-    registry.publish("load/2", b"neither numbers nor as many as there should be")
+    registry.publish("load/r0.i0", (2).to_bytes(8, "little") + b"neither numbers nor as many as there should be")
     assert load_of(registry, 1).of(View(2, (0, 1), (0, 0)), is_alive) is None
 
 

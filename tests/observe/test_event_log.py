@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eep.observe import event_log
 from eep.observe.event_log import EventLog, older, parse_line, read_events, read_lines
 
 MOST_BYTES = 2000
@@ -67,3 +69,40 @@ def test_a_log_that_cannot_begin_anew_grows_on(path: Path, log: EventLog, monkey
     write(log, *range(50))
     assert [line.epoch for line in read_events(path)] == list(range(50))
     assert log.lost == 0
+
+
+def test_lines_wait_in_memory_while_the_disk_is_full(
+    path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(log, 0)
+    real, room = os.write, 10
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written, room = real(descriptor, data[:room]), 0
+        return written
+
+    monkeypatch.setattr(os, "write", full)
+    write(log, 1, 2, 3)
+    assert [line.epoch for line in read_events(path)] == [0]
+    monkeypatch.setattr(os, "write", real)
+    write(log, 4)
+    assert [line.epoch for line in read_events(path)] == [0, 1, 2, 3, 4]
+    assert log.lost == 0
+    assert [record.message for record in caplog.records if "df -i" in record.message] == [caplog.records[0].message]
+
+
+def test_lines_that_find_no_room_in_memory_either_are_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(path, "h")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        patched.setattr(event_log, "MOST_WAITING", 1000)
+        write(log, *range(20))
+        log.close()  # raises nothing
+    assert 0 < log.lost < 20

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType
@@ -127,8 +127,15 @@ class _RankProcess:
 class Processes:
     """The processes of one host, one per rank."""
 
-    def __init__(self, launcher: Launcher, environment: Mapping[str, str], exited: Exit) -> None:
-        self._launcher = launcher
+    def __init__(
+        self,
+        launcher: Launcher,
+        environment: Mapping[str, str],
+        exited: Exit,
+        may_start: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``may_start`` returns when a process could do its work. It is waited for before each start."""
+        self._launcher, self._may_start = launcher, may_start
         self._environment = dict(environment)
         self._exited = exited
         self._lives: dict[int, _RankProcess] = {}
@@ -173,6 +180,8 @@ class Processes:
             return
         marks = {**self._environment, RANK: str(rank), INCARNATION: str(life.incarnation)}
         try:
+            if self._may_start is not None:
+                await self._may_start()
             life.child = await self._launcher.start(rank, life.incarnation, marks)
         except asyncio.CancelledError:
             self._over(rank, life, "ended before it was started", False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +107,8 @@ class FrontDesk:
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # it is gone, or the disk is read-only
+                self._path.unlink()
         for connection in list(self._connections):
             connection.close()
         for rank in {*self._pages, *self._pulses}:

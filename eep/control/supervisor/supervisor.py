@@ -32,6 +32,7 @@ from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
 from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_shared_page
 from eep.control.supervisor.keeper_process import KeeperProcess
+from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.timers import DeadlineTimers
 from eep.control.wire.messages import AskOperation, ControlMessage, TellView
@@ -111,7 +112,8 @@ class Supervisor:
         self._front_desk = FrontDesk(self.directory.socket, self.directory.key(), self, open_page)
         variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
-        self._processes = Processes(launcher, variables, self._exited)
+        room = RoomWatch(self.directory.ranks, self.note)
+        self._processes = Processes(launcher, variables, self._exited, room.wait)
         self._driver = StoreDriver(
             self._store,
             self.ident,

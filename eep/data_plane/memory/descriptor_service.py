@@ -85,7 +85,8 @@ class DescriptorServer:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * _PATIENCE_S)
         self._socket.close()
-        pathlib.Path(self._path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is gone, or the disk is read-only
+            os.unlink(self._path)
 
     def _serve(self) -> None:
         while True:

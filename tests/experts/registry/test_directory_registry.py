@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pathlib
@@ -28,6 +29,7 @@ from eep.experts.registry.published_records import (
     decode_records,
     encode_record,
 )
+from eep.experts.registry.record_file import half_bytes, pack_half, unpack_newest
 
 WRITER = """
 import sys, time
@@ -119,6 +121,45 @@ def test_a_record_that_is_replaced_during_a_look_is_there(
     monkeypatch.setattr(fcntl, "flock", lock)
     writer.close()
     assert reader.scan("") == {}
+
+
+def test_a_record_is_replaced_while_the_disk_is_full(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, reader = DirectoryRegistry(tmp_path / "r"), DirectoryRegistry(tmp_path / "r")
+    writer.publish("held/r0.i0", b"one")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        for number in range(5):
+            writer.publish("held/r0.i0", b"%d" % number)
+            assert reader.scan("") == {"held/r0.i0": b"%d" % number}
+        for value in (b"new", b"newer"):
+            writer.publish("margin", value)
+        assert reader.scan("") == {"held/r0.i0": b"4"}
+        assert os.listdir(tmp_path / "r") == ["held%2Fr0.i0"], "half a record was left"
+    assert len(caplog.records) == 1
+    assert writer.scan("") == reader.scan("") == {"held/r0.i0": b"4", "margin": b"newer"}
+    writer.close()
+    assert os.listdir(tmp_path / "r") == []
+
+
+def test_a_reader_takes_the_newest_half_that_is_whole() -> None:
+    old, new = pack_half(1, b"old").ljust(half_bytes(3), b"\0"), pack_half(2, b"new").ljust(half_bytes(3), b"\0")
+    torn = new.replace(b"new", b"neu")
+    assert unpack_newest(old + new) == unpack_newest(new + old) == b"new"
+    assert unpack_newest(old + bytes(len(old))) == b"old"
+    assert unpack_newest(old + torn) == b"old"
+    assert unpack_newest(bytes(len(old)) * 2) is None
+    assert unpack_newest(b"") is None
+
+
+@pytest.mark.parametrize("content", [b"x", b"x" * 100, b"\xff" * 9000])
+def test_what_is_no_record_file_has_no_record(content: bytes) -> None:
+    assert unpack_newest(content) is None
 
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path) -> None:
