@@ -109,8 +109,8 @@ def page(results: dict[str, Any]) -> str:
     machine = results["machine"]
     return (
         "# What a request costs the front end\n\n"
-        f"`{results['command']}` at {results['commit']}, {results['date']}: {machine['cpu']}, {machine['cores']} cores, "
-        f"Python {machine['python']}, load average {machine['load_average']}.\n\n"
+        f"`{results['command']}` at {results['commit']}, {results['date']}.\n"
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, load average {machine['load_average']}.\n\n"
         "The front end of the plugin alone: SGLang and the ranks are stood in for. *serving*: four ranks are in.\n"
         "*waiting*: no rank is in. *ratio*: the most open requests against the fewest, in the same run. The sizes\n"
         "took turns, so other work on the machine slowed all of them.\n\n"
