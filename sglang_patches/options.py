@@ -38,8 +38,18 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seeded: bool = False
     """Sampling depends on the seed of a request and the position of the token, and on nothing else."""
     spares: int = 0
+    running_per_rank: int = 0
+    """How many requests a rank runs at once at most."""
+    max_queued: int | None = None
+    """How many open requests there may be beyond those that all ranks can run at once; None for any number."""
     shares_gpu: bool = False
     """There are fewer GPUs than ranks."""
+
+    def most_open(self, ranks: int) -> int | None:
+        """How many requests may be open while ``ranks`` are in. A lost rank comes back, so its loss lowers no bound."""
+        if self.max_queued is None:
+            return None
+        return self.max_queued + self.running_per_rank * max(ranks, self.ranks)
 
     def publish(self) -> None:
         """Leave the options where this process, and those that it starts from now on, find them."""

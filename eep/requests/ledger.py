@@ -5,10 +5,10 @@ which owns the sockets, tells it what happened and does what it answers.
 
 - A request is on one rank at a time, and has a new *wire id* for each life there. Output under an older wire id
   comes late from a rank that was given up, and the ledger drops it.
-- When a rank is lost its requests are replayed: prompt plus all delivered tokens, once, however often they
-  move. With :attr:`ReplayManner.RESUME` the next rank is told what was delivered and goes on from there. With
-  :attr:`ReplayManner.RESTART` it begins anew and the ledger withholds what it repeats. That is for requests whose output
-  is more than tokens and their log-probabilities.
+- When a rank is lost its requests are replayed with all delivered tokens, once, however often they move. The caller keeps
+  what it was sent, and with it the prompt. With :attr:`ReplayManner.RESUME` the next rank is told what was delivered and
+  goes on from there. With :attr:`ReplayManner.RESTART` it begins anew and the ledger withholds what it repeats. That is for
+  requests whose output is more than tokens and their log-probabilities.
 - A finished request never moves. An aborted one is never replayed; its client gets an answer instead.
 - A request that no rank can serve waits, in order of acceptance, until the caller says that it waited too long.
 - When an exception ended a rank, the requests that it had given no token yet are *doubted*: one of them may be the cause. A
@@ -35,6 +35,7 @@ from eep.requests.request_records import (
     Request,
     RequestState,
 )
+from eep.requests.waiting_line import WaitingLine
 
 MOST_FRUITLESS_MOVES = 8
 """After this many moves without a new token the ledger gives a request up: it may be what ends one rank after the other.
@@ -50,10 +51,11 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: dict[str, LedgerEntry] = {}
         self._wires: dict[str, LedgerEntry] = {}
+        self._line = WaitingLine()
         # Kept up to date rather than counted: every request asks for them, and thousands may be open.
-        self._waiting: dict[str, LedgerEntry] = {}
         self._loads: Counter[int] = Counter()
-        self._doubted: dict[str, LedgerEntry] = {}
+        self._doubted_at: Counter[int] = Counter()
+        """How many of the requests that each rank serves are doubted."""
         self._accepted = 0
         self.moved = 0
         self.dropped = 0
@@ -81,8 +83,8 @@ class Ledger:
             raise ValueError(f"request {request.id!r} has the wire id of another request; choose another id")
         self._accepted += 1
         entry = LedgerEntry(request, now, self._accepted, waiting_since=now)
-        self._entries[request.id] = self._waiting[request.id] = entry
-        self._wires[entry.wire] = entry
+        self._entries[request.id] = self._wires[entry.wire] = entry
+        self._line.add(entry)
         return entry
 
     def assigned(self, request_id: str, rank: int, incarnation: int) -> None:
@@ -92,8 +94,9 @@ class Ledger:
             raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting request can be assigned")
         entry.state, entry.rank, entry.incarnation = RequestState.RUNNING, rank, incarnation
         entry.has_token_of_rank = False
-        del self._waiting[request_id]
+        self._line.remove(entry)
         self._loads[rank] += 1
+        self._doubted_at[rank] += entry.is_doubted
 
     def delivered(
         self, wire: str, tokens: Sequence[int], counts: Counts, *, text: str = "", finished: bool = False
@@ -115,7 +118,7 @@ class Ledger:
             entry.fruitless_moves, entry.has_token_of_rank = 0, True
             if entry.is_doubted:
                 entry.is_doubted = False
-                del self._doubted[entry.request.id]
+                self._doubted_at[entry.rank] -= 1
         entry.delivered += new
         entry.text_length += len(text)
         if entry.moves:
@@ -169,21 +172,24 @@ class Ledger:
     def rank_for(self, request_id: str, active: Collection[int]) -> int | None:
         """The rank of ``active`` that a waiting request is to be sent to; None when it has to wait on. A doubted one goes
         to no rank that has another, and other requests do so only where they must."""
-        if not self._doubted:
-            return choose_rank(active, self._loads)
-        taken = {each.rank for each in self._doubted.values() if each.state is not RequestState.WAITING}
-        apart = [rank for rank in active if rank not in taken]
+        apart = [rank for rank in active if not self._doubted_at[rank]]
         return choose_rank(apart if apart or self.entry(request_id).is_doubted else active, self._loads)
 
     # What waits.
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._waiting)
+        return len(self._line) > 0
 
     def waiting(self) -> list[str]:
-        """The requests that no rank has, in order of acceptance."""
-        return [entry.request.id for entry in sorted(self._waiting.values(), key=lambda entry: entry.number)]
+        """The requests that no rank has, in order of acceptance, for when other ranks are in than before."""
+        return self._line.in_order()
+
+    def held_back(self, active: Collection[int]) -> str | None:
+        """The first doubted request that waits, once a rank of ``active`` serves no other such."""
+        if all(self._doubted_at[rank] for rank in active):
+            return None
+        return self._line.first_doubted()
 
     def replay_of(self, request_id: str) -> Replay:
         """How the caller sends a waiting request."""
@@ -194,7 +200,7 @@ class Ledger:
 
     def give_up(self, now: float, limit: float) -> list[str]:
         """Forgets the requests that have waited for ``limit`` seconds; the caller tells their clients to try again."""
-        overdue = [entry for entry in self._waiting.values() if now - entry.waiting_since >= limit]
+        overdue = self._line.overdue(now, limit)
         for entry in overdue:
             self._forget(entry)
         return [entry.request.id for entry in overdue]
@@ -204,11 +210,15 @@ class Ledger:
     def _forget(self, entry: LedgerEntry) -> None:
         del self._entries[entry.request.id]
         del self._wires[entry.wire]
-        self._doubted.pop(entry.request.id, None)
         if entry.state is RequestState.WAITING:
-            del self._waiting[entry.request.id]
+            self._line.remove(entry)
         else:
-            self._loads[entry.rank] -= 1
+            self._leave(entry)
+
+    def _leave(self, entry: LedgerEntry) -> None:
+        """Its rank no longer serves it."""
+        self._loads[entry.rank] -= 1
+        self._doubted_at[entry.rank] -= entry.is_doubted
 
     def _doubt(self, lost: Sequence[LedgerEntry]) -> list[LedgerEntry]:
         """An exception ended the rank of these. Returns those that were doubted already; others are from now on."""
@@ -218,7 +228,7 @@ class Ledger:
         for entry in doubted:
             if not entry.is_doubted:
                 entry.is_doubted = True
-                self._doubted[entry.request.id] = entry
+                self._doubted_at[entry.rank] += 1
         return harmful
 
     def _lose(self, entries: Iterable[LedgerEntry], now: float) -> LossOutcome:
@@ -249,8 +259,7 @@ class Ledger:
 
     def _move(self, entry: LedgerEntry, now: float) -> None:
         del self._wires[entry.wire]
-        self._loads[entry.rank] -= 1
-        self._waiting[entry.request.id] = entry
+        self._leave(entry)
         entry.moves += 1
         entry.fruitless_moves += 1
         while entry.wire in self._wires:  # a client may have chosen an id that looks like one of ours
@@ -260,6 +269,7 @@ class Ledger:
         entry.state, entry.rank, entry.incarnation, entry.waiting_since = RequestState.WAITING, -1, -1, now
         entry.withhold_tokens = len(entry.delivered) if entry.request.manner is ReplayManner.RESTART else 0
         entry.withhold_text = entry.text_length
+        self._line.add(entry)
 
     def _replay(self, entry: LedgerEntry) -> Replay:
         request = entry.request
@@ -267,7 +277,6 @@ class Ledger:
             request.id,
             entry.wire,
             request.manner,
-            request.prompt,
             tuple(entry.delivered),
             entry.remaining,
             request.inexact if entry.delivered else "",

@@ -33,8 +33,6 @@ class Request:
     """What is known when a request is accepted. Each sample of ``n > 1`` is a request of its own."""
 
     id: str
-    prompt: tuple[int, ...] | None = None
-    """None when the engine alone knows it. The caller then keeps it to send it again."""
     max_new_tokens: int | None = None
     manner: ReplayManner = ReplayManner.RESUME
     inexact: str = ""
@@ -73,20 +71,10 @@ class Replay:
     id: str
     wire: str
     manner: ReplayManner
-    prompt: tuple[int, ...] | None
     delivered: tuple[int, ...]
     max_new_tokens: int | None
     """How many of the allowed tokens are left after ``delivered``."""
     inexact: str
-
-    @property
-    def input_ids(self) -> tuple[int, ...]:
-        """The prompt followed by the delivered tokens. Seeded sampling by position goes on after the last."""
-        if self.prompt is None:
-            raise ValueError(
-                f"the ledger does not know the prompt of request {self.id}; send the request as it was accepted"
-            )
-        return self.prompt + self.delivered
 
 
 @dataclass(frozen=True, slots=True)

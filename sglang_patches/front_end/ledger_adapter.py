@@ -89,9 +89,9 @@ def _named(value: msgspec.Struct, error: str) -> str:
 
 
 def request_of(message: Any, deterministic: bool) -> Request:
-    """A tokenized request as the ledger knows it. ``deterministic``: sampling goes by seed and position alone."""
+    """A tokenized request as the ledger knows it: without its prompt, which :func:`kept_copy` has. ``deterministic``:
+    sampling goes by seed and position alone."""
     parameters = message.sampling_params
-    tokens = getattr(message, "input_ids", None)
     generates = hasattr(message, "stream")
     restart = (
         not generates
@@ -100,7 +100,6 @@ def request_of(message: Any, deterministic: bool) -> Request:
     )
     return Request(
         message.rid,
-        None if tokens is None else tuple(tokens),
         parameters.max_new_tokens if generates else None,
         ReplayManner.RESTART if restart else ReplayManner.RESUME,
         UNSEEDED if _is_sampled(message) and not deterministic else "",

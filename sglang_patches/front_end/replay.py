@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from eep.observe.metrics import MetricsWriter
@@ -31,6 +32,7 @@ _DIVERGED = (
     "the rank that served this request was lost; another rank began it again, since answers of its kind cannot be continued, "
     "and its new answer differs from what was sent to you already"
 )
+_FULL = "the server has {open} open requests, and --max-queued-requests allows no more"
 _HARMFUL = "this request is not served again, since it may be what ends ranks: {why}"
 
 
@@ -40,6 +42,7 @@ class FrontEnd:
 
     Call all methods from the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
     with one of ``health_checks`` are those of health checks. ``limits``: what the numbers of a request may be.
+    ``most_open(ranks)``: how many requests may be open while so many ranks are in; None for any number.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class FrontEnd:
         deterministic: bool = False,
         seeds: Seeds | None = None,
         limits: RequestLimits | None = None,
+        most_open: Callable[[int], int | None] = lambda ranks: None,
         health_checks: tuple[str, ...] = (),
         wait_limit: float = DEFAULT_WAIT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
@@ -64,6 +68,7 @@ class FrontEnd:
         self._check: Any = None
         self._dispatch, self._answer, self._drop = dispatch, answer, drop
         self._deterministic, self._seeds, self._limits = deterministic, seeds, limits
+        self._most_open = most_open
         self._health_checks = health_checks
         self._wait_limit, self._clock = wait_limit, clock
         self._later = later or (lambda seconds, call: None)
@@ -91,16 +96,37 @@ class FrontEnd:
             ledger_adapter.check_types(message)
             if self._limits is not None:
                 check_ranges(message, self._limits)
+        requests: list[Any] = []
+        for message in messages:
+            if message.rid.startswith(self._health_checks):
+                self._send_check(message)
+            else:
+                requests.append(message)
+        if requests and not self._is_full(requests):
+            self._accept_requests(requests)
+
+    def _is_full(self, messages: list[Any]) -> bool:
+        """Whether these would be more requests than may be open. Then their clients are told so, as soon as they wait."""
+        most = self._most_open(len(self.live))
+        if most is None or len(self.ledger) + len(messages) <= most:
+            return False
+        reason = finish_reasons.try_again(_FULL.format(open=len(self.ledger)))
+        for message in messages:
+            self._later(0, partial(self._answer, message.rid, reason, len(getattr(message, "input_ids", None) or ())))
+        return True
+
+    def _accept_requests(self, messages: list[Any]) -> None:
         mine: list[str] = []
         try:
             for message in messages:
-                if message.rid.startswith(self._health_checks):
-                    self._send_check(message)
-                    continue
                 self.ledger.accept(ledger_adapter.request_of(message, self._deterministic), self._clock())
                 mine.append(message.rid)
                 self._kept[message.rid] = ledger_adapter.kept_copy(message, self._seeds)
-            self._send_what_waits(mine)
+            # Whatever else waits while there are ranks may be what ends ranks, and waits for another to be cleared.
+            failed = [error for request_id in mine if self.live and (error := self._send_waiting(request_id))]
+            self._schedule_check()
+            if failed:
+                raise failed[-1]
         except Exception:
             for request_id in mine:
                 if self.ledger.id_of(request_id) is not None:
@@ -126,41 +152,45 @@ class FrontEnd:
             return self.ledger.rank_for(request_id, self.live)
         return asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
 
-    def _send_what_waits(self, mine: Collection[str] = ()) -> None:
-        """Send the requests that wait. One that cannot be sent is ended, and the others go on. If it is one of ``mine``, its
-        error is raised at the end."""
+    def _send_what_waits(self) -> None:
+        """Other ranks are in than before: send the requests that wait. One that cannot be sent is ended, and the others go
+        on."""
         if self._check is not None:
             self._send_check(self._check)
-        failed: Exception | None = None
-        for request_id in self.ledger.waiting():
-            if not self.live:
-                break
-            kept, replay = self._kept[request_id], self.ledger.replay_of(request_id)
-            rank = self._rank_for(kept, request_id)
-            if rank is None:
-                continue  # it may be what ends ranks, and waits for one that has no other such request
-            if replay.inexact:
-                logger.warning("request %s %s on rank %d: %s", request_id, MAY_DIFFER, rank, replay.inexact)
-            try:
-                self._dispatch(ledger_adapter.message_for(kept, replay, rank))
-            except Exception as error:
-                self.ledger.ended(request_id)
-                if request_id in mine:
-                    failed = error
-                else:
-                    self._end(
-                        request_id, finish_reasons.failed(f"the server could not send this request to a rank: {error}")
-                    )
-            else:
-                self.ledger.assigned(request_id, rank, self.live[rank])
+        for request_id in self.ledger.waiting() if self.live else ():
+            self._send_or_end(request_id)
         self._schedule_check()
-        if failed is not None:
-            raise failed
+
+    def _send_or_end(self, request_id: str) -> None:
+        error = self._send_waiting(request_id)
+        if error is not None:
+            self._end(request_id, finish_reasons.failed(f"the server could not send this request to a rank: {error}"))
+
+    def _send_waiting(self, request_id: str) -> Exception | None:
+        """Send a request that waits, if there is a rank for it. If it cannot be sent, it is over, and its error returned."""
+        kept = self._kept[request_id]
+        rank = self._rank_for(kept, request_id)
+        if rank is None:
+            return None  # it may be what ends ranks, and waits for one that has no other such request
+        replay = self.ledger.replay_of(request_id)
+        if replay.inexact:
+            logger.warning("request %s %s on rank %d: %s", request_id, MAY_DIFFER, rank, replay.inexact)
+        try:
+            self._dispatch(ledger_adapter.message_for(kept, replay, rank))
+        except Exception as error:
+            self.ledger.ended(request_id)
+            return error
+        self.ledger.assigned(request_id, rank, self.live[rank])
+        return None
 
     def _abort(self, message: Any) -> None:
-        """Schedulers abort every request whose id begins with the given one, and so do we. Each wire id of a request begins
-        with its id."""
-        for request_id in [each for each in self._kept if message.abort_all or each.startswith(message.rid)]:
+        """Schedulers abort every request whose id begins with the given one: all lives of a request, and all requests of a
+        batch. If the id is that of an open request, the front end ends no other: a scheduler may, and answers for it."""
+        if message.rid in self._kept and not message.abort_all:
+            meant = [message.rid]
+        else:
+            meant = [each for each in self._kept if message.abort_all or each.startswith(message.rid)]
+        for request_id in meant:
             if not self.ledger.abort(request_id):
                 self._end(request_id, None)
         self._dispatch(message)
@@ -189,8 +219,8 @@ class FrontEnd:
 
     def _send_held_back(self) -> None:
         """Requests wait while there are ranks only if they may be what ends ranks: now one of those may be cleared."""
-        if self.live and self.ledger.has_waiting:
-            self._send_what_waits()
+        while (request_id := self.ledger.held_back(self.live)) is not None:
+            self._send_or_end(request_id)
 
     def abort_answer(self, message: Any) -> bool:
         """A scheduler has dropped a request. False if the request has moved to another rank since."""
@@ -248,7 +278,7 @@ class FrontEnd:
         self._schedule_check()
 
     def _schedule_check(self) -> None:
-        if not self._is_check_scheduled and self.ledger.waiting():
+        if not self._is_check_scheduled and self.ledger.has_waiting:
             self._is_check_scheduled = True
             self._later(min(_CHECKS_EVERY, self._wait_limit), self.end_stale_requests)
 

@@ -69,6 +69,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
             limits=_limits_of(manager),
+            most_open=options.required().most_open,
             health_checks=(HEALTH_CHECK_RID_PREFIX,),
             wait_limit=float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),

@@ -180,6 +180,8 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),
         spares=spares,
+        running_per_rank=_running(arguments) // ranks,
+        max_queued=getattr(arguments, "max_queued_requests", None),
         shares_gpu=device_of(arguments) != "cpu" and gpu_sharing.are_shared(arguments, max_ranks),
     )
 
@@ -209,7 +211,6 @@ def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
         logger.info(
             "SGLang is told of %d ranks (--eep-max-ranks); the server starts the first %d of them", max_ranks, ranks
         )
-    running = arguments.max_running_requests or _RUNNING_PER_RANK * ranks
     implied = {
         # SGLang makes sockets, groups and tables once, for every rank that there may ever be. A rank that was not started
         # yet looks to SGLang like a lost one.
@@ -224,7 +225,9 @@ def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
         "enable_dp_lm_head": True,
         "enable_dp_attention_local_control_broadcast": True,
         # SGLang divides these by the number of ranks; each rank gets what it gets without ranks that may be added.
-        "max_running_requests": running * max_ranks // ranks,
+        "max_running_requests": _running(arguments) * max_ranks // ranks,
+        # The front end bounds the queue of all ranks. A rank that did would drop the requests of a lost one.
+        "max_queued_requests": None,
         "disable_custom_all_reduce": True,
         # A shared expert that is fused into the routed ones would have to be placed like them.
         "disable_shared_experts_fusion": True,
@@ -241,6 +244,11 @@ def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
                 f"install a version from {targets.OLDEST} to {targets.NEWEST}"
             )
         setattr(arguments, name, value)
+
+
+def _running(arguments: argparse.Namespace) -> int:
+    """How many requests the first ranks run at once, all together. Before :func:`imply` counts those that may be added."""
+    return int(arguments.max_running_requests or _RUNNING_PER_RANK * arguments.tp_size)
 
 
 def _one_device_each() -> bool:

@@ -120,9 +120,8 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "would see one token more than before; add it",
             ),
             (
-                value("max_queued_requests") is not None,
-                "--max-queued-requests is not supported: the survivors get the requests of a lost rank all at once, and "
-                "would drop them; leave it out",
+                (value("max_queued_requests") or 0) < 0,
+                "--max-queued-requests must not be negative: give 0 or more, or leave it out for any number of requests",
             ),
             (
                 (value("tokenizer_worker_num") or 1) > 1,

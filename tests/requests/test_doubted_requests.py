@@ -21,7 +21,7 @@ class Ranks:
 
     def accept(self, *names: str) -> None:
         for name in names:
-            self.ledger.accept(Request(name, (1,)), 0.0)
+            self.ledger.accept(Request(name), 0.0)
         self.send()
 
     def send(self) -> None:

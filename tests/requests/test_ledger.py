@@ -9,8 +9,6 @@ import pytest
 from eep.requests.ledger import LOST_OFTEN, MOST_FRUITLESS_MOVES, Ledger, choose_rank
 from eep.requests.request_records import Counts, ReplayManner, Request, RequestState
 
-PROMPT = (7, 8, 9)
-
 
 def counts(completion: int, prompt: int = 3, cached: int = 0) -> Counts:
     return Counts(prompt, completion, cached)
@@ -19,7 +17,7 @@ def counts(completion: int, prompt: int = 3, cached: int = 0) -> Counts:
 def running(**options: object) -> Ledger:
     """A ledger with request "a" on rank 1, incarnation 4."""
     ledger = Ledger()
-    ledger.accept(Request("a", PROMPT, 8, **options), 0.0)  # type: ignore[arg-type]
+    ledger.accept(Request("a", 8, **options), 0.0)  # type: ignore[arg-type]
     ledger.assigned("a", 1, 4)
     return ledger
 
@@ -28,10 +26,10 @@ def test_a_replay_carries_everything_delivered_once_however_often_it_moves() -> 
     ledger = running()
     ledger.delivered("a", [1, 2], counts(2))
     (first,) = ledger.rank_lost(1, 4, 1.0).replays
-    assert (first.wire, first.input_ids, first.max_new_tokens) == ("a~1", (7, 8, 9, 1, 2), 6)
+    assert (first.wire, first.delivered, first.max_new_tokens) == ("a~1", (1, 2), 6)
     ledger.assigned("a", 0, 0)
     (second,) = ledger.rank_lost(0, 0, 2.0).replays
-    assert (second.wire, second.input_ids, second.max_new_tokens) == ("a~2", (7, 8, 9, 1, 2), 6)
+    assert (second.wire, second.delivered, second.max_new_tokens) == ("a~2", (1, 2), 6)
     ledger.assigned("a", 2, 0)
     delivery = ledger.delivered("a~2", [3], counts(3))
     assert delivery is not None
@@ -110,7 +108,7 @@ def test_a_restart_that_goes_another_way_is_over() -> None:
 def test_a_request_that_takes_rank_after_rank_with_it_is_not_given_to_all_of_them() -> None:
     ledger = Ledger()
     for name in ("bad", "good"):
-        ledger.accept(Request(name, PROMPT, 99), 0.0)
+        ledger.accept(Request(name, 99), 0.0)
     for life in range(MOST_FRUITLESS_MOVES + 1):
         ledger.assigned("bad", 0, life)
         ledger.assigned("good", 0, life)
@@ -127,7 +125,7 @@ def test_a_request_that_takes_rank_after_rank_with_it_is_not_given_to_all_of_the
 def test_what_waits_goes_in_the_order_of_acceptance_whatever_happened_since() -> None:
     ledger = Ledger()
     for name in "abc":
-        ledger.accept(Request(name, PROMPT, 8), 0.0)
+        ledger.accept(Request(name, 8), 0.0)
     ledger.assigned("a", 0, 0)
     ledger.assigned("b", 1, 0)
     assert (ledger.waiting(), ledger.loads()) == (["c"], {0: 1, 1: 1})
@@ -225,7 +223,7 @@ def test_output_of_a_request_that_was_never_accepted_is_dropped() -> None:
 
 def test_an_id_that_looks_like_a_wire_id_stays_its_own() -> None:
     ledger = running()
-    ledger.accept(Request("a~1", PROMPT), 0.0)
+    ledger.accept(Request("a~1"), 0.0)
     ledger.assigned("a~1", 0, 0)
     (replay,) = ledger.rank_lost(1, 4, 1.0).replays
     assert replay.wire == "a~2"

@@ -11,7 +11,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from eep.requests.ledger import Ledger, choose_rank
 from eep.requests.request_records import Counts, LossOutcome, ReplayManner, Request
 
-PROMPT = (7, 8, 9)
 RANKS = 3
 
 
@@ -51,7 +50,7 @@ class Schedules(RuleBasedStateMachine):
     def accept(self, length: int, restart: bool, send: bool) -> str:
         name = f"r{len(self.client)}"
         manner = ReplayManner.RESTART if restart else ReplayManner.RESUME
-        self.ledger.accept(Request(name, PROMPT, length, manner), self.now)
+        self.ledger.accept(Request(name, length, manner), self.now)
         self.client[name], self.text[name], self.lengths[name] = [], "", length
         if send:
             self.send_what_waits()

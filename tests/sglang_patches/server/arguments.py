@@ -25,6 +25,7 @@ GOOD: dict[str, Any] = {
     "disable_radix_cache": False,
     "disable_shared_experts_fusion": False,
     "max_running_requests": None,
+    "max_queued_requests": None,
     "eep_max_ranks": None,
     "eep_timeout_ms": None,
     "eep_repair_timeout_s": None,

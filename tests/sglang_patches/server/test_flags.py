@@ -91,3 +91,12 @@ def test_what_the_flag_implies() -> None:
     assert known.moe_dense_tp_size == 1
     assert known.ep_num_redundant_experts == 8
     assert known.max_running_requests > 0
+
+
+def test_the_front_end_bounds_the_queue_and_the_ranks_do_not() -> None:
+    known = given(max_queued_requests=10, max_running_requests=64)
+    options = flags.parse(known)
+    flags.imply(known, options)
+    assert known.max_queued_requests is None, "a rank would drop the requests of a lost one"
+    assert [options.most_open(ranks) for ranks in (0, 3, 4, 5)] == [74, 74, 74, 90]
+    assert flags.parse(given()).most_open(4) is None

@@ -47,7 +47,7 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"enable_expert_distribution_metrics": True}, "how balanced"),
         ({"expert_balancedness_report_mode": "both"}, "how balanced"),
         ({"enable_custom_logit_processor": True}, "--disable-overlap-schedule"),
-        ({"max_queued_requests": 100}, "--max-queued-requests"),
+        ({"max_queued_requests": -1}, "--max-queued-requests"),
         ({"enable_torch_compile": True}, "--enable-torch-compile"),
         ({"eep_timeout_ms": 0.0}, "--eep-timeout-ms"),
         ({"eep_repair_timeout_s": 0.0}, "--eep-repair-timeout-s"),
