@@ -18,6 +18,7 @@ AREAS = (
     "rank.step_record",
     "rank.failure",
     "server.launcher",
+    "server.private_sockets",
     "server.controller",
     "front_end.tokenizer_hooks",
     "front_end.broadcasts",

@@ -39,6 +39,11 @@ _UNALIKE = "a rank that joins later would differ from its peers"
 TARGETS = (
     HookTarget("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
     HookTarget("server_args.ServerArgs.from_cli_args", "the flags, and those that they imply", ("cls", "args")),
+    HookTarget(
+        "server_args.PortArgs.init_new",
+        "the sockets between processes lie in the private directory",
+        ("server_args", "dp_rank", "worker_ports"),
+    ),
     HookTarget("plugins.load_plugins", "our own hooks in processes that SGLang does not prepare"),
     HookTarget("plugins.hook_registry.HookRegistry.apply_hooks", "installing hooks"),
     HookTarget("entrypoints.engine._set_envs_and_config", "how child processes are started", ("server_args",)),
@@ -63,6 +68,11 @@ TARGETS = (
     ),
     HookTarget(
         _CONTROLLER + "launch_tensor_parallel_group", "start, watch and relaunch ranks", ("server_args", "worker_ports")
+    ),
+    HookTarget(
+        _CONTROLLER + "launch_dp_attention_schedulers",
+        "the sockets of ranks lie in the private directory",
+        ("server_args", "port_args"),
     ),
     HookTarget(_CONTROLLER + "event_loop", "route to ranks that live"),
     HookTarget(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),

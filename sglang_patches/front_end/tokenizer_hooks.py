@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from eep.access import TEMPORARY_PREFIX, temporary_base
 from eep.control.private_directory import PrivateDirectory
 from eep.control.watcher import Watcher
 from eep.faults.orders import allow_in
@@ -22,6 +23,7 @@ from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
 from sglang_patches.front_end.request_limits import RequestLimits, check_samples
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
+from sglang_patches.server import private_sockets
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,13 @@ def _prepare_directory(*_: Any, **__: Any) -> None:
             f"{DIRECTORY}={wanted} is not empty: another server may use it, and this server would remove it at its end. Name "
             "a directory that does not exist yet, or unset the variable"
         )
+    place = Path(wanted) if wanted else temporary_base() / f"{TEMPORARY_PREFIX}{'x' * 8}"
+    try:
+        private_sockets.check_paths(place, options.required().max_ranks)
+    except ValueError as error:
+        raise SystemExit(f"{DIRECTORY} cannot be used: {error}") from None
     directory = PrivateDirectory.create(Path(wanted) if wanted else None).path
+    private_sockets.prepare(directory)
     os.environ[DIRECTORY] = str(directory)
     if options.required().faults:
         allow_in(directory)

@@ -38,6 +38,11 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
         for is_wrong, reason in (
             (value("pp_size", 1) != 1, "--pp-size must be 1: eep cannot replace a lost pipeline stage yet"),
             (value("nnodes", 1) != 1, "--nnodes must be 1: ranks share memory, which reaches no further than one host"),
+            (
+                value("dist_init_addr") is not None,
+                "--dist-init-addr is not supported: the processes of one host talk over Unix sockets in the server's private "
+                "directory, and need no address; leave it out",
+            ),
             (ranks < 2, "--tp-size must be at least 2: no server survives the loss of its only rank"),
             (
                 not value("enable_dp_attention"),
@@ -55,6 +60,10 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
             (
                 value("speculative_algorithm"),
                 "--speculative-algorithm is not supported: a draft may outlive a step that was lost; leave it out",
+            ),
+            (
+                value("decoupled_spec_role") not in (None, "null"),
+                "--decoupled-spec-role is not supported: a draft may outlive a step that was lost; leave it out",
             ),
             (
                 value("enable_two_batch_overlap") or value("enable_single_batch_overlap"),

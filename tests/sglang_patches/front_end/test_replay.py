@@ -236,10 +236,10 @@ def test_an_output_that_says_less_of_some_requests_is_not_taken_for_one_of_fewer
 
 def test_a_directory_that_has_something_in_it_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be removed when the server ends, or be that of another server."""
-    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(faults=False))
+    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(faults=False, max_ranks=2))
     monkeypatch.setenv(options.DIRECTORY, str(tmp_path / "new"))
     tokenizer_hooks._prepare_directory()
     assert (tmp_path / "new" / "key").exists()
     with pytest.raises(SystemExit, match="is not empty"):
         tokenizer_hooks._prepare_directory()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["key"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["key", "sockets"]

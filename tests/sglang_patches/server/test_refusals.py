@@ -19,6 +19,8 @@ from tests.sglang_patches.server.arguments import given, with_model
     [
         ({"pp_size": 2}, "--pp-size"),
         ({"tp_size": 1, "dp_size": 1, "ep_size": 1}, "at least 2"),
+        ({"dist_init_addr": "127.0.0.1:5000"}, "--dist-init-addr"),
+        ({"decoupled_spec_role": "drafter"}, "--decoupled-spec-role"),
         ({"dp_size": 2}, "--dp-size must equal --tp-size"),
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
         ({"enable_hierarchical_cache": True}, "outside of the device"),
