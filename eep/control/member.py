@@ -137,6 +137,11 @@ class Member:
         """Say that an exception ends this rank. Its supervisor kills it at once: nothing that is to be seen may follow."""
         self._say(SayFailed(evidence[:1024]))
 
+    def advance(self) -> None:
+        """Say that this rank gets on: in long work, more often than the supervisor's policy allows it to stand still."""
+        if self._pulse is not None:
+            self._pulse.progress.advance()
+
     def leave(self) -> None:
         """Ask to be taken out. The boundary gives None once that is done."""
         self._say(SayLeave())
@@ -166,6 +171,7 @@ class Member:
         TimeoutError is raised.
         """
         while True:
+            self.advance()  # no rest in the wait below: the supervisor expects progress only when it is over
             with self._news:
                 if not self._news.wait_for(self._has_something_to_do, within):
                     raise TimeoutError(f"the instance did not run within {within} s")
@@ -177,11 +183,14 @@ class Member:
             self._enter(view, repair)
 
     def wait_for_view(self, *, after: int, within: float | None = None) -> None:
-        """Waits until there is a view newer than epoch ``after``, or none any more."""
+        """Waits until there is a view newer than epoch ``after``, or none any more. Until then this rank has no work."""
+        if self._pulse is not None:
+            self._pulse.progress.rest()  # the instance may run, and this rank may have nothing to do in it
         with self._news:
             known = self._news.wait_for(
                 lambda: self._ended is not None or (self._view is not None and self._view.epoch > after), within
             )
+        self.advance()
         if not known:
             raise TimeoutError(f"no view followed epoch {after} within {within} s")
 

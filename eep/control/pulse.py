@@ -5,7 +5,8 @@ imported torch, and far longer for one that holds a GPU. But a dying thread firs
 marks them "owner died" and wakes their waiters, before it unmaps any memory. So each rank has a thread that only holds such
 a lock, in a page that it shares with its supervisor, and the supervisor waits on the lock.
 
-The supervisor only ever reads the page. The pidfd stays the proof of the exit; the pulse is what makes it quick.
+The supervisor only ever reads the page, in which the rank also keeps its progress word. The pidfd stays the proof of the
+exit; the pulse is what makes it quick.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from eep.control.progress_word import ProgressWord
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import PeerUnreachable
 
@@ -47,6 +49,7 @@ class Pulse:
     def __init__(self) -> None:
         memory = SharedMemory.create("eep-pulse", PULSE_BYTES)
         self.descriptor, self._page = memory.fd, memory.map
+        self.progress = ProgressWord(memory.map)
         beating = threading.Event()
         threading.Thread(target=self._beat, args=(beating,), name="eep-pulse", daemon=True).start()
         if not beating.wait(timeout=10):
@@ -85,6 +88,7 @@ class PulseWatch:
         self._page = memory.map
         memory.close()  # the mapping stays for as long as we look at it
         self._word = ctypes.c_uint32.from_buffer(self._page)
+        self.progress = ProgressWord(self._page)
         self._stopped = stopped
         self._loop = asyncio.get_running_loop()
         self._closed = False

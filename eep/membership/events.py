@@ -40,6 +40,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """A local rank that has work made no progress for that many seconds."""
+
+    rank: int
+    incarnation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A local rank has loaded what it needs and can take part."""
 
@@ -180,6 +189,7 @@ Event = (
     Exited
     | PulseStopped
     | Failed
+    | Stalled
     | Ready
     | Settled
     | Suspected

@@ -23,6 +23,7 @@ from eep.membership.events import (
     ReportsListed,
     RevokeSeen,
     Settled,
+    Stalled,
     StopAsked,
     Suspected,
     Timer,
@@ -79,6 +80,11 @@ def _failed(turn: Turn, event: Failed) -> None:
     """Its process is alive until it is fenced, and may hang where it would end."""
     if turn.process(event.rank, event.incarnation, "failure") is not None:
         turn.fence(event.rank, f"rank {event.rank} failed: {event.evidence}", failed=True)
+
+
+def _stalled(turn: Turn, event: Stalled) -> None:
+    if turn.process(event.rank, event.incarnation, "standstill") is not None:
+        turn.fence(event.rank, f"rank {event.rank} made no progress for {event.seconds:.0f} s")
 
 
 def _ready(turn: Turn, event: Ready) -> None:
@@ -278,6 +284,7 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     Exited: _exited,
     PulseStopped: _pulse_stopped,
     Failed: _failed,
+    Stalled: _stalled,
     Ready: _ready,
     Settled: _settled,
     Suspected: _suspected,

@@ -26,6 +26,8 @@ class Policy:
     """After a loss of all ranks: how long ``fewest_ranks`` that are back wait for the others. For ever if that is 0."""
     start_deadline: float = 600.0
     settle_deadline: float = 120.0
+    stall_deadline: float = 60.0
+    """How long a rank that runs may make no progress; 0: for ever."""
     fence_deadline: float = 10.0
     leave_grace: float = 5.0
     relaunch_backoff: float = 0.5

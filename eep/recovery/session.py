@@ -111,6 +111,7 @@ class Session:
         Returns at once while nothing has changed. Raises :class:`eep.RankRemoved` when this process must end.
         """
         faults.take_orders()
+        self.member.advance()
         if self._steps:
             if not self.member.has_news:
                 return self.view  # the steps under way go on

@@ -97,6 +97,7 @@ class TokenExchange:
     def __init__(
         self, plane: RankDataPlane, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> None:
+        plane.advance()
         # As few kernels as possible, since prefill is eager. Rows that are only padding ask for expert -1: the last column.
         chosen = plane.location.choice[layer][topk_ids.long()]
         weights = topk_weights.float()

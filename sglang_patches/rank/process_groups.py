@@ -19,10 +19,9 @@ import eep.pg
 from eep.control.private_directory import member_rendezvous
 from eep.process_group.world import World
 from sglang_patches import cpu, hooks, options
+from sglang_patches.rank.patience import between_steps_ms
 
 _BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load"
-_LEAST_PATIENCE_MS = 10_000.0
-"""Between two steps a scheduler may do more than within one."""
 _LEFT_OUT = (
     "use_pynccl",
     "use_mscclpp",
@@ -85,7 +84,7 @@ def _start_alone(*arguments: Any, **named: Any) -> None:
 
 def _patience() -> timedelta:
     """How long a rank waits for a peer between two steps before it suspects the peer. SGLang would wait for hours."""
-    return timedelta(milliseconds=max(options.required().timeout_ms, _LEAST_PATIENCE_MS))
+    return timedelta(milliseconds=between_steps_ms(options.required().timeout_ms))
 
 
 def _make_coordinator(original: Callable[..., None], coordinator: Any, *arguments: Any, **named: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,8 @@ class RankDataPlane:
         self.using = ANY_STEP
         """The number of the buffer of the step under way. All ranks use the same."""
         self._layers: Sequence[Any] = ()
+        self.advance: Callable[[], object] = _nothing
+        """Says that this rank gets on with its step. To be called at every exchange of tokens."""
 
     @cached_property
     def location(self) -> ExpertLocation:
@@ -114,6 +116,10 @@ class RankDataPlane:
             for layer in self._layers:
                 layer(x, StandardTopKOutput(weights, ids, x))
         self.wait()
+
+
+def _nothing() -> None:
+    pass
 
 
 _plane: RankDataPlane | None = None

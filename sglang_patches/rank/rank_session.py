@@ -59,6 +59,7 @@ class RankSession:
             self.coverage  # noqa: B018
             garbage_collector.freeze_this_process(collect=True)
             self.joined = Session(process_groups.world(), self._plane.buffers, self._repair, self._plane.run_empty)
+            self._plane.advance = self.joined.member.advance
         return self.joined
 
     @cached_property

@@ -58,6 +58,7 @@ def policy(wanted: ServerOptions) -> Policy:
         stable_after=10.0,
         start_deadline=_LOADED_WITHIN,
         settle_deadline=wanted.repair_timeout_s,
+        stall_deadline=wanted.stall_timeout_s,
     )
 
 

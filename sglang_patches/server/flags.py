@@ -13,6 +13,7 @@ from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
 from sglang_patches.server import expert_slots, launcher, model_shape, refusals
+from sglang_patches.server.stall_timeout import choose_stall_timeout
 
 logger = logging.getLogger(__name__)
 _RUNNING_PER_RANK = 256
@@ -58,6 +59,14 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         default=None,
         help="How long a rank may take to bring in the experts that a new view gives it. The supervisor relaunches a rank "
         "that takes longer; allow more where experts come from a slow disk (default: 120).",
+    )
+    add(
+        "--eep-stall-timeout-s",
+        type=float,
+        metavar="S",
+        default=None,
+        help="How long a rank that runs may make no progress before the supervisor relaunches it; 0: for ever (default: 60, "
+        "or twice as long as a rank waits for a peer).",
     )
     add(
         "--eep-redundant-experts",
@@ -172,6 +181,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         fewest_ranks=1 if experts is None else expert_slots.fewest_ranks(experts, (experts + redundant) // ranks),
         timeout_ms=timeout,
         repair_timeout_s=repair_timeout,
+        stall_timeout_s=choose_stall_timeout(arguments.eep_stall_timeout_s, timeout),
         redundant_experts=expert_slots.redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=arguments.eep_store or "",

@@ -77,6 +77,15 @@ def suspects_a_stopped_peer() -> None:
         time.sleep(0.002)
 
 
+def waits_for_another_view() -> None:
+    """Has nothing to do in the first view that it is in."""
+    member = Member.connect()
+    member.ready()
+    view = member.boundary()
+    assert view is not None
+    member.wait_for_view(after=view.epoch)
+
+
 def is_stopped(rank: int) -> bool:
     path = os.path.join(os.environ["EEP_CONTROL_DIR"], f"pid-{rank}")
     try:

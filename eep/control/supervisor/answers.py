@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,9 @@ def why_not_done(state: HostState, request: AskOperation) -> Refusal | None:
     return None
 
 
-def describe_host(state: HostState, pids: Mapping[int, int]) -> dict[str, Any]:
+def describe_host(
+    state: HostState, pids: Mapping[int, int], still_for: Callable[[int], float | None]
+) -> dict[str, Any]:
     """Membership as this host sees it, and its own ranks."""
     instance = state.instance
     return {
@@ -60,6 +62,7 @@ def describe_host(state: HostState, pids: Mapping[int, int]) -> dict[str, Any]:
                 "in": state.is_in(rank),
                 "pid": pids.get(rank),
                 "failures": local.failures,
+                "still_for": still_for(rank),
             }
             for rank, local in state.ranks.items()
         },

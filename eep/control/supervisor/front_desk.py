@@ -140,6 +140,11 @@ class FrontDesk:
         for page in self._pages.get(rank, ()) if registered == incarnation else ():
             page.revoke(FOREVER)
 
+    def progress_of(self, rank: int) -> int | None:
+        """What the progress word of a rank says; None if it need not advance, or the rank has none."""
+        pulse = self._pulses.get(rank)
+        return None if pulse is None else pulse.progress.read()
+
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""
         for page in self._pages.pop(rank, ()):

@@ -34,6 +34,7 @@ from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_sha
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
+from eep.control.supervisor.stall_watch import StallWatch
 from eep.control.supervisor.timers import DeadlineTimers
 from eep.control.wire.messages import AskOperation, ControlMessage, TellView
 from eep.faults import orders
@@ -123,6 +124,7 @@ class Supervisor:
             report=lambda: report_of(self.state),
         )
         self._timers = DeadlineTimers(self.feed)
+        self._stalls = StallWatch(self, self._front_desk.progress_of)
         self._keeper: KeeperProcess | None = None
         self._marks = launch.marks
         self._changed = asyncio.Event()
@@ -150,12 +152,14 @@ class Supervisor:
         self._keeper = KeeperProcess(self.directory.path, self._marks, removes=self._removes_directory)
         self._front_desk.listen()
         self._driver.start()
+        self._stalls.start()
 
     async def stop(self) -> None:
         """End every rank, tell the others, remove what was made. Doing it again does nothing."""
         if self._stopped:
             return
         self._stopped = True
+        self._stalls.cancel()
         self.feed(StopAsked())
         try:
             await asyncio.wait_for(self.wait_until(lambda: self._processes.all_ended), STOPS_WITHIN)
@@ -290,7 +294,7 @@ class Supervisor:
         told = {
             "supervisor": self.ident,
             "pid": os.getpid(),
-            **answers.describe_host(self.state, self.pids),
+            **answers.describe_host(self.state, self.pids, self._stalls.still_for),
             "spares": self._spares.status() if self._spares else None,
             "rejected": dict(self.rejected),
             "last_rejection": self.last_rejection,

@@ -12,7 +12,7 @@ from tests.sglang.drills import check_end
 # Without overlap scheduling, which the other servers have; and of an answer it sends what is new, where they send all of it.
 # With code that clients send: by that, a test ends ranks.
 ARGUMENTS = (
-    *(*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on"),
+    *(*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-stall-timeout-s", "25", "--eep-faults", "on"),
     *("--disable-overlap-schedule", "--incremental-streaming-output", "--enable-custom-logit-processor"),
 )
 

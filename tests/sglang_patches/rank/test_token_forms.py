@@ -124,7 +124,10 @@ def exchange(place: Path, form: TokenForm, run: Callable[[Any], torch.Tensor]) -
     with buffer:
         buffer.start_alone()
         plane: Any = SimpleNamespace(
-            location=SimpleNamespace(choice=torch.tensor([[*range(SLOTS), -1]])), buffer=buffer, used=None
+            location=SimpleNamespace(choice=torch.tensor([[*range(SLOTS), -1]])),
+            buffer=buffer,
+            used=None,
+            advance=lambda: None,
         )
         for _ in range(2):
             step = TokenExchange(plane, 0, x, ids, weights)

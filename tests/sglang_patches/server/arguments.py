@@ -29,6 +29,7 @@ GOOD: dict[str, Any] = {
     "eep_max_ranks": None,
     "eep_timeout_ms": None,
     "eep_repair_timeout_s": None,
+    "eep_stall_timeout_s": None,
     "eep_redundant_experts": None,
     "eep_backup": None,
     "eep_store": None,

@@ -20,6 +20,19 @@ def test_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 60.0),
+        ({"eep_timeout_ms": 50_000.0}, 100.0),  # ranks that wait for a hung one are to suspect it first
+        ({"eep_stall_timeout_s": 25.0}, 25.0),
+        ({"eep_stall_timeout_s": 0.0}, 0.0),
+    ],
+)
+def test_how_long_a_rank_may_stand_still(changes: dict[str, Any], seconds: float) -> None:
+    assert controller.policy(flags.parse(given(**changes))).stall_deadline == seconds
+
+
+@pytest.mark.parametrize(
     ("changes", "seeded"),
     [
         ({"device": "cpu"}, True),

@@ -1,0 +1,33 @@
+"""All ranks of the real server stand still at once: no peer can notice that, and the supervisor does."""
+
+from __future__ import annotations
+
+import pytest
+
+from eep.drill.load import Load
+from eep.drill.sglang_server import Server
+from eep.drill.story import Story
+from eep.observe.event_log import read_events
+from tests.sglang.drills import lives_of, wait_for_answers
+
+pytestmark = pytest.mark.timeout(900)
+
+RANKS = 4
+
+
+def test_ranks_that_are_all_stopped_come_back_and_every_answer_is_right(plain: Server) -> None:
+    assert plain.directory is not None
+    prompts = [list(f"Stand still {number}".encode()) for number in range(6)]
+    story = Story(plain.directory, Load.with_reference(plain.url, prompts, clients=4))
+    with story.load:
+        wait_for_answers(story.load)
+        lives = lives_of(story, *range(RANKS))
+        for rank in range(RANKS):
+            story.stop(rank)
+        assert story.wait_until_back(RANKS, lives), plain.log[-3000:]
+        wait_for_answers(story.load)
+    story.close()
+    assert [answer.problem for answer in story.load.failed] == []
+    assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
+    stalls = [event for event in read_events(plain.directory / "events.jsonl") if "made no progress" in event.cause]
+    assert {(event.rank, event.incarnation) for event in stalls} >= set(lives.items())
