@@ -25,6 +25,8 @@ from sglang_patches.options import DIRECTORY
 _PRELOAD = "sglang_patches.server.preload"
 FORKED = "EEP_FORKED"
 """A variable of every process that is forked from the fork server. By it the keeper finds the ranks among them."""
+_TITLES_SPARE_ENVIRONMENT = "SPT_NOENV"
+"""SGLang's processes give themselves titles, which would be written over the variables by which the keeper finds them."""
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
@@ -136,6 +138,7 @@ def _choose_start_method(_: None, server_args: Any) -> None:
 
 
 def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
+    os.environ.setdefault(_TITLES_SPARE_ENVIRONMENT, "1")
     for each in ("run_scheduler_process_func", "run_detokenizer_process_func"):
         if each in named:
             named[each] = ChildProcess.of(named[each])

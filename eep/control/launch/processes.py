@@ -65,6 +65,16 @@ class Launcher(Protocol):
         """End what was started to start others. Processes that were started stay."""
 
 
+class ProcessHolder(Protocol):
+    """Who sees to it that no process outlives this one, however this one ends."""
+
+    def hold(self, pid: int) -> None:
+        """A process was started."""
+
+    def release(self, pid: int) -> None:
+        """It has ended, and was not waited for yet."""
+
+
 def command_of(function: FunctionType) -> list[str]:
     """The command that runs a Python function in a fresh interpreter. It is named, not shipped: nothing is pickled."""
     return [sys.executable, "-m", "eep.control.launch.entry_point", entry_name(function)]
@@ -133,9 +143,10 @@ class Processes:
         environment: Mapping[str, str],
         exited: Exit,
         may_start: Callable[[], Awaitable[None]] | None = None,
+        holder: ProcessHolder | None = None,
     ) -> None:
         """``may_start`` returns when a process could do its work. It is waited for before each start."""
-        self._launcher, self._may_start = launcher, may_start
+        self._launcher, self._may_start, self._holder = launcher, may_start, holder
         self._environment = dict(environment)
         self._exited = exited
         self._lives: dict[int, _RankProcess] = {}
@@ -189,11 +200,15 @@ class Processes:
         except OSError as error:
             self._over(rank, life, f"cannot be started: {error}", False)
             return
+        if self._holder is not None:
+            self._holder.hold(life.child.pid)
         if life.fenced:  # in the very moment in which it was started
             kill_all_of(life.child)
         await readable(life.child.pidfd)
         kill_all_of(life.child)  # what it started goes with it
         life.ended = True
+        if self._holder is not None:
+            self._holder.release(life.child.pid)
         os.close(life.child.pidfd)
         code = await life.child.exit_code()
         self._over(rank, life, describe_exit(code), code == 0)

@@ -1,15 +1,17 @@
 """Outlives its supervisor by a moment, to end what it started and remove its directory.
 
 A supervisor that is killed cannot clean up. This process waits on a pipe whose other end only the supervisor
-holds. When the pipe closes, the keeper kills every process that carries the supervisor's directory in its
-environment: the ranks, and what they started. It then removes the directory, if the supervisor had made it.
+holds. Over the pipe the supervisor tells it the ranks: ``+PID`` for one that was started, ``-PID`` for one that has ended.
+When the pipe closes, the keeper kills the ranks and every process of their sessions. It also kills every process that
+carries the supervisor's directory in its environment: spares, and what ranks have started. It then removes the directory, if
+the supervisor had made it. A process that changes its title may write over its environment; a rank is found all the same.
 
 Run as ``python -S keeper.py DIRECTORY SESSION [remove] [NAME=VALUE...]``. The keeper imports nothing of EEP, so
 that it is small and starts fast. Forked ranks have the environment with which their first ancestor was started,
 so another variable may have to identify them. The supervisor has that variable too: its session is spared.
 
 The keeper leaves its parent at once, so that it survives when the supervisor and all its descendants are killed.
-Its standard output closes when it is done.
+It says its number then. Its standard output closes when it is done.
 """
 
 from __future__ import annotations
@@ -34,12 +36,53 @@ def belongs(pid: int, mark: bytes, session: int, others: set[bytes]) -> bool:
         return False  # it is gone, or belongs to another user
 
 
-def end_all(mark: bytes, session: int, others: set[bytes]) -> None:
+class ToldRanks:
+    """The ranks that the supervisor has told of, by pidfds: another process may get the number of one that has ended."""
+
+    def __init__(self) -> None:
+        self._pidfds: dict[int, int] = {}
+
+    def hear(self, line: bytes) -> None:
+        pid = int(line[1:])
+        if (known := self._pidfds.pop(pid, None)) is not None:
+            os.close(known)
+        if line[:1] == b"+":
+            with suppress(OSError):  # it has ended already
+                self._pidfds[pid] = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        for pidfd in self._pidfds.values():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def include(self, pid: int) -> bool:
+        """Whether a process is one of them or belongs to the session of one, and is not dead already."""
+        try:
+            if os.getsid(pid) not in self._pidfds:
+                return False
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        except OSError:
+            return False
+
+
+def listen(told: ToldRanks) -> None:
+    """Until the pipe closes."""
+    heard = b""
+    while piece := os.read(0, 4096):
+        *lines, heard = (heard + piece).split(b"\n")
+        for line in lines:
+            told.hear(line)
+
+
+def end_all(told: ToldRanks, mark: bytes, session: int, others: set[bytes]) -> None:
     """Kill until nothing is left to kill: a process may have been forking when it was first looked for."""
     deadline = time.monotonic() + GIVES_UP_AFTER
     while time.monotonic() < deadline:
+        told.kill()
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        left = [pid for pid in pids if pid != os.getpid() and belongs(pid, mark, session, others)]
+        pids.remove(os.getpid())
+        left = [pid for pid in pids if told.include(pid) or belongs(pid, mark, session, others)]
         if not left:
             return
         for pid in left:
@@ -66,11 +109,12 @@ def sweep(directory: str) -> None:
 def main(directory: str, session: int, remove: bool, others: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the pipe does, never before
-    if os.fork():
+    if child := os.fork():
+        os.write(1, b"%d\n" % child)
         os._exit(0)
-    while os.read(0, 1):
-        pass
-    end_all(b"EEP_CONTROL_DIR=" + os.fsencode(directory), session, {os.fsencode(other) for other in others})
+    told = ToldRanks()
+    listen(told)
+    end_all(told, b"EEP_CONTROL_DIR=" + os.fsencode(directory), session, {os.fsencode(other) for other in others})
     sweep(directory)
     if remove:
         shutil.rmtree(directory, ignore_errors=True)

@@ -114,7 +114,8 @@ class Supervisor:
         variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
         room = RoomWatch(self.directory.ranks, self.note)
-        self._processes = Processes(launcher, variables, self._exited, room.wait)
+        self._keeper = KeeperProcess(self.directory.path, launch.marks, self.note, removes=self._removes_directory)
+        self._processes = Processes(launcher, variables, self._exited, room.wait, self._keeper)
         self._driver = StoreDriver(
             self._store,
             self.ident,
@@ -125,8 +126,6 @@ class Supervisor:
         )
         self._timers = DeadlineTimers(self.feed)
         self._stalls = StallWatch(self, self._front_desk.progress_of)
-        self._keeper: KeeperProcess | None = None
-        self._marks = launch.marks
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
@@ -149,7 +148,7 @@ class Supervisor:
 
     async def start(self) -> None:
         orders.obey_in(self.directory.path, None)
-        self._keeper = KeeperProcess(self.directory.path, self._marks, removes=self._removes_directory)
+        self._keeper.start()
         self._front_desk.listen()
         self._driver.start()
         self._stalls.start()
@@ -176,8 +175,7 @@ class Supervisor:
         faults.obey(None)
         if self._removes_directory:
             self.directory.remove()
-        if self._keeper is not None:
-            await self._keeper.end()
+        await self._keeper.end()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when ``condition`` holds; it is looked at after every event. The caller sets the deadline."""
@@ -199,6 +197,11 @@ class Supervisor:
     @property
     def pids(self) -> dict[int, int]:
         return self._processes.pids
+
+    @property
+    def keeper_pid(self) -> int | None:
+        """None while there is no keeper."""
+        return self._keeper.pid
 
     def feed(self, event: Event) -> None:
         self.state, effects = step(self.state, event)
