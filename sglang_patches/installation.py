@@ -23,6 +23,7 @@ AREAS = (
     "front_end.tokenizer_hooks",
     "front_end.broadcasts",
     "front_end.route_guard",
+    "rank.receipt",
     "rank.resumption",
     "sampling.seeds",
 )

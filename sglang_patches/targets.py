@@ -138,6 +138,9 @@ TARGETS = (
         "expert weights in memory that repair can write",
         ("self",),
     ),
+    HookTarget(
+        "managers.scheduler.Scheduler.process_input_requests", "what is for another life is dropped", ("recv_reqs",)
+    ),
     HookTarget("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
     HookTarget("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
     HookTarget("layers.sampler.Sampler._sync_token_ids_across_tp", "a rank samples for itself alone"),

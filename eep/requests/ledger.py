@@ -10,6 +10,7 @@ which owns the sockets, tells it what happened and does what it answers.
   goes on from there. With :attr:`ReplayManner.RESTART` it begins anew and the ledger withholds what it repeats. That is for
   requests whose output is more than tokens and their log-probabilities.
 - A finished request never moves. An aborted one is never replayed; its client gets an answer instead.
+- A request that was sent to a rank and did not reach it is sent again, once the caller has waited long enough.
 - A request that no rank can serve waits, in order of acceptance, until the caller says that it waited too long.
 - When an exception ended a rank, the requests that it had given no token yet are *doubted*: one of them may be the cause. A
   rank serves one doubted request at a time, so that none is blamed for another. The next token ends the doubt. If an
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from eep.requests.receipts import Receipts
 from eep.requests.request_records import (
     Counts,
     Delivery,
@@ -52,6 +54,7 @@ class Ledger:
         self._entries: dict[str, LedgerEntry] = {}
         self._wires: dict[str, LedgerEntry] = {}
         self._line = WaitingLine()
+        self._receipts = Receipts()
         # Kept up to date rather than counted: every request asks for them, and thousands may be open.
         self._loads: Counter[int] = Counter()
         self._doubted_at: Counter[int] = Counter()
@@ -87,16 +90,21 @@ class Ledger:
         self._line.add(entry)
         return entry
 
-    def assigned(self, request_id: str, rank: int, incarnation: int) -> None:
-        """The caller has sent a request to a rank."""
+    def assigned(self, request_id: str, rank: int, incarnation: int, now: float = 0.0) -> None:
+        """The caller has sent a request to a rank, which is to say that it received it."""
         entry = self.entry(request_id)
         if entry.state is not RequestState.WAITING:
             raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting request can be assigned")
         entry.state, entry.rank, entry.incarnation = RequestState.RUNNING, rank, incarnation
         entry.has_token_of_rank = False
         self._line.remove(entry)
+        self._receipts.expect(entry, now)
         self._loads[rank] += 1
         self._doubted_at[rank] += entry.is_doubted
+
+    def received(self, wire: str) -> None:
+        """A rank says that a request has reached it. Output says so too."""
+        self._receipts.forget(wire)
 
     def delivered(
         self, wire: str, tokens: Sequence[int], counts: Counts, *, text: str = "", finished: bool = False
@@ -106,6 +114,7 @@ class Ledger:
         if entry is None or entry.state is RequestState.WAITING:
             self.dropped += 1
             return None
+        self._receipts.forget(wire)
         if entry.first_counts is None:
             entry.first_counts = counts
         new, repeated = tuple(tokens), 0
@@ -165,6 +174,20 @@ class Ledger:
         """Treats every rank that is not in ``live`` (rank to incarnation) as lost."""
         return self._lose([e for e in self._entries.values() if live.get(e.rank) != e.incarnation], now)
 
+    def unreceived(self, now: float, limit: float) -> list[str]:
+        """The wire ids of requests that did not reach their ranks ``limit`` seconds after they were sent.
+        The caller tells the ranks not to begin them, and calls :meth:`never_received`."""
+        return [entry.wire for entry in self._receipts.overdue(now, limit)]
+
+    def never_received(self, wires: Iterable[str], now: float) -> LossOutcome:
+        """These requests wait for a rank again, under new wire ids: if they reached their ranks after all, what comes of it
+        is late."""
+        return self._lose([self._wires[wire] for wire in wires], now)
+
+    @property
+    def has_unreceived(self) -> bool:
+        return len(self._receipts) > 0
+
     def loads(self) -> dict[int, int]:
         """How many requests each rank has."""
         return {rank: count for rank, count in self._loads.items() if count}
@@ -217,6 +240,7 @@ class Ledger:
 
     def _leave(self, entry: LedgerEntry) -> None:
         """Its rank no longer serves it."""
+        self._receipts.forget(entry.wire)
         self._loads[entry.rank] -= 1
         self._doubted_at[entry.rank] -= entry.is_doubted
 
@@ -258,8 +282,8 @@ class Ledger:
         return LossOutcome(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
     def _move(self, entry: LedgerEntry, now: float) -> None:
-        del self._wires[entry.wire]
         self._leave(entry)
+        del self._wires[entry.wire]
         entry.moves += 1
         entry.fruitless_moves += 1
         while entry.wire in self._wires:  # a client may have chosen an id that looks like one of ours

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from eep.requests.request_records import Counts, Delivery, Replay, ReplayManner, Request
+from sglang_patches import addressed_life
 from sglang_patches.rank.resumption import DELIVERED
 from sglang_patches.sampling.seeds import Seeds
 
@@ -138,9 +139,10 @@ def kept_copy(message: Any, seeds: Seeds | None = None) -> Any:
     return kept
 
 
-def message_for(kept: Any, replay: Replay, rank: int) -> Any:
-    """The message that makes ``rank`` serve a request, from where it stands."""
+def message_for(kept: Any, replay: Replay, rank: int, life: int) -> Any:
+    """The message that makes this life of ``rank`` serve a request, from where it stands."""
     message = copy.copy(kept)
+    addressed_life.address(message, life)
     message.rid = replay.wire
     if hasattr(message, "routed_dp_rank"):
         message.routed_dp_rank = rank

@@ -18,6 +18,7 @@ from eep.observe.metrics import MetricsWriter
 from eep.requests.ledger import Ledger, choose_rank
 from eep.requests.request_records import LossOutcome
 from eep.view import View
+from sglang_patches.addressed_life import RECEIVED
 from sglang_patches.front_end import finish_reasons, ledger_adapter
 from sglang_patches.front_end.request_limits import RequestLimits, check_ranges
 from sglang_patches.sampling.seeds import Seeds
@@ -25,6 +26,8 @@ from sglang_patches.sampling.seeds import Seeds
 logger = logging.getLogger(__name__)
 
 DEFAULT_WAIT_LIMIT = 300.0
+DEFAULT_RECEIPT_LIMIT = 60.0
+"""Above the longest step: ranks look for messages between two steps."""
 _CHECKS_EVERY = 1.0
 MAY_DIFFER = "may continue differently"
 """What the log says of a request that moves and is sampled without a seed."""
@@ -38,7 +41,8 @@ _HARMFUL = "this request is not served again, since it may be what ends ranks: {
 
 class FrontEnd:
     """``dispatch`` sends a message to the controller. ``answer(id, finish_reason, prompt_tokens)`` ends a request with a
-    message of ours. ``drop(wire)`` makes the rank that serves it stop.
+    message of ours. ``drop(wire)`` makes the rank that serves it stop. ``revoke(wire)`` makes a rank that has not begun it
+    not begin it; ``receipt_limit``: how many seconds ranks have to say that a request has reached them.
 
     Call all methods from the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
     with one of ``health_checks`` are those of health checks. ``limits``: what the numbers of a request may be.
@@ -57,6 +61,8 @@ class FrontEnd:
         most_open: Callable[[int], int | None] = lambda ranks: None,
         health_checks: tuple[str, ...] = (),
         wait_limit: float = DEFAULT_WAIT_LIMIT,
+        revoke: Callable[[str], None] | None = None,
+        receipt_limit: float = DEFAULT_RECEIPT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
         lost_lives: Callable[[int, int], None] | None = None,
@@ -71,6 +77,7 @@ class FrontEnd:
         self._most_open = most_open
         self._health_checks = health_checks
         self._wait_limit, self._clock = wait_limit, clock
+        self._revoke, self._receipt_limit = revoke or (lambda wire: None), receipt_limit
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
         self._is_check_scheduled = False
@@ -176,11 +183,11 @@ class FrontEnd:
         if replay.inexact:
             logger.warning("request %s %s on rank %d: %s", request_id, MAY_DIFFER, rank, replay.inexact)
         try:
-            self._dispatch(ledger_adapter.message_for(kept, replay, rank))
+            self._dispatch(ledger_adapter.message_for(kept, replay, rank, self.live[rank]))
         except Exception as error:
             self.ledger.ended(request_id)
             return error
-        self.ledger.assigned(request_id, rank, self.live[rank])
+        self.ledger.assigned(request_id, rank, self.live[rank], self._clock())
         return None
 
     def _abort(self, message: Any) -> None:
@@ -223,7 +230,11 @@ class FrontEnd:
             self._send_or_end(request_id)
 
     def abort_answer(self, message: Any) -> bool:
-        """A scheduler has dropped a request. False if the request has moved to another rank since."""
+        """A scheduler has dropped a request. False if the request has moved to another rank since, or if the scheduler only
+        says that it has received the request."""
+        if getattr(message, "abort_message", None) == RECEIVED:
+            self.ledger.received(message.rid)
+            return False
         request_id = self.ledger.id_of(message.rid)
         if request_id is None:
             return False
@@ -270,15 +281,20 @@ class FrontEnd:
     # Requests that no rank can serve.
 
     def end_stale_requests(self) -> None:
-        """End the requests that have waited too long for a rank."""
+        """End the requests that have waited too long for a rank, and send those again that did not reach their ranks."""
         self._is_check_scheduled = False
+        if wires := self.ledger.unreceived(self._clock(), self._receipt_limit):
+            logger.warning("%d requests did not reach their ranks within %g s", len(wires), self._receipt_limit)
+            for wire in wires:
+                self._revoke(wire)
+            self._replay(self.ledger.never_received(wires, self._clock()))
         for request_id in self.ledger.give_up(self._clock(), self._wait_limit):
             why = f"no rank came back within {self._wait_limit:g} s to serve this request"
             self._end(request_id, finish_reasons.try_again(why))
         self._schedule_check()
 
     def _schedule_check(self) -> None:
-        if not self._is_check_scheduled and self.ledger.has_waiting:
+        if not self._is_check_scheduled and (self.ledger.has_waiting or self.ledger.has_unreceived):
             self._is_check_scheduled = True
             self._later(min(_CHECKS_EVERY, self._wait_limit), self.end_stale_requests)
 

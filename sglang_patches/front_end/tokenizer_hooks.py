@@ -18,6 +18,7 @@ from eep.control.watcher import Watcher
 from eep.faults.orders import allow_in
 from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
+from sglang_patches.addressed_life import REVOKED
 from sglang_patches.front_end import broadcasts
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
 from sglang_patches.front_end.request_limits import RequestLimits, check_samples
@@ -74,6 +75,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             lambda message: send(manager, message),
             lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
             lambda wire: send(manager, AbortReq(rid=wire)),
+            revoke=lambda wire: send(manager, AbortReq(rid=wire, abort_message=REVOKED)),
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
             limits=_limits_of(manager),

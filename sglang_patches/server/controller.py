@@ -27,6 +27,7 @@ from eep.membership import Effect, Launch, Notify, Policy, RankGone
 from eep.observe.metrics import InstanceMetrics
 from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, garbage_collector, hooks, options, recipe
+from sglang_patches.addressed_life import life_of
 from sglang_patches.cuda import spare_preparation as gpu_preload
 from sglang_patches.options import DIRECTORY, ServerOptions
 from sglang_patches.rank import rank_process
@@ -75,6 +76,9 @@ class LiveRanks:
         """Ranks with a life that ended, which the event loop has not seen yet."""
         self._gone: dict[int, int] = {}
         """The last incarnation of each rank whose end was seen."""
+
+    def has_ended(self, rank: int, life: int) -> bool:
+        return life <= self._gone.get(rank, NEVER)
 
     def follow(self, effect: Effect) -> None:
         match effect:
@@ -238,7 +242,9 @@ def _route(controller: Any, request: Any) -> bool:
     rank = request.routed_dp_rank
     if rank is None:
         return False
-    module.sock_send(controller.workers[rank], request)
+    life, ranks = life_of(request), getattr(controller, _ATTRIBUTE)
+    if life is None or not ranks.lives.has_ended(rank, life):  # otherwise its next life would get the request
+        module.sock_send(controller.workers[rank], request)
     return True
 
 

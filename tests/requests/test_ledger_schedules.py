@@ -36,6 +36,8 @@ class Schedules(RuleBasedStateMachine):
         self.serving: dict[tuple[int, int], dict[str, tuple[str, int]]] = {(r, 0): {} for r in range(RANKS)}
         """On each life of a rank: wire id to (request, next position)."""
         self.in_flight: list[tuple[str, str, list[int], int, bool]] = []
+        self.heard: set[str] = set()
+        """Lives that the ledger was told of by their ranks, or that have computed something."""
         self.spoken: set[str] = set()
         """Lives that have said something."""
         self.client: dict[str, list[int]] = {}
@@ -67,7 +69,7 @@ class Schedules(RuleBasedStateMachine):
             assert replay.max_new_tokens == self.lengths[name] - len(self.client[name])
             start = len(replay.delivered) if replay.manner is ReplayManner.RESUME else 0
             self.serving[rank, self.incarnations[rank]][replay.wire] = (name, start)
-            self.ledger.assigned(name, rank, self.incarnations[rank])
+            self.ledger.assigned(name, rank, self.incarnations[rank], self.now)
 
     @rule(data=st.data())
     def produce(self, data: st.DataObject) -> None:
@@ -80,6 +82,7 @@ class Schedules(RuleBasedStateMachine):
 
     def _produce(self, life: tuple[int, int], wire: str, end: int) -> None:
         name, start = self.serving[life][wire]
+        self.heard.add(wire)
         end = min(end, self.lengths[name])
         finished = end == self.lengths[name]
         self.in_flight.append((wire, name, target(name, end)[start:], end, finished))
@@ -140,6 +143,29 @@ class Schedules(RuleBasedStateMachine):
             self.send_what_waits()
 
     @rule(data=st.data())
+    def lose_a_request_on_its_way(self, data: st.DataObject) -> None:
+        """It never reaches its rank, and no process hears of that."""
+        silent = [(life, wire) for life, held in self.serving.items() for wire in held if wire not in self.heard]
+        if silent:
+            life, wire = data.draw(st.sampled_from(silent))
+            del self.serving[life][wire]
+
+    @rule()
+    def say_what_was_received(self) -> None:
+        for held in self.serving.values():
+            for wire in held:
+                self.heard.add(wire)
+                self.ledger.received(wire)
+
+    @rule(send=st.booleans())
+    def notice_what_was_not_received(self, send: bool) -> None:
+        """Some of it reached a rank that is slow to say so. That rank goes on with it."""
+        wires = self.ledger.unreceived(self.now, 0.0)
+        self._answer(self.ledger.never_received(wires, self.now))
+        if send:
+            self.send_what_waits()
+
+    @rule(data=st.data())
     def missed_a_death(self, data: st.DataObject) -> None:
         """Several die, and only the next view tells of it."""
         dead = data.draw(st.sets(st.integers(0, RANKS - 1)))
@@ -151,6 +177,9 @@ class Schedules(RuleBasedStateMachine):
     def _answer(self, lost: LossOutcome) -> None:
         for name in lost.aborted:
             assert name in self.excused
+            self.over.add(name)
+        for name, _ in lost.harmful:  # it was moved too often
+            self.excused.add(name)
             self.over.add(name)
         assert lost.failed == ()
         assert lost.complete == ()
@@ -196,7 +225,7 @@ class Schedules(RuleBasedStateMachine):
         """Faults stop: every request that was neither aborted nor given up is answered in full."""
         for rank in range(RANKS):
             self.revive(rank)
-        self.send_what_waits()
+        self.notice_what_was_not_received(send=True)
         while self.in_flight:
             self._deliver(self.in_flight[0])
         for held in self.serving.values():

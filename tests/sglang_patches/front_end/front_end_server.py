@@ -29,6 +29,7 @@ class TokenizedGenerateReqInput:
     sampling_params: Parameters = dataclasses.field(default_factory=Parameters)
     stream: bool = True
     routed_dp_rank: int | None = None
+    http_worker_ipc: str | None = None
     return_hidden_states: bool = False
     session_params: object = None
 
@@ -45,6 +46,7 @@ class BatchTokenizedGenerateReqInput:
 class AbortReq:
     rid: str = ""
     abort_all: bool = False
+    abort_message: str | None = None
 
 
 @dataclasses.dataclass
@@ -72,6 +74,7 @@ class Server:
     def __init__(self, **options: Any) -> None:
         self.sent: list[Any] = []
         self.dropped: list[str] = []
+        self.revoked: list[str] = []
         self.answered: list[tuple[str, Any]] = []
         self.prompt_tokens: dict[str, int] = {}
         self.now = 0.0
@@ -80,6 +83,7 @@ class Server:
             self._answer,
             self.dropped.append,
             clock=lambda: self.now,
+            revoke=self.revoked.append,
             wait_limit=30.0,
             **options,
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import pytest
 
 from eep.membership import Launch, Notify, Phase, RankGone, Transition
 from eep.view import View
-from sglang_patches.server.controller import LiveRanks, Outbox, mark_the_dead
+from sglang_patches.addressed_life import address
+from sglang_patches.server.controller import LiveRanks, Outbox, _route, mark_the_dead
 
 BOTH = View(1, (0, 1), (0, 0))
 
@@ -35,6 +39,24 @@ def test_a_late_record_does_not_bring_a_gone_life_back() -> None:
     ranks.follow(Launch(1, 1, ""))
     ranks.follow(Notify(View(3, (0, 1), (0, 1)), Phase.RUN))
     assert ranks.live == {0: 0, 1: 1}
+
+
+def test_what_is_for_a_life_that_ended_is_not_sent_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("sglang.srt.managers.data_parallel_controller")
+    sent: list[tuple[str, str]] = []
+    module.sock_send = lambda socket, message: sent.append((socket, message.rid))  # type: ignore[attr-defined]
+    package = ModuleType("sglang.srt.managers")
+    package.data_parallel_controller = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers", package)
+    ranks = running()
+    controller = SimpleNamespace(workers=["socket 0", "socket 1"], _eep_ranks=SimpleNamespace(lives=ranks))
+    for effect in (RankGone(1, 0, "it exited"), Launch(1, 1, ""), Notify(View(3, (0, 1), (0, 1)), Phase.RUN)):
+        ranks.follow(effect)
+    for name, life in (("late", 0), ("for the next", 1), ("for one that is not known yet", 2)):
+        message = SimpleNamespace(rid=name, routed_dp_rank=1)
+        address(message, life)
+        assert _route(controller, message)
+    assert sent == [("socket 1", "for the next"), ("socket 1", "for one that is not known yet")]
 
 
 def test_lines_of_the_event_log_change_nothing() -> None:
