@@ -22,6 +22,7 @@ from eep.data_plane.token_buffer import TokenBuffer
 from sglang_patches.rank import token_forms
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
+from sglang_patches.rank.patience import StepPatience
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ class RankDataPlane:
         self.using = ANY_STEP
         """The number of the buffer of the step under way. All ranks use the same."""
         self._layers: Sequence[Any] = ()
+        asked = facts.options
+        self.patience = StepPatience(asked.timeout_ms, asked.stall_timeout_s)
+        """How long this rank waits for its peers, on a CPU. On a GPU no layer takes that long."""
         self.advance: Callable[[], object] = _nothing
         """Says that this rank gets on with its step. To be called at every exchange of tokens."""
 
@@ -80,7 +84,7 @@ class RankDataPlane:
                 wire=form.wire,
                 device=self.device,
                 incarnation=int(os.environ[INCARNATION]),
-                timeout_ms=facts.options.timeout_ms,
+                timeout_ms=self.patience.within_step_ms if self.device == "cpu" else facts.options.timeout_ms,
                 shares_gpu=facts.options.shares_gpu,
             )
             buffer.start_alone()
@@ -89,6 +93,14 @@ class RankDataPlane:
     def use_for(self, all_decode: bool) -> None:
         """Choose the buffer of the step that begins. ``all_decode``: every rank decodes in it."""
         self.using = DECODE_STEP if all_decode and len(self._facts.max_tokens) > 1 else ANY_STEP
+
+    def allow_for(self, prefills: bool) -> None:
+        """Wait for peers for as long as the step that begins may take. ``prefills``: at least one rank does so in it."""
+        self.patience.begin(prefills)
+        if self.device == "cpu":
+            for buffer in self.buffers:
+                if buffer.timeout_ms != self.patience.within_step_ms:
+                    buffer.timeout_ms = self.patience.within_step_ms
 
     @contextmanager
     def through(self, using: int) -> Iterator[None]:

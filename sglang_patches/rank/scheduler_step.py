@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,7 +46,10 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
     if warm_up.is_under_way():
         gather()
     else:
+        if plane.device == "cpu":
+            group.set_timeout(timedelta(milliseconds=plane.patience.between_steps_ms))
         end_if_removed(plane.rank, lambda: rank_session.get_session().join().collect(gather))
+        plane.allow_for(prefills=info.is_extend_in_batch)
     plane.use_for(all_decode=info.can_run_decode_cuda_graph)
 
 

@@ -50,7 +50,8 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="MS",
         default=None,
-        help="How long a rank waits for a peer within a step before it suspects the peer (default: 1000, on a GPU 10000).",
+        help="How long a rank waits for a peer within a step before it suspects the peer. On a CPU it waits longer where a "
+        "rank prefills (default: 1000, on a GPU 10000).",
     )
     add(
         "--eep-repair-timeout-s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -42,6 +43,16 @@ def test_the_buffer_of_a_step_is_put_back_after_one_that_runs_again() -> None:
     with pytest.raises(ZeroDivisionError, match="decode"):
         run_again()
     assert str(here.buffer) == "any"
+
+
+@pytest.mark.parametrize(("device", "milliseconds"), [("cpu", 30_000.0), ("cuda", 1000.0)])
+def test_on_a_cpu_a_rank_waits_longer_in_a_step_that_prefills(device: str, milliseconds: float) -> None:
+    here = plane(64)
+    here.device = device
+    buffers: Any = [SimpleNamespace(timeout_ms=1000.0)]
+    here.buffers = buffers
+    here.allow_for(prefills=True)
+    assert buffers[0].timeout_ms == milliseconds
 
 
 def test_there_are_no_buffers_before_the_weights_are_loaded() -> None:
