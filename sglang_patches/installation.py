@@ -23,6 +23,7 @@ AREAS = (
     "front_end.tokenizer_hooks",
     "front_end.broadcasts",
     "front_end.route_guard",
+    "front_end.server_end",
     "rank.resumption",
     "sampling.seeds",
 )
