@@ -24,6 +24,7 @@ AREAS = (
     "front_end.broadcasts",
     "front_end.route_guard",
     "rank.receipt",
+    "front_end.server_end",
     "rank.resumption",
     "sampling.seeds",
 )

@@ -6,6 +6,7 @@ own ``ServerArgs`` is sealed and travels by pickle, so the plugin adds nothing t
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Literal
 
@@ -14,6 +15,10 @@ import msgspec
 VARIABLE = "EEP_SGLANG_OPTIONS"
 DIRECTORY = "EEP_SERVER_DIR"
 """Where a server's processes find its supervisor. Ranks have another variable, by which the keeper finds what to end."""
+
+
+DRAIN_LIMIT = "EEP_DRAIN_S"
+RELAUNCH_LIMIT = "EEP_RELAUNCH_LIMIT"
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +61,27 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def publish(self) -> None:
         """Leave the options where this process, and those that it starts from now on, find them."""
         os.environ[VARIABLE] = msgspec.json.encode(self).decode()
+
+
+def drain_limit() -> float:
+    """How many seconds the requests under way have after SIGTERM. SystemExit if the variable is no such number."""
+    return _number(DRAIN_LIMIT, 5.0, least=0.0)
+
+
+def relaunch_limit() -> int:
+    """How many times in a row a rank may fail before it is given up. SystemExit if the variable is no such number."""
+    return int(_number(RELAUNCH_LIMIT, 50.0, least=1.0))
+
+
+def _number(name: str, default: float, least: float) -> float:
+    text = os.environ.get(name) or str(default)
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not least <= found < 1e6:
+        raise SystemExit(f"{name}={text}: give a number from {least:g} to 1e6, or unset the variable")
+    return found
 
 
 def current() -> ServerOptions | None:

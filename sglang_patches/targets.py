@@ -60,7 +60,11 @@ TARGETS = (
         "what child processes run",
         ("cls", "run_scheduler_process_func"),
     ),
-    HookTarget("entrypoints.http_server._setup_and_run_http_server", "routes that would end ranks are refused"),
+    HookTarget(
+        "entrypoints.http_server._setup_and_run_http_server",
+        "routes that would end ranks are refused; readiness; the status of a server that resigned",
+        ("server_args", "tokenizer_manager"),
+    ),
     HookTarget(
         "managers.scheduler.run_scheduler_process",
         "what a rank runs",
@@ -77,6 +81,7 @@ TARGETS = (
     HookTarget(_CONTROLLER + "event_loop", "route to ranks that live"),
     HookTarget(_CONTROLLER + "maybe_external_dp_rank_routing", "the front end chooses the rank", ("req",)),
     HookTarget(_MANAGER + "auto_create_handle_loop", "the front end hears of views"),
+    HookTarget(_MANAGER + "sigterm_watchdog", "a server that is told to end does so in time"),
     HookTarget(_MANAGER + "freeze_gc", "the garbage collector leaves out what is there when the server is up"),
     HookTarget(_MANAGER + "generate_request", "no request has more samples than the front end can bear", ("obj",)),
     HookTarget(_MANAGER + "_dispatch_to_scheduler", "keep what is needed to replay a request"),

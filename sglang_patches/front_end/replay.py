@@ -69,6 +69,8 @@ class FrontEnd:
     ) -> None:
         self.ledger = Ledger()
         self.live: dict[int, int] = {}
+        self.has_view = False
+        """Whether it has heard who is in; not so at the very start."""
         self._gone: dict[int, int] = {}
         self._kept: dict[str, Any] = {}
         self._check: Any = None
@@ -249,7 +251,7 @@ class FrontEnd:
     def on_view(self, view: View) -> None:
         """A new view says which ranks are in. A rank that repairs is in too: it will serve what it is sent."""
         live = {rank: view.incarnations[rank] for rank in view.active}
-        before = self.live
+        before, self.has_view = self.live, True
         self.live = {rank: inc for rank, inc in live.items() if self._gone.get(rank, -1) < inc}
         if taken_out := sum(self.live.get(rank) != inc for rank, inc in before.items()):
             self._lost_lives(taken_out, len(self.live))
@@ -292,6 +294,14 @@ class FrontEnd:
             why = f"no rank came back within {self._wait_limit:g} s to serve this request"
             self._end(request_id, finish_reasons.try_again(why))
         self._schedule_check()
+
+    def end_all(self, why: str) -> int:
+        """End every request, for the server ends. How many there were."""
+        open_requests = list(self._kept)
+        for request_id in open_requests:
+            self.ledger.ended(request_id)
+            self._end(request_id, finish_reasons.try_again(why))
+        return len(open_requests)
 
     def _schedule_check(self) -> None:
         if not self._is_check_scheduled and (self.ledger.has_waiting or self.ledger.has_unreceived):

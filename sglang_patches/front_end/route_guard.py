@@ -49,12 +49,7 @@ class RouteGuard:
             await receive()  # that it wants to connect
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": why[:120]})
             return
-        body = {
-            "error": {"message": why, "type": "BadRequestError", "param": None, "code": int(HTTPStatus.BAD_REQUEST)}
-        }
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": int(HTTPStatus.BAD_REQUEST), "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+        await send_error(send, HTTPStatus.BAD_REQUEST, "BadRequestError", why)
 
     def _refusal(self, scope: Scope) -> str | None:
         path = path_of(scope)
@@ -66,6 +61,14 @@ class RouteGuard:
         from starlette.routing import Match
 
         return any(route.matches(dict(scope))[0] is not Match.NONE for route in self._router.routes)
+
+
+async def send_error(send: Send, status: HTTPStatus, kind: str, why: str) -> None:
+    """Answer a request with an error in OpenAI's form."""
+    body = {"error": {"message": why, "type": kind, "param": None, "code": int(status)}}
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
 def path_of(scope: Scope) -> str:

@@ -89,6 +89,12 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
     return found
 
 
+def front_end_of(manager: Any) -> FrontEnd | None:
+    """The front end of a TokenizerManager; None before its first request."""
+    found: FrontEnd | None = getattr(manager, _ATTRIBUTE, None)
+    return found
+
+
 def _limits_of(manager: Any) -> RequestLimits:
     model = manager.model_config
     return RequestLimits(model.vocab_size, model.hidden_size, manager.context_len)

@@ -24,6 +24,7 @@ from eep.control.supervisor.background import BackgroundSupervisor
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import Effect, Launch, Notify, Policy, RankGone
+from eep.membership.state import HostState
 from eep.observe.metrics import InstanceMetrics
 from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, garbage_collector, hooks, options, recipe
@@ -31,7 +32,7 @@ from sglang_patches.addressed_life import life_of
 from sglang_patches.cuda import spare_preparation as gpu_preload
 from sglang_patches.options import DIRECTORY, ServerOptions
 from sglang_patches.rank import rank_process
-from sglang_patches.server import controller_process, launcher, server_store
+from sglang_patches.server import controller_process, launcher, resignation, server_store
 from sglang_patches.server.launch_records import LaunchRecorder
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def policy(wanted: ServerOptions) -> Policy:
         max_ranks=wanted.max_ranks,
         first_view=wanted.ranks,
         fewest_ranks=wanted.fewest_ranks if wanted.on_lost_coverage == "refuse" else 1,
-        relaunch_limit=50 if wanted.relaunch else 0,
+        relaunch_limit=options.relaunch_limit() if wanted.relaunch else 0,
         relaunch_backoff=0.1,
         longest_backoff=5.0,
         stable_after=10.0,
@@ -103,6 +104,7 @@ class ServerRanks:
     def __init__(self, directory: Path, wanted: ServerOptions) -> None:
         self.directory, self._wanted = directory, wanted
         self.lives = LiveRanks()
+        self._judged: HostState | None = None
         self._background = BackgroundSupervisor(self._make)
         self._background.start()
         self._backup = expert_backup.start(directory, options.required().backup)
@@ -143,6 +145,15 @@ class ServerRanks:
                 )
             time.sleep(_LOOKS_EVERY)
         return recipe.read(path)
+
+    def why_to_resign(self) -> str | None:
+        """Why the server will not serve again by itself, said once; None otherwise. The state is a value that the
+        supervisor replaces, so that this thread may read it."""
+        state = self._background.supervisor.state
+        if state is self._judged:
+            return None
+        self._judged = state
+        return resignation.why_to_resign(state.ranks, state.policy)
 
     def stop(self) -> None:
         if self._backup is not None:
@@ -264,8 +275,12 @@ def _event_loop(controller: Any) -> None:
     module.sock_send = outbox
     poller = zmq.Poller()
     poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
+    has_resigned = False
     while True:
         controller.soft_watchdog.feed()
+        if not has_resigned and (why := ranks.why_to_resign()):
+            resignation.announce(ranks.directory, why)
+            has_resigned = True
         mark_the_dead(controller, ranks.lives, outbox)
         outbox.flush()
         if not poller.poll(_POLLS_EVERY_MS):

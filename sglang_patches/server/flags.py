@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _RUNNING_PER_RANK = 256
 """How many requests a rank runs at once unless ``--max-running-requests`` says. The token buffers are laid out for it."""
 _CORES = "SGLANG_CPU_OMP_THREADS_BIND"
+_HEALTH_ASKS_A_RANK = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
 
 
 def register() -> None:
@@ -131,6 +132,8 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
     options = parse(arguments)
     imply(arguments, options)
     options.publish()
+    # An orchestrator must not restart a server that recovers: /health says that it lives, /health_generate that it is ready.
+    os.environ.setdefault(_HEALTH_ASKS_A_RANK, "false")
     if device_of(arguments) == "cpu":
         os.environ[cpu.ASKED_FOR] = "1"
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -163,6 +166,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
     refusals.refuse_model(model_shape.architectures_of(arguments))
     redundant = expert_slots.redundant_experts(arguments, experts)
     refusals.check_services(arguments)
+    refusals.check_variables()
     on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"
     if experts is not None:
         logger.info(

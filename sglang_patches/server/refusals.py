@@ -10,6 +10,7 @@ from typing import Any
 
 from eep.control.launch.processes import require_pidfds
 from eep.errors import EepError
+from sglang_patches import options
 from sglang_patches.server import server_store
 
 logger = logging.getLogger(__name__)
@@ -173,6 +174,12 @@ def refuse_model(architectures: Sequence[str]) -> None:
             f"exchange of tokens to a backend. Known are {', '.join((*RUN, *READ))}. Set {ANY_MODEL}=1 to serve it all the "
             "same, and compare its answers with those of a server of one rank"
         )
+
+
+def check_variables() -> None:
+    """SystemExit if a variable that is needed later, when there is no good way to refuse it, is no number."""
+    options.drain_limit()
+    options.relaunch_limit()
 
 
 def check_services(arguments: argparse.Namespace) -> None:

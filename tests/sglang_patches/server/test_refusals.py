@@ -111,3 +111,13 @@ def test_every_rank_that_may_be_added_needs_cores(cores: str, enough: bool) -> N
     else:
         with pytest.raises(SystemExit, match="for 2 ranks, but there may be 4"):
             flags.require_cores(4, cores)
+
+
+@pytest.mark.parametrize("name", ["EEP_DRAIN_S", "EEP_RELAUNCH_LIMIT"])
+@pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+def test_a_variable_that_is_no_good_number_is_refused_at_start(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(SystemExit, match=f"{name}={text}: give a number"):
+        flags.parse(given())

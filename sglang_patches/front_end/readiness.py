@@ -1,0 +1,68 @@
+"""What probes are told.
+
+``/health`` says that the process lives; SGLang answers it, without asking a rank. ``/health_generate`` says that the server
+is ready: at once no while no rank is in, and otherwise SGLang has a rank make a token.
+
+A server that ends answers every request with status 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from sglang_patches.front_end.route_guard import Application, Receive, Scope, Send, path_of, send_error
+
+READINESS = "/health_generate"
+UNTIL_THE_END = ("/metrics", "/metrics/")
+"""Routes that a server answers while it ends."""
+_LOOKS_EVERY = 0.1
+Reason = Callable[[], str | None]
+
+
+class ReadinessGate:
+    """An ASGI application before another. ``why_ending``, ``why_not_ready``: the reason, or None while there is none."""
+
+    def __init__(self, app: Application, why_ending: Reason, why_not_ready: Reason) -> None:
+        self._app, self._why_ending, self._why_not_ready = app, why_ending, why_not_ready
+        self._asking: set[asyncio.Future[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = path_of(scope) if scope["type"] == "http" else ""
+        why = self._refusal(path)
+        if why is None and path == READINESS:
+            why = await self._probe(scope, receive, send)
+        elif why is None:
+            await self._app(scope, receive, send)
+        if why is not None:
+            await send_error(send, HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailable", why)
+
+    async def _probe(self, scope: Scope, receive: Receive, send: Send) -> str | None:
+        """Have SGLang answer. If no rank is in before it does, the reason: SGLang would wait 20 s for the rank that it asked.
+        It goes on by itself then, and clears up."""
+        answered: list[str] = []
+
+        async def send_if_wanted(message: MutableMapping[str, Any]) -> None:
+            if not refused:
+                answered.append(message["type"])
+                await send(message)
+
+        refused: list[str] = []
+        asks = asyncio.ensure_future(self._app(scope, receive, send_if_wanted))
+        self._asking.add(asks)
+        asks.add_done_callback(self._asking.discard)
+        while not (await asyncio.wait({asks}, timeout=_LOOKS_EVERY))[0]:
+            why = self._refusal(READINESS)
+            if why is not None and not answered:
+                refused.append(why)
+                return why
+        await asks
+        return None
+
+    def _refusal(self, path: str) -> str | None:
+        ending = None if path in UNTIL_THE_END else self._why_ending()
+        if ending is not None:
+            return f"the server ends: {ending}; try again"
+        return self._why_not_ready() if path == READINESS else None
