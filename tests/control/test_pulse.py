@@ -118,14 +118,19 @@ def test_what_is_no_pulse_is_refused_or_ignored() -> None:
 
 def test_a_pulse_that_is_felt_after_the_exit_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the pidfd may be ahead of the thread that feels the pulse."""
-    the_exit_is_known, felt = threading.Event(), threading.Event()
+    feels, the_exit_is_known, felt = threading.Event(), threading.Event(), threading.Event()
 
     class LateWatch(PulseWatch):
+        def close(self) -> None:
+            assert feels.wait(PATIENCE), "the thread would find the watch closed, and have nothing to tell"
+            super().close()
+
         def _feel(self) -> None:
             in_time = self._loop
 
             class LateLoop:
                 def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+                    feels.set()
                     the_exit_is_known.wait(PATIENCE)
                     in_time.call_soon_threadsafe(callback)
                     felt.set()

@@ -85,6 +85,7 @@ class TokenizedStruct(msgspec.Struct, kw_only=True, array_like=True, tag=True):
     priority: int | None = None
     time_stats: object = None
     stream: bool = True
+    http_worker_ipc: str | None = None
 
 
 def test_a_field_of_the_wrong_type_is_refused_before_anything_is_sent() -> None:
