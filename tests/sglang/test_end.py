@@ -99,7 +99,7 @@ def open_stream(server: Server) -> Iterator[http.client.HTTPResponse]:
         connection.close()
 
 
-@pytest.mark.parametrize("and_the_controller", [False, True])
+@pytest.mark.parametrize("and_the_controller", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_server_whose_processes_hang_ends_when_it_is_told_to(
     sglang: None, model: Path, tmp_path: Path, and_the_controller: bool
 ) -> None:
@@ -116,6 +116,7 @@ def test_a_server_whose_processes_hang_ends_when_it_is_told_to(
         assert server.leftovers() == []
 
 
+@pytest.mark.long
 def test_a_server_ends_when_it_is_told_to_while_its_ranks_start(sglang: None, model: Path, tmp_path: Path) -> None:
     server = EndingServer(model, TWO_RANKS, tmp_path / "log", directory=tmp_path / "d")
 

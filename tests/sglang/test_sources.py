@@ -226,7 +226,7 @@ def masking(masked: list[int]) -> Any:
     held = [expert for expert in range(4) if expert not in masked] + [-1] * len(masked)
     location = ExpertLocation(Placement(np.array([held]), 4, 4), rank=0)
     used = torch.zeros((1, 4), dtype=torch.int64)
-    return SimpleNamespace(location=location, buffer=RecordingBuffer(), used=used)
+    return SimpleNamespace(location=location, buffer=RecordingBuffer(), used=used, advance=lambda: None)
 
 
 def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
