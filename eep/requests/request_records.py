@@ -111,6 +111,8 @@ class LedgerEntry:
     """Whether the rank that serves it has given a new token."""
     is_doubted: bool = False
     """An exception ended the last rank that served it, and no rank has given a token since."""
+    doubted_since: tuple[int, int] = (-1, -1)
+    """The rank and incarnation that ended so."""
     delivered: list[int] = field(default_factory=list)
     text_length: int = 0
     first_counts: Counts | None = None
