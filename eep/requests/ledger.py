@@ -41,13 +41,15 @@ from eep.requests.request_records import (
 from eep.requests.waiting_line import WaitingLine
 
 MOST_FRUITLESS_MOVES = 8
-"""After this many moves without a new token the ledger gives a request up: it may be what ends one rank after the other.
-The limit is above the number of ranks that are ever lost at once, since an innocent request may be on each of them."""
+"""After this many moves without a new token the ledger gives a request up, if hardly any other rank was lost meanwhile: it
+may be what ends one rank after the other."""
+MOST_MOVES_IN_A_STORM = 32
+"""The same where other ranks were lost too, so that something else may end them."""
 
 SAME_CAUSE_WITHIN = 1.0
 """Seconds between two losses that may have one cause: ranks that share a GPU may fail together."""
 
-LOST_OFTEN = f"the last {MOST_FRUITLESS_MOVES + 1} ranks that served it were all lost"
+LOST_OFTEN = "the last {count} ranks that served it were all lost"
 FAILED_TWICE = "an exception ended each of the last two ranks that served it"
 
 
@@ -65,6 +67,7 @@ class Ledger:
         """How many of the requests that each rank serves are doubted."""
         self._losses: deque[tuple[float, tuple[int, int]]] = deque()
         """When which lives were lost, in the last :data:`SAME_CAUSE_WITHIN` seconds."""
+        self._lives_lost = 0
         self._accepted = 0
         self.moved = 0
         self.dropped = 0
@@ -173,7 +176,9 @@ class Ledger:
         while self._losses and now - self._losses[0][0] > SAME_CAUSE_WITHIN:
             self._losses.popleft()
         harmful = self._doubt(lost, (rank, incarnation)) if failed else []
-        self._losses.append((now, (rank, incarnation)))
+        if (rank, incarnation) not in (life for _, life in self._losses):
+            self._losses.append((now, (rank, incarnation)))
+            self._lives_lost += 1
         for entry in harmful:
             self._forget(entry)
         outcome = self._lose([e for e in lost if e.request.id in self._entries], now)
@@ -284,16 +289,25 @@ class Ledger:
             elif entry.remaining == 0 and entry.delivered:
                 self._forget(entry)
                 complete.append(entry.request.id)
-            elif entry.fruitless_moves >= MOST_FRUITLESS_MOVES:
+            elif self._seems_to_end_ranks(entry):
                 self._forget(entry)
-                harmful.append((entry.request.id, LOST_OFTEN))
+                harmful.append((entry.request.id, LOST_OFTEN.format(count=entry.fruitless_moves + 1)))
             else:
                 self._move(entry, now)
                 replays.append(self._replay(entry))
         return LossOutcome(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
+    def _seems_to_end_ranks(self, entry: LedgerEntry) -> bool:
+        """Ranks are lost wherever it goes, and few others are."""
+        its_own = entry.fruitless_moves + 1
+        others = self._lives_lost - entry.lost_before - its_own
+        most = MOST_FRUITLESS_MOVES if others <= its_own // 4 else MOST_MOVES_IN_A_STORM
+        return entry.fruitless_moves >= most
+
     def _move(self, entry: LedgerEntry, now: float) -> None:
         self._leave(entry)
+        if not entry.fruitless_moves:
+            entry.lost_before = self._lives_lost - 1
         del self._wires[entry.wire]
         entry.moves += 1
         entry.fruitless_moves += 1

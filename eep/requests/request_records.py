@@ -107,6 +107,8 @@ class LedgerEntry:
     moves: int = 0
     fruitless_moves: int = 0
     """Moves since the client last got a token."""
+    lost_before: int = 0
+    """How many ranks were lost before the first of these moves."""
     has_token_of_rank: bool = False
     """Whether the rank that serves it has given a new token."""
     is_doubted: bool = False

@@ -28,7 +28,7 @@ class HeldFiles:
         descriptors = self._of_ranks.pop(rank, [])
         if descriptors:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(HELD_FOR, lambda: self._let_go(timer))
+            timer: asyncio.TimerHandle = loop.call_later(HELD_FOR, lambda: self._let_go(timer))
             self._of_the_dead[timer] = descriptors
 
     async def close(self) -> None:
