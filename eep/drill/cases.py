@@ -24,6 +24,10 @@ CASES = {
     "kills-64": DrillPlan(
         device="cuda", seconds=150, clients=64, spares=2, fault_mix=replace(SINGLE_KILLS, gap=(5.0, 9.0))
     ),
+    # Nine seconds without a token after a rejoin: more rows than the largest graph on some ranks, fewer on others.
+    "kills-140": DrillPlan(
+        device="cuda", seconds=90, clients=140, spares=2, fault_mix=replace(SINGLE_KILLS, gap=(5.0, 9.0))
+    ),
     # Two and three ranks at once, stopped ranks, joiners and spares killed.
     "storm-64": DrillPlan(device="cuda", seconds=180, clients=64, spares=2),
     "storm-64-bfloat16": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, dtype="bfloat16"),
