@@ -44,6 +44,16 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "--dist-init-addr is not supported: the processes of one host talk over Unix sockets in the server's private "
                 "directory, and need no address; leave it out",
             ),
+            (
+                value("grpc_port") is not None or value("grpc_mode") or value("smg_grpc_mode"),
+                "--grpc-port, --grpc-mode and --smg-grpc-mode are not supported: their requests would go past the checks of "
+                "the HTTP routes, and one of them can end every rank; leave them out",
+            ),
+            (
+                value("use_ray") or value("encoder_only"),
+                "--use-ray and --encoder-only are not supported: they start other servers, in which eep has no part; leave "
+                "them out",
+            ),
             (ranks < 2, "--tp-size must be at least 2: no server survives the loss of its only rank"),
             (
                 not value("enable_dp_attention"),
@@ -177,9 +187,16 @@ def refuse_model(architectures: Sequence[str]) -> None:
 
 
 def check_variables() -> None:
-    """SystemExit if a variable that is needed later, when there is no good way to refuse it, is no number."""
+    """SystemExit if a variable that is needed later, when there is no good way to refuse it, is no number; or if one opens a
+    way to the ranks that goes past the checks of the HTTP routes."""
     options.drain_limit()
     options.relaunch_limit()
+    for name, unused in (("SGLANG_GRPC_PORT", ("",)), ("SGLANG_RUST_SERVER", ("", "false", "0", "no", "n"))):
+        if (value := os.environ.get(name, "")).lower() not in unused:
+            raise SystemExit(
+                f"{name}={value} cannot be used with --ep-backend eep: requests would go past the checks of the HTTP routes, "
+                "and one of them can end every rank; unset the variable"
+            )
 
 
 def check_services(arguments: argparse.Namespace) -> None:
