@@ -11,6 +11,7 @@ from typing import Any
 from eep.control.launch.processes import require_pidfds
 from eep.errors import EepError
 from sglang_patches import options
+from sglang_patches.options import StoreOptions
 from sglang_patches.server import server_store
 
 logger = logging.getLogger(__name__)
@@ -199,18 +200,18 @@ def check_variables() -> None:
             )
 
 
-def check_services(arguments: argparse.Namespace) -> None:
+def check_services(backup: str, store: StoreOptions | None) -> None:
     """SystemExit if this machine lacks a package, a service or a system call that the server needs."""
     try:
         require_pidfds()
     except EepError as error:
         raise SystemExit(f"--ep-backend eep: {error}") from None
-    if arguments.eep_backup not in (None, "off"):
+    if backup != "off":
         from eep.experts.backup import transfer_engine
 
         try:
             transfer_engine.require_mooncake()
         except EepError as error:
-            raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
-    if arguments.eep_store is not None:
-        server_store.check_reachable(arguments.eep_store)
+            raise SystemExit(f"--eep-backup {backup}: {error}") from None
+    if store is not None:
+        server_store.check_reachable(store)

@@ -183,7 +183,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_library_for_another_machine_says_so(number: int, name: str, library: Path) -> None:
     here = platform.machine()
     library.write_bytes(built_for(number))
-    wanted = f"was built for {name}, and this machine is {here}: run 'make native'" if name != here else "cannot be loaded"
+    wanted = (
+        f"was built for {name}, and this machine is {here}: run 'make native'" if name != here else "cannot be loaded"
+    )
     with pytest.raises(EepError, match=wanted):
         native.load()
 

@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from eep.control.store.key_value import ABSENT
+from eep.control.wire.sealed_frames import new_key
 from eep.data_plane.token_buffer import TokenBuffer
 from eep.data_plane.tokens import ExpertTokens, RankTokens
 from eep.drill.load import Load
@@ -32,6 +33,7 @@ from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches import expert_backup
+from sglang_patches.options import StoreOptions
 from sglang_patches.rank import dispatcher, model_facts, rank_data_plane
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.server import server_store
@@ -180,9 +182,10 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     etcd = EtcdCluster(tmp_path, nodes=1)
+    wanted = StoreOptions(url=etcd.endpoints[0])
 
     async def body() -> None:
-        first, second = (server_store.open_store(etcd.endpoints[0]) for _ in range(2))
+        first, second = (server_store.open_store(wanted, new_key()) for _ in range(2))
         assert first is not None
         assert second is not None
         assert (await first.compare_and_swap("k", ABSENT, b"of the first")).done
@@ -197,7 +200,8 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
         assert keys_in(etcd) == {}
 
     try:
-        server_store.check_reachable(etcd.endpoints[0])
+        server_store.check_reachable(wanted)
+        assert keys_in(etcd) == {}, "what was written to try etcd out"
         asyncio.run(body())
     finally:
         etcd.close()

@@ -43,7 +43,7 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"eep_store": "localhost:2379"}, "named like http://127.0.0.1:2379"),
         ({"eep_store": "http://127.0.0.1:none"}, "--eep-store"),
         ({"eep_store": ""}, "--eep-store"),
-        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "not supported"),
+        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "--eep-store-password-file"),
         ({"eep_store": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
         ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
