@@ -22,6 +22,15 @@ from sglang_patches.server.store_access import StoreAccess
 logger = logging.getLogger(__name__)
 _KEPT_FOR = 3600.0
 """Seconds. An etcd that was away for longer has forgotten the server; the operator must start it again."""
+_WHAT_TO_CHECK = {
+    False: "check the address, and that etcd runs",
+    # An etcd that does not accept the certificate of a client says so, or resets the connection before that is read.
+    True: "check the address, that etcd runs and, if it asks its clients for certificates, --eep-store-cert and "
+    "--eep-store-key",
+}
+"""When etcd does not answer, without TLS and with it."""
+_ANSWERS_AT_START = 10.0
+"""Seconds. No rank waits yet, and a busy machine takes a while to check certificates."""
 _TRIED_FOR = 30.0
 """Seconds after which what a server wrote to try etcd out goes by itself."""
 
@@ -73,7 +82,7 @@ def check_reachable(wanted: StoreOptions) -> None:
 
 async def _try_out(access: StoreAccess) -> None:
     """Write and remove a key, at the first node that answers. Raises what the last one says."""
-    store = _open(access, f"try-{secrets.token_hex(6)}", RecordSeal(new_key()))
+    store = _open(access, f"try-{secrets.token_hex(6)}", RecordSeal(new_key()), answer_within=_ANSWERS_AT_START)
     for left in reversed(range(len(access.endpoints))):
         try:
             await store.compare_and_swap("try", ABSENT, b"", await store.grant(_TRIED_FOR))
@@ -83,7 +92,7 @@ async def _try_out(access: StoreAccess) -> None:
             raise
         except (StoreError, LeaseEndedError) as error:
             if not left:
-                raise StoreError(f"{error}; check the address, and that etcd runs") from error
+                raise StoreError(f"{error}; {_WHAT_TO_CHECK[access.tls is not None]}") from error
 
 
 def open_store(wanted: StoreOptions | None, key: bytes) -> RecordStore | None:
@@ -96,5 +105,13 @@ def open_store(wanted: StoreOptions | None, key: bytes) -> RecordStore | None:
     return _open(store_access.read_access(wanted), name, RecordSeal(key))
 
 
-def _open(access: StoreAccess, name: str, seal: RecordSeal) -> ServerStore:
-    return ServerStore(access.endpoints, name, user=access.user, password=access.password, tls=access.tls, seal=seal)
+def _open(access: StoreAccess, name: str, seal: RecordSeal, answer_within: float = 2.0) -> ServerStore:
+    return ServerStore(
+        access.endpoints,
+        name,
+        user=access.user,
+        password=access.password,
+        tls=access.tls,
+        seal=seal,
+        answer_within=answer_within,
+    )

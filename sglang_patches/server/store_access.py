@@ -129,7 +129,7 @@ def advice(refusal: StoreRefusal, wanted: StoreOptions) -> str:
         case "client-certificate" if wanted.cert is None:
             return "give a certificate that etcd trusts with --eep-store-cert and --eep-store-key"
         case "client-certificate":
-            return f"{wanted.cert} must be signed by a CA that etcd trusts, and must not have run out"
+            return f"--eep-store-cert {wanted.cert} must be signed by a CA that etcd trusts, and must not have run out"
         case "password" if wanted.user is None:
             return "give --eep-store-user and --eep-store-password-file"
         case "password":

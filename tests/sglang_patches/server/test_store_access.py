@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from eep.control.store.etcd_gateway import Cause, StoreRefusal
 from sglang_patches.options import StoreOptions
 from sglang_patches.server import flags
-from sglang_patches.server.store_access import read_access
+from sglang_patches.server.store_access import advice, read_access
 from tests.control.store.certificates import Authority, why_no_certificates
 from tests.sglang_patches.server.arguments import given
 
@@ -104,3 +105,23 @@ def test_certificates_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     mine.key.chmod(0o644)
     with pytest.raises(ValueError, match=r"--eep-store-key .* can be read by other users"):
         access(mine.key)
+
+
+@pytest.mark.parametrize(
+    ("cause", "wanted", "said"),
+    [
+        ("client-certificate", StoreOptions(url=SECURE), "with --eep-store-cert and --eep-store-key"),
+        ("client-certificate", StoreOptions(url=SECURE, cert="mine.pem"), "--eep-store-cert mine.pem must be signed"),
+        ("certificate", StoreOptions(url=SECURE), "--eep-store-ca"),
+        ("password", StoreOptions(url=SECURE), "give --eep-store-user and --eep-store-password-file"),
+        (
+            "password",
+            StoreOptions(url=SECURE, user="me", password_file="f"),
+            "check --eep-store-user me and what f holds",
+        ),
+        ("no-users", StoreOptions(url=SECURE, user="me"), "leave out --eep-store-user"),
+        ("permission", StoreOptions(url=SECURE, user="me"), "let user me read and write"),
+    ],
+)
+def test_each_refusal_says_what_to_change(cause: Cause, wanted: StoreOptions, said: str) -> None:
+    assert said in advice(StoreRefusal(cause, "no"), wanted)
