@@ -5,6 +5,8 @@ A watcher tells the front end which ranks are in. It listens to the supervisor, 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -21,7 +23,8 @@ from sglang_patches import garbage_collector, hooks, options
 from sglang_patches.addressed_life import REVOKED
 from sglang_patches.front_end import broadcasts
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
-from sglang_patches.front_end.request_limits import RequestLimits, check_samples
+from sglang_patches.front_end.request_limits import RequestLimits
+from sglang_patches.front_end.sampling_fields import check_fields
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
 from sglang_patches.server import private_sockets
@@ -136,9 +139,14 @@ def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
 
 
 def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:
-    """Before SGLang makes a request of each sample. All else is checked when there is one message to a request."""
-    check_samples(getattr(obj, "sampling_params", None))
+    """Before SGLang makes a request of each sample. Ranges are checked when there is one message to a request."""
+    check_fields(getattr(obj, "sampling_params", None), _fields_of(manager.sampling_params_class))
     return original(manager, obj, *arguments, **named)
+
+
+@functools.cache
+def _fields_of(parameters: type) -> frozenset[str]:
+    return frozenset(inspect.signature(parameters).parameters)
 
 
 def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:
