@@ -31,6 +31,7 @@ from eep.control.store.embedded_store import EmbeddedStore
 from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
 from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_shared_page
+from eep.control.supervisor.keeper import sweep
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
@@ -173,6 +174,7 @@ class Supervisor:
         self._front_desk.close()
         self._events.close()
         faults.obey(None)
+        sweep(str(self.directory.path))
         if self._removes_directory:
             self.directory.remove()
         await self._keeper.end()
