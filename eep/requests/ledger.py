@@ -43,7 +43,7 @@ MOST_FRUITLESS_MOVES = 8
 """After this many moves without a new token the ledger gives a request up: it may be what ends one rank after the other.
 The limit is above the number of ranks that are ever lost at once, since an innocent request may be on each of them."""
 
-LOST_OFTEN = f"the last {MOST_FRUITLESS_MOVES + 1} ranks that served it were all lost"
+LOST_OFTEN = f"it was sent to a rank {MOST_FRUITLESS_MOVES + 1} times, and each time the rank or its output was lost"
 FAILED_TWICE = "an exception ended each of the last two ranks that served it"
 
 
@@ -173,6 +173,11 @@ class Ledger:
     def keep_only(self, live: Mapping[int, int], now: float) -> LossOutcome:
         """Treats every rank that is not in ``live`` (rank to incarnation) as lost."""
         return self._lose([e for e in self._entries.values() if live.get(e.rank) != e.incarnation], now)
+
+    def output_lost(self, now: float) -> LossOutcome:
+        """Output of any rank may be lost on its way here. So every request that a rank serves goes on from what its client
+        has, under a new wire id. The caller tells the ranks to stop what they serve, before it sends anything again."""
+        return self._lose(list(self._entries.values()), now)
 
     def unreceived(self, now: float, limit: float) -> list[str]:
         """The wire ids of requests that did not reach their ranks ``limit`` seconds after they were sent.
