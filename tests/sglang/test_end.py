@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -121,23 +120,17 @@ def test_a_server_whose_processes_hang_ends_when_it_is_told_to(
 @pytest.mark.long
 def test_a_server_ends_when_it_is_told_to_while_its_ranks_start(sglang: None, model: Path, tmp_path: Path) -> None:
     server = EndingServer(model, TWO_RANKS, tmp_path / "log", directory=tmp_path / "d")
-
-    def start() -> None:
-        with suppress(AssertionError):  # it ended before it answered
-            server.__enter__()
-
-    starts = threading.Thread(target=start)
-    starts.start()
+    server.launch()
     try:
-        wait_for(lambda: (tmp_path / "log").exists() and RANK_STARTS in server.log, "a rank starts")
+        wait_for(lambda: RANK_STARTS in server.log, "a rank starts")
         files = listed_for_sweep(server)
         wait_for(files, "a rank has its file in shared memory")
         server.tell_to_end()
         assert server.leftovers() == []
         assert files() == []
+        assert not (tmp_path / "d").exists()
     finally:
         server.kill()
-        starts.join()
 
 
 @pytest.mark.long
