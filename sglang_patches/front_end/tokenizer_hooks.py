@@ -105,9 +105,14 @@ def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
     """Answer as SGLang does for a request that never ran, but with counts of tokens: OpenAI's endpoints need them."""
     state = manager.rid_to_state.get(message.rid)
     type(manager)._handle_abort_req.__wrapped__(manager, message)
-    if state is not None and state.out_list:
-        for name, count in (("prompt_tokens", prompt_tokens), ("cached_tokens", 0)):
-            state.out_list[-1]["meta_info"].setdefault(name, count)
+    if state is None or not state.out_list:
+        return
+    last = state.out_list[-1]
+    for name, count in (("prompt_tokens", prompt_tokens), ("cached_tokens", 0)):
+        last["meta_info"].setdefault(name, count)
+    if last.get("output_ids") and len(last["output_ids"]) < last["meta_info"].get("completion_tokens", 0):
+        # A stream of pieces. SGLang repeats the last token and all of the text, which the client has.
+        last["output_ids"], last["text"] = [], ""
 
 
 def _start_watching(_: None, manager: Any) -> None:

@@ -114,8 +114,10 @@ def test_a_joiner_is_killed_in_the_life_after(host: Host) -> None:
 
 def test_spares_are_killed_while_there_are_any(host: Host) -> None:
     faults = struck(host, spare=1.0)
-    assert [fault.kind for fault in faults.done] == [SPARE, SPARE]
-    assert host.spares() == []
+    # On a busy machine one that was killed may be there long enough to be killed again.
+    assert {fault.kind for fault in faults.done} == {SPARE}
+    for process in host._spares:
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_rank_that_was_fenced_while_it_stood_still_is_not_woken(host: Host) -> None:

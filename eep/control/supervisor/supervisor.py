@@ -175,7 +175,7 @@ class Supervisor:
         await self._driver.stop()
         await self._store.close()
         self._timers.cancel()
-        self._front_desk.close()
+        await self._front_desk.close()
         self._events.close()
         faults.obey(None)
         sweep(str(self.directory.path))
