@@ -49,7 +49,7 @@ MOST_MOVES_IN_A_STORM = 32
 SAME_CAUSE_WITHIN = 1.0
 """Seconds between two losses that may have one cause: ranks that share a GPU may fail together."""
 
-LOST_OFTEN = "the last {count} ranks that served it were all lost"
+LOST_OFTEN = "it was sent to a rank {count} times, and each time the rank or its output was lost"
 FAILED_TWICE = "an exception ended each of the last two ranks that served it"
 
 
@@ -187,6 +187,11 @@ class Ledger:
     def keep_only(self, live: Mapping[int, int], now: float) -> LossOutcome:
         """Treats every rank that is not in ``live`` (rank to incarnation) as lost."""
         return self._lose([e for e in self._entries.values() if live.get(e.rank) != e.incarnation], now)
+
+    def output_lost(self, now: float) -> LossOutcome:
+        """Output of any rank may be lost on its way here. So every request that a rank serves goes on from what its client
+        has, under a new wire id. The caller tells the ranks to stop what they serve, before it sends anything again."""
+        return self._lose(list(self._entries.values()), now)
 
     def unreceived(self, now: float, limit: float) -> list[str]:
         """The wire ids of requests that did not reach their ranks ``limit`` seconds after they were sent.

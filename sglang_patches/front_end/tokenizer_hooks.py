@@ -20,14 +20,14 @@ from eep.control.watcher import Watcher
 from eep.faults.orders import allow_in
 from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
-from sglang_patches.addressed_life import REVOKED
+from sglang_patches.addressed_life import RENEWED, REVOKED
 from sglang_patches.front_end import broadcasts
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
 from sglang_patches.front_end.request_limits import RequestLimits
 from sglang_patches.front_end.sampling_fields import check_fields
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
-from sglang_patches.server import private_sockets
+from sglang_patches.server import detokenizer, private_sockets, resignation
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
             lambda wire: send(manager, AbortReq(rid=wire)),
             revoke=lambda wire: send(manager, AbortReq(rid=wire, abort_message=REVOKED)),
+            renew=lambda: send(manager, AbortReq(rid="", abort_all=True, abort_message=RENEWED)),
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
             limits=_limits_of(manager),
@@ -129,7 +130,11 @@ def _start_watching(_: None, manager: Any) -> None:
     def on_gone(rank: int, incarnation: int, reason: str, failed: bool) -> None:
         call(front_end.on_gone, rank, incarnation, failed)
 
-    front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
+    directory = Path(os.environ[DIRECTORY])
+    front_end.watcher = Watcher(directory, on_view, on_gone)  # type: ignore[attr-defined]
+    if (process := detokenizer.current()) is not None:
+        give_up = partial(resignation.announce, directory)
+        process.watch(manager.event_loop, front_end.on_detokenizer_gone, give_up, options.relaunch_limit())
     garbage_collector.freeze_server(manager)
 
 

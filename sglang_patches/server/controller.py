@@ -29,7 +29,7 @@ from eep.membership.state import HostState
 from eep.observe.metrics import InstanceMetrics
 from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, garbage_collector, hooks, options, recipe
-from sglang_patches.addressed_life import life_of
+from sglang_patches.addressed_life import is_renewal, life_of
 from sglang_patches.cuda import spare_preparation as gpu_preload
 from sglang_patches.options import DIRECTORY, ServerOptions
 from sglang_patches.rank import rank_process
@@ -300,11 +300,23 @@ def _event_loop(controller: Any) -> None:
                 # Passed on, it would have every scheduler end on its own, and the supervisor would start it again.
                 ranks.stop()
                 raise SystemExit(0)  # SGLang would ask after its processes if we returned
+            if is_renewal(request):
+                send_to_every_rank(controller, request)
+                continue
             try:
                 controller._request_dispatcher(request)
             except (ValueError, RuntimeError) as error:
                 # Sent to a rank that is gone: the front end hears of that as well, and sends it again.
                 logger.warning("a request was not dispatched, the front end sends it again: %s", error)
+
+
+def send_to_every_rank(controller: Any, message: Any) -> None:
+    """To those that start, too. SGLang sends to the ranks that are in."""
+    from sglang.srt.managers import data_parallel_controller as module
+
+    for socket in controller.workers:
+        if socket is not None:
+            module.sock_send(socket, message)
 
 
 def mark_the_dead(controller: Any, ranks: LiveRanks, outbox: Outbox) -> None:

@@ -149,6 +149,11 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "--tokenizer-worker-num must be 1: one front end has to know all the requests that a lost rank had",
             ),
             (
+                (value("detokenizer_worker_num") or 1) > 1,
+                "--detokenizer-worker-num must be 1: SGLang would have several talk over sockets that other users can reach, "
+                "and would end with each of them",
+            ),
+            (
                 value("chunked_prefill_size") == -1,
                 "--chunked-prefill-size must not be -1: buffers are laid out for the largest step; give a number of tokens",
             ),

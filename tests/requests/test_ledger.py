@@ -122,6 +122,22 @@ def test_a_request_that_takes_rank_after_rank_with_it_is_not_given_to_all_of_the
     assert ledger.loads() == {}
 
 
+def test_when_output_was_lost_every_request_goes_on_from_what_its_client_has() -> None:
+    ledger = Ledger()
+    for name, rank in (("a", 0), ("b", 1)):
+        ledger.accept(Request(name, 9), 0.0)
+        ledger.assigned(name, rank, 0)
+    ledger.accept(Request("waiting", 9), 0.0)
+    ledger.delivered("a", [1, 2], counts(2))
+    ledger.abort("b")
+    lost = ledger.output_lost(1.0)
+    assert [(replay.wire, replay.delivered) for replay in lost.replays] == [("a~1", (1, 2))]
+    assert lost.aborted == ("b",)
+    assert ledger.waiting() == ["a", "waiting"]
+    assert ledger.loads() == {}
+    assert ledger.delivered("a", [3], counts(3)) is None, "it comes late"
+
+
 def test_a_request_in_a_storm_of_losses_is_not_blamed_for_them() -> None:
     """One that is not streamed gives no token before its end, and every rank is lost before that, its own and others."""
     ledger = Ledger()

@@ -48,6 +48,7 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
         ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
+        ({"detokenizer_worker_num": 2}, "--detokenizer-worker-num"),
         ({"enable_lora": True}, "--enable-lora"),
         ({"lora_paths": ["a"]}, "--lora-paths"),
         ({"enable_prefill_delayer": True}, "--enable-prefill-delayer"),
