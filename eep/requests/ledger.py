@@ -12,10 +12,7 @@ which owns the sockets, tells it what happened and does what it answers.
 - A finished request never moves. An aborted one is never replayed; its client gets an answer instead.
 - A request that was sent to a rank and did not reach it is sent again, once the caller has waited long enough.
 - A request that no rank can serve waits, in order of acceptance, until the caller says that it waited too long.
-- When an exception ended a rank, the requests that it had given no token yet are *doubted*: one of them may be the cause. A
-  rank serves one doubted request at a time, so that none is blamed for another. The next token ends the doubt. If an
-  exception ends its next rank too, the request is given up; not so if a rank that did not serve it was lost just before,
-  since then that may be the cause.
+- A request that may be what ends ranks is served apart, and then given up (:mod:`eep.requests.blame`).
 
 In both manners the text of a life counts from its first output token. So the ledger cuts off what a client already has
 by length.
@@ -23,10 +20,11 @@ by length.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from eep.requests.blame import FAILED_TWICE, LOST_OFTEN, Blame
 from eep.requests.receipts import Receipts
 from eep.requests.request_records import (
     Counts,
@@ -40,18 +38,6 @@ from eep.requests.request_records import (
 )
 from eep.requests.waiting_line import WaitingLine
 
-MOST_FRUITLESS_MOVES = 8
-"""After this many moves without a new token the ledger gives a request up, if hardly any other rank was lost meanwhile: it
-may be what ends one rank after the other."""
-MOST_MOVES_IN_A_STORM = 32
-"""The same where other ranks were lost too, so that something else may end them."""
-
-SAME_CAUSE_WITHIN = 1.0
-"""Seconds between two losses that may have one cause: ranks that share a GPU may fail together."""
-
-LOST_OFTEN = "it was sent to a rank {count} times, and each time the rank or its output was lost"
-FAILED_TWICE = "an exception ended each of the last two ranks that served it"
-
 
 class Ledger:
     """All open requests of a server. See the module for its rules."""
@@ -63,11 +49,7 @@ class Ledger:
         self._receipts = Receipts()
         # Kept up to date rather than counted: every request asks for them, and thousands may be open.
         self._loads: Counter[int] = Counter()
-        self._doubted_at: Counter[int] = Counter()
-        """How many of the requests that each rank serves are doubted."""
-        self._losses: deque[tuple[float, tuple[int, int]]] = deque()
-        """When which lives were lost, in the last :data:`SAME_CAUSE_WITHIN` seconds."""
-        self._lives_lost = 0
+        self._blame = Blame()
         self._accepted = 0
         self.moved = 0
         self.dropped = 0
@@ -105,11 +87,10 @@ class Ledger:
         if entry.state is not RequestState.WAITING:
             raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting request can be assigned")
         entry.state, entry.rank, entry.incarnation = RequestState.RUNNING, rank, incarnation
-        entry.has_token_of_rank = False
         self._line.remove(entry)
         self._receipts.expect(entry, now)
         self._loads[rank] += 1
-        self._doubted_at[rank] += entry.is_doubted
+        self._blame.assigned(entry)
 
     def received(self, wire: str) -> None:
         """A rank says that a request has reached it. Output says so too."""
@@ -133,10 +114,7 @@ class Ledger:
                 return Delivery(entry.request.id, (), "", entry.first_counts, len(new), diverged=True)
             new, text, repeated = self._without_what_it_has(entry, new, text)
         if new:
-            entry.fruitless_moves, entry.has_token_of_rank = 0, True
-            if entry.is_doubted:
-                entry.is_doubted = False
-                self._doubted_at[entry.rank] -= 1
+            self._blame.cleared(entry)
         entry.delivered += new
         entry.text_length += len(text)
         if entry.moves:
@@ -173,12 +151,7 @@ class Ledger:
         """The requests of a lost rank wait for another, under new wire ids. A second call does nothing. ``failed``: an
         exception ended the rank."""
         lost = [e for e in self._entries.values() if (e.rank, e.incarnation) == (rank, incarnation)]
-        while self._losses and now - self._losses[0][0] > SAME_CAUSE_WITHIN:
-            self._losses.popleft()
-        harmful = self._doubt(lost, (rank, incarnation)) if failed else []
-        if (rank, incarnation) not in (life for _, life in self._losses):
-            self._losses.append((now, (rank, incarnation)))
-            self._lives_lost += 1
+        harmful = self._blame.rank_lost((rank, incarnation), lost, now, failed=failed)
         for entry in harmful:
             self._forget(entry)
         outcome = self._lose([e for e in lost if e.request.id in self._entries], now)
@@ -214,7 +187,7 @@ class Ledger:
     def rank_for(self, request_id: str, active: Collection[int]) -> int | None:
         """The rank of ``active`` that a waiting request is to be sent to; None when it has to wait on. A doubted one goes
         to no rank that has another, and other requests do so only where they must."""
-        apart = [rank for rank in active if not self._doubted_at[rank]]
+        apart = self._blame.apart(active)
         return choose_rank(apart if apart or self.entry(request_id).is_doubted else active, self._loads)
 
     # What waits.
@@ -229,9 +202,7 @@ class Ledger:
 
     def held_back(self, active: Collection[int]) -> str | None:
         """The first doubted request that waits, once a rank of ``active`` serves no other such."""
-        if all(self._doubted_at[rank] for rank in active):
-            return None
-        return self._line.first_doubted()
+        return self._line.first_doubted() if self._blame.apart(active) else None
 
     def replay_of(self, request_id: str) -> Replay:
         """How the caller sends a waiting request."""
@@ -261,20 +232,7 @@ class Ledger:
         """Its rank no longer serves it."""
         self._receipts.forget(entry.wire)
         self._loads[entry.rank] -= 1
-        self._doubted_at[entry.rank] -= entry.is_doubted
-
-    def _doubt(self, lost: Sequence[LedgerEntry], life: tuple[int, int]) -> list[LedgerEntry]:
-        """An exception ended this life of a rank, which served these. Returns those that it speaks against for the second
-        time; others are doubted from now on."""
-        movable = [e for e in lost if e.state is RequestState.RUNNING and not e.request.immovable]
-        doubted = [e for e in movable if not e.has_token_of_rank] or movable
-        others = {other for _, other in self._losses if other != life}
-        harmful = [e for e in doubted if e.is_doubted and not others - {e.doubted_since}]
-        for entry in doubted:
-            if not entry.is_doubted:
-                entry.is_doubted, entry.doubted_since = True, life
-                self._doubted_at[entry.rank] += 1
-        return harmful
+        self._blame.left(entry)
 
     def _lose(self, entries: Iterable[LedgerEntry], now: float) -> LossOutcome:
         replays: list[Replay] = []
@@ -294,7 +252,7 @@ class Ledger:
             elif entry.remaining == 0 and entry.delivered:
                 self._forget(entry)
                 complete.append(entry.request.id)
-            elif self._seems_to_end_ranks(entry):
+            elif self._blame.seems_to_end_ranks(entry):
                 self._forget(entry)
                 harmful.append((entry.request.id, LOST_OFTEN.format(count=entry.fruitless_moves + 1)))
             else:
@@ -302,20 +260,11 @@ class Ledger:
                 replays.append(self._replay(entry))
         return LossOutcome(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
-    def _seems_to_end_ranks(self, entry: LedgerEntry) -> bool:
-        """Ranks are lost wherever it goes, and few others are."""
-        its_own = entry.fruitless_moves + 1
-        others = self._lives_lost - entry.lost_before - its_own
-        most = MOST_FRUITLESS_MOVES if others <= its_own // 4 else MOST_MOVES_IN_A_STORM
-        return entry.fruitless_moves >= most
-
     def _move(self, entry: LedgerEntry, now: float) -> None:
         self._leave(entry)
-        if not entry.fruitless_moves:
-            entry.lost_before = self._lives_lost - 1
+        self._blame.moved(entry)
         del self._wires[entry.wire]
         entry.moves += 1
-        entry.fruitless_moves += 1
         while entry.wire in self._wires:  # a client may have chosen an id that looks like one of ours
             entry.moves += 1
         self.moved += 1

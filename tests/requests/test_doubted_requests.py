@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eep.requests.ledger import FAILED_TWICE, Ledger
+from eep.requests.blame import FAILED_TWICE
+from eep.requests.ledger import Ledger
 from eep.requests.request_records import Counts, Request
 
 COUNTS = Counts(1, 1)

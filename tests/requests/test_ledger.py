@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from eep.requests.ledger import LOST_OFTEN, MOST_FRUITLESS_MOVES, MOST_MOVES_IN_A_STORM, Ledger, choose_rank
+from eep.requests.blame import LOST_OFTEN, MOST_FRUITLESS_MOVES, MOST_MOVES_IN_A_STORM
+from eep.requests.ledger import Ledger, choose_rank
 from eep.requests.request_records import Counts, ReplayManner, Request, RequestState
 
 

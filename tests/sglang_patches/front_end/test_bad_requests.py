@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eep.requests.ledger import MOST_FRUITLESS_MOVES
+from eep.requests.blame import MOST_FRUITLESS_MOVES
 from tests.sglang_patches.front_end.front_end_server import (
     UNSENDABLE,
     AbortReq,
