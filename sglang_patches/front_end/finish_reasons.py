@@ -5,6 +5,15 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+DIVERGED = (
+    "the rank that served this request was lost; another rank began it again, since answers of its kind cannot be continued, "
+    "and its new answer differs from what was sent to you already"
+)
+RANK_LOST = "the rank that served this request was lost, and {why}"
+OUTPUT_LOST = "the detokenizer was lost with a part of this answer, and {why}"
+FULL = "the server has {open} open requests, and --max-queued-requests allows no more"
+HARMFUL = "this request is not served again, since it may be what ends ranks: {why}"
+
 
 def try_again(why: str) -> dict[str, Any]:
     """For a request without fault: the client may send it again."""

@@ -31,14 +31,6 @@ DEFAULT_RECEIPT_LIMIT = 60.0
 _CHECKS_EVERY = 1.0
 MAY_DIFFER = "may continue differently"
 """What the log says of a request that moves and is sampled without a seed."""
-_DIVERGED = (
-    "the rank that served this request was lost; another rank began it again, since answers of its kind cannot be continued, "
-    "and its new answer differs from what was sent to you already"
-)
-_RANK_LOST = "the rank that served this request was lost, and {why}"
-_OUTPUT_LOST = "the detokenizer was lost with a part of this answer, and {why}"
-_FULL = "the server has {open} open requests, and --max-queued-requests allows no more"
-_HARMFUL = "this request is not served again, since it may be what ends ranks: {why}"
 
 
 class FrontEnd:
@@ -124,7 +116,7 @@ class FrontEnd:
         most = self._most_open(len(self.live))
         if most is None or len(self.ledger) + len(messages) <= most:
             return False
-        reason = finish_reasons.try_again(_FULL.format(open=len(self.ledger)))
+        reason = finish_reasons.try_again(finish_reasons.FULL.format(open=len(self.ledger)))
         for message in messages:
             self._later(0, partial(self._answer, message.rid, reason, len(getattr(message, "input_ids", None) or ())))
         return True
@@ -222,7 +214,7 @@ class FrontEnd:
             if delivery.diverged:
                 output.rids[row] = late
                 self._drop(wire)
-                self._end(delivery.id, finish_reasons.try_again(_DIVERGED))
+                self._end(delivery.id, finish_reasons.try_again(finish_reasons.DIVERGED))
                 continue
             output.rids[row] = delivery.id
             if wire != delivery.id:
@@ -277,9 +269,9 @@ class FrontEnd:
             self._revoke(wire)  # one that has not begun is not to begin after the order to stop
         lost = self.ledger.output_lost(self._clock())
         self._renew()  # before a request is sent again: a rank that stops all that it serves would stop that too
-        self._replay(lost, _OUTPUT_LOST)
+        self._replay(lost, finish_reasons.OUTPUT_LOST)
 
-    def _replay(self, lost: LossOutcome, cause: str = _RANK_LOST) -> None:
+    def _replay(self, lost: LossOutcome, cause: str = finish_reasons.RANK_LOST) -> None:
         for request_id in lost.aborted:
             self._end(request_id, None)
         for request_id in lost.complete:
@@ -288,7 +280,7 @@ class FrontEnd:
             self._end(request_id, finish_reasons.try_again(cause.format(why=why)))
         for request_id, why in lost.harmful:
             logger.error("request %s is ended: %s", request_id, why)
-            self._end(request_id, finish_reasons.failed(_HARMFUL.format(why=why)))
+            self._end(request_id, finish_reasons.failed(finish_reasons.HARMFUL.format(why=why)))
         if lost.replays:
             self._metrics.add("requests_moved", len(lost.replays))
             logger.info("replaying %d requests on ranks %s", len(lost.replays), sorted(self.live) or "that come back")
