@@ -245,6 +245,8 @@ def _deadline(turn: Turn, event: Deadline) -> None:
         turn.update(judged=max(turn.state.judged, event.number))
     elif event.timer is Timer.REGROUP:
         turn.update(regrouped=max(turn.state.regrouped, event.number))
+    elif event.timer is Timer.MAKE_DO:
+        turn.update(made_do=max(turn.state.made_do, event.number))
     elif event.timer is Timer.SETTLE:
         _settle_late(turn, event.number)
     else:

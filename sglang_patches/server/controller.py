@@ -54,6 +54,7 @@ def policy(wanted: ServerOptions) -> Policy:
         max_ranks=wanted.max_ranks,
         first_view=wanted.ranks,
         fewest_ranks=wanted.fewest_ranks if wanted.on_lost_coverage == "refuse" else 1,
+        enough_ranks=wanted.fewest_ranks,
         relaunch_limit=options.relaunch_limit() if wanted.relaunch else 0,
         relaunch_backoff=0.1,
         longest_backoff=5.0,
