@@ -164,9 +164,7 @@ def _after_requests(
         if told.life is Life.LEAVING and instance.has(rank, told.incarnation)
     ]
     coming = joining(instance, reports)
-    if not view.active and (
-        regrouping.must_wait(instance, reports) or (view.epoch == 0 and len(coming) < first_view)
-    ):
+    if not view.active and (regrouping.must_wait(instance, reports) or (view.epoch == 0 and len(coming) < first_view)):
         return None
     if not leaving and not coming:
         return None

@@ -83,7 +83,10 @@ def test_ranks_that_could_serve_only_in_part_wait_for_those_that_make_them_enoug
     effects = ready(host, 3)
     assert SetTimer(Deadline(Timer.MAKE_DO, empty), 60.0) in of_type(effects, SetTimer)
     assert not any(timer.deadline.timer is Timer.REGROUP for timer in of_type(effects, SetTimer))
-    assert waiting_for(host.state) == "ranks 0, 1, 2 to get ready, for a while: those that are ready could serve only in part"
+    assert (
+        waiting_for(host.state)
+        == "ranks 0, 1, 2 to get ready, for a while: those that are ready could serve only in part"
+    )
     host.feed(Deadline(Timer.REGROUP, empty))
     assert host.instance.view.active == ()
     effects = ready(host, 0, 1)
