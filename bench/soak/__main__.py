@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=60, help="how often to look, at most (default: 60)")
     parser.add_argument("--clients", type=int, default=2, help="how many stream at once (default: 2)")
     parser.add_argument("--seed", type=int, default=1, help="decides which ranks are killed (default: 1)")
+    parser.add_argument("--minutes", type=float, default=120.0, help="begin no round after so many (default: 120)")
     add_files(parser)
     options = parser.parse_args()
     if options.deaths < 10 * AT_ONCE or options.samples < 8 or options.clients < 1:
@@ -128,17 +129,18 @@ def _load(server: Server, clients: int) -> Load:
 def _kill_and_look(
     options: argparse.Namespace, server: Server, story: Story, places: Places
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rounds, and the samples between them. Ends early if the ranks do not come back."""
+    """The rounds, and the samples between them. Ends early when the time is over, or if the ranks do not come back."""
     choose, began = random.Random(options.seed), time.monotonic()
     wanted = -(-options.deaths // AT_ONCE)
     every = max(1, wanted // options.samples)
     rounds: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
     for number in range(wanted + 1):
-        if number % every == 0 or number == wanted:
+        is_over = number == wanted or time.monotonic() - began > 60 * options.minutes
+        if number % every == 0 or is_over:
             samples.append({"deaths": number * AT_ONCE, "figures": measure(server, places)})
             print(f"{time.monotonic() - began:7.0f} s: {number * AT_ONCE} deaths", flush=True)
-        if number == wanted:
+        if is_over:
             break
         victims = sorted(choose.sample(range(RANKS), AT_ONCE))
         seconds = _kill(story, victims)
