@@ -14,13 +14,12 @@ logger = logging.getLogger(__name__)
 
 _PLENTY = 65535
 """What SGLang asks for. Where the hard limit is lower, SGLang leaves the soft one as it is."""
-_SHARED_MEMORY = "/dev/shm"
 _ROOM = 1 << 20
 _ROOM_PER_RANK = 64 << 10
 """SGLang keeps 16 KiB there for each rank. EEP's own memory has no name anywhere and takes no room there."""
-_DESCRIPTORS = 128
-_DESCRIPTORS_PER_RANK = 16
-"""A rank of four has 111 open, and a few more for each peer; each client takes one more of the front end."""
+_DESCRIPTORS = 64
+_DESCRIPTORS_PER_RANK = 28
+"""A rank of two has 57 open, one of four 111, and the controller as many. Each client takes one of the front end."""
 
 
 def require_limits(ranks: int) -> None:
@@ -34,9 +33,9 @@ def require_limits(ranks: int) -> None:
     room = free_shared_memory()
     if room is not None and room < (least := _ROOM + _ROOM_PER_RANK * ranks):
         raise SystemExit(
-            f"--ep-backend eep: {_SHARED_MEMORY} has {room >> 10} KiB left, and {least >> 10} KiB are needed for {ranks} "
-            f"ranks; enlarge it ('mount -o remount,size=64m {_SHARED_MEMORY}', --shm-size of a container), or remove files "
-            "there that no process uses"
+            f"--ep-backend eep: /dev/shm has {room >> 10} KiB left, and {least >> 10} KiB are needed for {ranks} ranks; "
+            "enlarge it ('mount -o remount,size=64m /dev/shm', --shm-size of a container), or remove files there that no "
+            "process uses"
         )
 
 
@@ -57,7 +56,7 @@ def raise_descriptors() -> int:
 def free_shared_memory() -> int | None:
     """How many bytes this user may still write there; None where that is not known."""
     try:
-        found = os.statvfs(_SHARED_MEMORY)
+        found = os.statvfs("/dev/shm")
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
