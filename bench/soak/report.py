@@ -9,7 +9,7 @@ from typing import Any
 def page(results: dict[str, Any]) -> str:
     machine, times = results["machine"], [each["seconds"] for each in results["rounds"]]
     quarter = max(1, len(times) // 4)
-    judged = "passed" if results["passed"] else "FAILED"
+    judged = f"not passed: {'; '.join(results['complaints'])}" if results["complaints"] else "passed"
     return (
         "# A server that loses ranks a thousand times\n\n"
         f"`{results['command']}` at {results['commit']}, {results['date']}.\n"
@@ -24,6 +24,20 @@ def page(results: dict[str, Any]) -> str:
         "the allowance: that share, or that number if it is more. Figures of ranks are sums over all four.\n\n"
         f"{table(results)}\n"
     )
+
+
+def complaints(results: dict[str, Any]) -> list[str]:
+    """Why a soak has not passed."""
+    grown = [each["name"] for each in results["verdicts"] if not each["is_flat"]]
+    told = [
+        (grown, f"{', '.join(grown)} grew"),
+        (not results["requests"], "no request was answered"),
+        (results["failed"], "requests failed"),
+        (results["wrong"], "tokens were wrong"),
+        (results["left_over"], f"left over: {', '.join(results['left_over'])}"),
+        (results["deaths"] < results["wanted"], f"only {results['deaths']} of {results['wanted']} deaths in the time"),
+    ]
+    return [text for is_so, text in told if is_so]
 
 
 def table(results: dict[str, Any]) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bench.soak.flatness import Verdict, judge_growth
+from bench.soak.report import complaints
 
 
 def verdict(name: str, values: list[float]) -> Verdict:
@@ -44,3 +47,22 @@ def test_the_event_log_may_grow_to_its_limit() -> None:
 def test_too_few_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="too few"):
         judge_growth([{"files: held": 1.0}] * 7)
+
+
+GOOD = {"verdicts": [], "requests": 9, "failed": [], "wrong": 0, "left_over": [], "deaths": 30, "wanted": 30}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, []),
+        ({"verdicts": [{"name": "files: held", "is_flat": False}]}, ["files: held grew"]),
+        ({"requests": 0}, ["no request was answered"]),
+        ({"failed": ["503"]}, ["requests failed"]),
+        ({"wrong": 1}, ["tokens were wrong"]),
+        ({"left_over": ["process 7"]}, ["left over: process 7"]),
+        ({"deaths": 27}, ["only 27 of 30 deaths in the time"]),
+    ],
+)
+def test_why_a_soak_has_not_passed(found: dict[str, Any], said: list[str]) -> None:
+    assert complaints({**GOOD, **found}) == said
