@@ -24,7 +24,7 @@ $(VENV)/.tools: Makefile
 	command -v g++ >/dev/null || { apt-get update -q && apt-get install -qy g++; }
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) cmake ninja
+	$(PIP) cmake==4.4.4 ninja==1.13.2
 	touch $@
 
 # An editable install knows where each package was; one that was added or moved asks for it again.

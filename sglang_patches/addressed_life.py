@@ -15,6 +15,9 @@ RECEIVED = "eep: received"
 """The text of an abort message from a rank that is no abort: the request with this wire id has reached the rank."""
 REVOKED = "eep: revoked"
 """The text of an abort message to all ranks: a rank that has not begun the request with this wire id is not to begin it."""
+RENEWED = "eep: renewed"
+"""The text of an abort message to all ranks: the detokenizer that a rank sends to is gone. The rank is to stop all that it
+serves, and to send what it makes from now on to the next one."""
 _LIFE = "eep life "
 
 
@@ -29,6 +32,10 @@ def life_of(message: Any) -> int | None:
         return None
     number = given.removeprefix(_LIFE)
     return int(number) if number.isdecimal() and number.isascii() else None
+
+
+def is_renewal(message: Any) -> bool:
+    return getattr(message, "abort_message", None) == RENEWED
 
 
 def clear(message: Any) -> None:

@@ -21,6 +21,17 @@ DRAIN_LIMIT = "EEP_DRAIN_S"
 RELAUNCH_LIMIT = "EEP_RELAUNCH_LIMIT"
 
 
+class StoreOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which etcd keeps the views, and the names of the files with what it takes to get in. No secret is in here."""
+
+    url: str
+    user: str | None = None
+    password_file: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The values of the ``--eep-*`` flags. That there are any means that ``--ep-backend eep`` was given."""
 
@@ -38,7 +49,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     redundant_experts: int = 0
     """Slots beyond the number of experts, over all ``max_ranks``."""
     backup: Literal["off", "live", "checkpoint"] = "off"
-    store: str = ""
+    store: StoreOptions | None = None
+    """None: the views are kept inside the supervisor."""
     on_lost_coverage: Literal["refuse", "mask"] = "refuse"
     relaunch: bool = True
     faults: bool = False

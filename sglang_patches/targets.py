@@ -61,6 +61,13 @@ TARGETS = (
         ("cls", "run_scheduler_process_func"),
     ),
     HookTarget(
+        "entrypoints.engine.Engine._launch_detokenizer_subprocesses",
+        "a detokenizer that ends is replaced",
+        ("cls",),
+    ),
+    HookTarget("managers.detokenizer_manager.DetokenizerManager.__init__", "an exception ends no other process"),
+    HookTarget("managers.detokenizer_manager.DetokenizerManager.event_loop", "an exception ends no other process"),
+    HookTarget(
         "entrypoints.http_server._setup_and_run_http_server",
         "routes that would end ranks are refused; readiness; the status of a server that resigned",
         ("server_args", "tokenizer_manager"),

@@ -16,6 +16,7 @@ from ctypes import POINTER, Array, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eep.abi.collectives import CollectiveArgs, Group, MessageHeader
+from eep.abi.library_file import why_not_loaded
 from eep.abi.peer_table import ControlPage, PeerTable, Snapshot
 from eep.abi.structures import (
     BENCH_FIXED_MEMBERSHIP,
@@ -226,7 +227,10 @@ def load(backend: str = "cpu") -> NativeLibrary:
     if backend not in ("cpu", "cuda"):
         raise ValueError(f"there is no data plane for device {backend!r}: use 'cpu' or 'cuda'")
     path = _find(f"libeep_{backend}.so")
-    loaded = ctypes.CDLL(str(path))
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise EepError(why_not_loaded(path, error)) from error
     for name, (result, arguments) in _PROTOTYPES.items():
         function = getattr(loaded, name)
         function.restype = result

@@ -59,6 +59,10 @@ class DataPlane(Protocol):
     def control_fds(self) -> tuple[int, ...]:
         """The descriptors of the pages through which the supervisor ends this rank's waits."""
 
+    @property
+    def device_files(self) -> tuple[int, ...]:
+        """The driver's files of a GPU that other ranks use too; the supervisor holds them for a while after this rank."""
+
     def revoke(self, epoch: int) -> None:
         """End every wait of epochs up to ``epoch``. Called from another thread, at any time."""
 
@@ -70,6 +74,7 @@ class NoDataPlane:
     """A rank that shares no memory."""
 
     control_fds: tuple[int, ...] = ()
+    device_files: tuple[int, ...] = ()
 
     def revoke(self, epoch: int) -> None:
         pass
@@ -92,9 +97,10 @@ class Member:
         self._ended: str | None = None
         self._pulse = Pulse() if is_supported() else None
         pages, pulse = data_plane.control_fds, (self._pulse.descriptor,) if self._pulse else ()
+        files = data_plane.device_files
         client.send(
-            Register(rank, incarnation, pages=len(pages), pulse=bool(pulse)),
-            descriptors=(*pages, *pulse),
+            Register(rank, incarnation, pages=len(pages), pulse=bool(pulse), device_files=len(files)),
+            descriptors=(*pages, *pulse, *files),
         )
         self._thread = threading.Thread(target=self._listen, name="eep-member", daemon=True)
         self._thread.start()

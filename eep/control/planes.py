@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from eep.control.member import Member
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.control_page import SharedControlPage
+from eep.data_plane.device_files import open_device_files
 from eep.data_plane.endpoint import Endpoint
 from eep.data_plane.status import Status
 from eep.errors import PeerUnreachable
@@ -57,6 +58,10 @@ class Planes:
     @property
     def control_fds(self) -> tuple[int, ...]:
         return tuple(plane.endpoint.control_fd for plane in self._planes)
+
+    @property
+    def device_files(self) -> tuple[int, ...]:
+        return open_device_files() if any(plane.endpoint.shares_gpu for plane in self._planes) else ()
 
     def revoke(self, epoch: int) -> None:
         for page in self._pages:

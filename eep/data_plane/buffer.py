@@ -83,6 +83,7 @@ class Buffer(Endpoint):
         )
         if sms is not None:
             self.context.tune(sms)
+        self.shares_gpu = shares_gpu
         if shares_gpu:
             self.context.share_gpu()
         self._tensors = [

@@ -30,6 +30,9 @@ from eep.view import View
 class Endpoint:
     """One rank of an instance. See :meth:`connect_ranks` for how ranks find each other."""
 
+    shares_gpu = False
+    """Whether other ranks run on the GPU of this one."""
+
     def __init__(
         self,
         rank: int,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from eep.drill.mixed_drill import DrillPlan
 from eep.drill.random_faults import SINGLE_KILLS, FaultMix
 
@@ -19,7 +21,13 @@ CASES = {
     ),
     "steady-64-overlap": DrillPlan(device="cuda", seconds=0, steady=375, clients=64, spares=2, redundant_experts=8),
     # One SIGKILL ended all ranks under MPS: kills that find long prompts and many decodes under way.
-    "kills-64": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, fault_mix=SINGLE_KILLS),
+    "kills-64": DrillPlan(
+        device="cuda", seconds=150, clients=64, spares=2, fault_mix=replace(SINGLE_KILLS, gap=(5.0, 9.0))
+    ),
+    # Nine seconds without a token after a rejoin: more rows than the largest graph on some ranks, fewer on others.
+    "kills-140": DrillPlan(
+        device="cuda", seconds=90, clients=140, spares=2, fault_mix=replace(SINGLE_KILLS, gap=(5.0, 9.0))
+    ),
     # Two and three ranks at once, stopped ranks, joiners and spares killed.
     "storm-64": DrillPlan(device="cuda", seconds=180, clients=64, spares=2),
     "storm-64-bfloat16": DrillPlan(device="cuda", seconds=120, clients=64, spares=2, dtype="bfloat16"),

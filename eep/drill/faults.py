@@ -52,6 +52,10 @@ class Target:
         """The processes that are ready to become ranks."""
         return [int(pid) for pid in (self._status().get("spares") or {}).get("pids", [])]
 
+    def fork_servers(self) -> list[int | None]:
+        """The process that ranks are forked from, and its copy; empty where ranks are not forked."""
+        return list(self._status().get("fork_servers") or [])
+
     def wait_for_spares(self, count: int, within: float = 120.0) -> list[int]:
         """Until there are so many of them, or for so long; those that there are then."""
         end = time.monotonic() + within

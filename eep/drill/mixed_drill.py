@@ -133,7 +133,7 @@ def drill_server(
         "wrong_count": len(load.wrong),
         "bad_steps": []
         if steps is None
-        else [asdict(step) for step in find_bad_steps(read_steps(steps), _wrong(load))],
+        else [asdict(step) for step in find_bad_steps(read_steps(steps), [*known.bad_places, *_wrong(load)])],
         "alike": None if plan.exact else {"under_faults": load.alike(), "control": control},
         "faults": [{**asdict(fault), "at": round(fault.at - began, 3)} for fault in faults.done],
         "faults_by_kind": dict(Counter(fault.kind for fault in faults.done)),

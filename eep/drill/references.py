@@ -7,16 +7,17 @@ either a near tie (:mod:`eep.drill.token_certainty`), which says nothing, or an 
 from __future__ import annotations
 
 import random
+import secrets
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from eep.drill.query_answers import Answer, difference, put
+from eep.drill.query_answers import Answer, difference, first_difference, put
 from eep.drill.request_mix import Query, with_stop_strings
 from eep.drill.token_certainty import LEAST, margin
 
@@ -44,6 +45,8 @@ class References:
     unsteady: list[str] = field(default_factory=list)
     """Greedy answers that differed without any fault, and not by a near tie: in float32 each of them is an error. How close
     the tokens of other kinds are is not known, so these are only left out."""
+    bad_places: list[tuple[str, int]] = field(default_factory=list)
+    """The names of the requests that got those answers, and the place of the first token that differed."""
 
 
 def learn(
@@ -74,11 +77,17 @@ def learn(
     out: dict[int, str] = dict.fromkeys(_near_ties(url, known), NEAR_TIE)
     for _ in range(passes):
         forget_prefixes(url)
-        for reference, wrong in _ask_again(url, known, clients):
-            if wrong and reference.query.number not in out:
+        for reference, got, wrong in _ask_again(url, known, clients):
+            if not wrong or reference.query.number in out:
+                continue
+            if not reference.query.is_greedy:
                 out[reference.query.number] = UNSTEADY
-                if reference.query.is_greedy:
-                    found.unsteady.append(f"{reference.query.kind} {reference.query.number}: {wrong}")
+            elif _is_tied(url, reference, got, clients):
+                out[reference.query.number] = OTHER_PATH
+            else:
+                out[reference.query.number] = UNSTEADY
+                found.unsteady.append(f"{reference.query.kind} {reference.query.number}: {wrong}")
+                found.bad_places += [(got.name, place)] if (place := first_difference(reference.answer, got)) else []
     greedy = [each for each in known if each.query.is_greedy and each.query.number not in out]
     out |= dict.fromkeys(_unlike_continued(url, greedy, clients), OTHER_PATH)
     found.usable = [each for each in known if each.query.number not in out]
@@ -90,7 +99,7 @@ def learn(
 def agreement(url: str, known: Sequence[Reference], clients: int) -> float:
     """The share of answers that come out the same once more, without a fault: the control of a comparison in bfloat16."""
     again = _ask_again(url, known, clients)
-    return sum(not wrong for _, wrong in again) / len(again)
+    return sum(not wrong for _, _, wrong in again) / len(again)
 
 
 def forget_prefixes(url: str, within: float = 30.0) -> None:
@@ -107,9 +116,23 @@ def forget_prefixes(url: str, within: float = 30.0) -> None:
         time.sleep(_LOOKS_EVERY)
 
 
-def _ask_again(url: str, known: Sequence[Reference], clients: int) -> list[tuple[Reference, str]]:
-    answers = _all_at_once(clients, lambda each: put(url, each.query), known)
-    return [(each, got.problem or difference(each.answer, got)) for each, got in zip(known, answers, strict=True)]
+def _ask_again(url: str, known: Sequence[Reference], clients: int) -> list[tuple[Reference, Answer, str]]:
+    """What came back this time, and what is wrong with it."""
+    run = secrets.token_hex(4)
+    answers = _all_at_once(
+        clients, lambda each: put(url, each.query, name=f"reference-{run}-{each.query.number}"), known
+    )
+    return [(each, got, got.problem or difference(each.answer, got)) for each, got in zip(known, answers, strict=True)]
+
+
+def _is_tied(url: str, reference: Reference, other: Answer, clients: int) -> bool:
+    """Whether experts of a token are nearly tied: then the answer also goes on otherwise when it is prefilled up to some
+    place. Of an error, neither the right answer nor the wrong one is any more likely to."""
+    if other.problem:
+        return False
+    right = Counter(tuple(got.tokens) for got in _all_at_once(4, lambda _: put(url, reference.query), range(4)))
+    usual = Reference(reference.query, replace(reference.answer, tokens=list(right.most_common(1)[0][0])))
+    return bool(_unlike_continued(url, [usual], clients, everywhere=True))
 
 
 def _near_ties(url: str, known: Sequence[Reference]) -> list[int]:
@@ -118,13 +141,13 @@ def _near_ties(url: str, known: Sequence[Reference]) -> list[int]:
     return [query.number for query, nats in zip(greedy, ahead, strict=True) if nats < LEAST]
 
 
-def _unlike_continued(url: str, greedy: Sequence[Reference], clients: int) -> set[int]:
+def _unlike_continued(url: str, greedy: Sequence[Reference], clients: int, *, everywhere: bool = False) -> set[int]:
     """Those whose answer goes on otherwise when it is prefilled up to some place: experts of a token were nearly tied."""
     choose = random.Random(5)
     jobs = []
     for each in greedy:
         places = range(1, each.query.tokens)
-        for place in choose.sample(places, min(CONTINUED_FROM, len(places))):
+        for place in places if everywhere else choose.sample(places, min(CONTINUED_FROM, len(places))):
             body = {**each.query.body, "input_ids": [*each.query.prompt, *each.answer.tokens[:place]]}
             body["sampling_params"] = {**body["sampling_params"], "max_new_tokens": each.query.tokens - place}
             query = Query(each.query.number, "continued", each.query.path, body)

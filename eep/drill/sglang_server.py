@@ -68,11 +68,15 @@ class Server:
             **(environment or {}),
         }
 
-    def __enter__(self) -> Server:
+    def launch(self) -> None:
+        """Start it, and do not wait until it answers."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def __enter__(self) -> Server:
+        self.launch()
         try:
             self._wait_until_it_answers()
         except BaseException:

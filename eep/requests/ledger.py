@@ -14,7 +14,8 @@ which owns the sockets, tells it what happened and does what it answers.
 - A request that no rank can serve waits, in order of acceptance, until the caller says that it waited too long.
 - When an exception ended a rank, the requests that it had given no token yet are *doubted*: one of them may be the cause. A
   rank serves one doubted request at a time, so that none is blamed for another. The next token ends the doubt. If an
-  exception ends its next rank too, the request is given up.
+  exception ends its next rank too, the request is given up; not so if a rank that did not serve it was lost just before,
+  since then that may be the cause.
 
 In both manners the text of a life counts from its first output token. So the ledger cuts off what a client already has
 by length.
@@ -22,7 +23,7 @@ by length.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -40,10 +41,15 @@ from eep.requests.request_records import (
 from eep.requests.waiting_line import WaitingLine
 
 MOST_FRUITLESS_MOVES = 8
-"""After this many moves without a new token the ledger gives a request up: it may be what ends one rank after the other.
-The limit is above the number of ranks that are ever lost at once, since an innocent request may be on each of them."""
+"""After this many moves without a new token the ledger gives a request up, if hardly any other rank was lost meanwhile: it
+may be what ends one rank after the other."""
+MOST_MOVES_IN_A_STORM = 32
+"""The same where other ranks were lost too, so that something else may end them."""
 
-LOST_OFTEN = f"the last {MOST_FRUITLESS_MOVES + 1} ranks that served it were all lost"
+SAME_CAUSE_WITHIN = 1.0
+"""Seconds between two losses that may have one cause: ranks that share a GPU may fail together."""
+
+LOST_OFTEN = "it was sent to a rank {count} times, and each time the rank or its output was lost"
 FAILED_TWICE = "an exception ended each of the last two ranks that served it"
 
 
@@ -59,6 +65,9 @@ class Ledger:
         self._loads: Counter[int] = Counter()
         self._doubted_at: Counter[int] = Counter()
         """How many of the requests that each rank serves are doubted."""
+        self._losses: deque[tuple[float, tuple[int, int]]] = deque()
+        """When which lives were lost, in the last :data:`SAME_CAUSE_WITHIN` seconds."""
+        self._lives_lost = 0
         self._accepted = 0
         self.moved = 0
         self.dropped = 0
@@ -164,7 +173,12 @@ class Ledger:
         """The requests of a lost rank wait for another, under new wire ids. A second call does nothing. ``failed``: an
         exception ended the rank."""
         lost = [e for e in self._entries.values() if (e.rank, e.incarnation) == (rank, incarnation)]
-        harmful = self._doubt(lost) if failed else []
+        while self._losses and now - self._losses[0][0] > SAME_CAUSE_WITHIN:
+            self._losses.popleft()
+        harmful = self._doubt(lost, (rank, incarnation)) if failed else []
+        if (rank, incarnation) not in (life for _, life in self._losses):
+            self._losses.append((now, (rank, incarnation)))
+            self._lives_lost += 1
         for entry in harmful:
             self._forget(entry)
         outcome = self._lose([e for e in lost if e.request.id in self._entries], now)
@@ -173,6 +187,11 @@ class Ledger:
     def keep_only(self, live: Mapping[int, int], now: float) -> LossOutcome:
         """Treats every rank that is not in ``live`` (rank to incarnation) as lost."""
         return self._lose([e for e in self._entries.values() if live.get(e.rank) != e.incarnation], now)
+
+    def output_lost(self, now: float) -> LossOutcome:
+        """Output of any rank may be lost on its way here. So every request that a rank serves goes on from what its client
+        has, under a new wire id. The caller tells the ranks to stop what they serve, before it sends anything again."""
+        return self._lose(list(self._entries.values()), now)
 
     def unreceived(self, now: float, limit: float) -> list[str]:
         """The wire ids of requests that did not reach their ranks ``limit`` seconds after they were sent.
@@ -244,14 +263,16 @@ class Ledger:
         self._loads[entry.rank] -= 1
         self._doubted_at[entry.rank] -= entry.is_doubted
 
-    def _doubt(self, lost: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-        """An exception ended the rank of these. Returns those that were doubted already; others are from now on."""
+    def _doubt(self, lost: Sequence[LedgerEntry], life: tuple[int, int]) -> list[LedgerEntry]:
+        """An exception ended this life of a rank, which served these. Returns those that it speaks against for the second
+        time; others are doubted from now on."""
         movable = [e for e in lost if e.state is RequestState.RUNNING and not e.request.immovable]
         doubted = [e for e in movable if not e.has_token_of_rank] or movable
-        harmful = [e for e in doubted if e.is_doubted]
+        others = {other for _, other in self._losses if other != life}
+        harmful = [e for e in doubted if e.is_doubted and not others - {e.doubted_since}]
         for entry in doubted:
             if not entry.is_doubted:
-                entry.is_doubted = True
+                entry.is_doubted, entry.doubted_since = True, life
                 self._doubted_at[entry.rank] += 1
         return harmful
 
@@ -273,16 +294,25 @@ class Ledger:
             elif entry.remaining == 0 and entry.delivered:
                 self._forget(entry)
                 complete.append(entry.request.id)
-            elif entry.fruitless_moves >= MOST_FRUITLESS_MOVES:
+            elif self._seems_to_end_ranks(entry):
                 self._forget(entry)
-                harmful.append((entry.request.id, LOST_OFTEN))
+                harmful.append((entry.request.id, LOST_OFTEN.format(count=entry.fruitless_moves + 1)))
             else:
                 self._move(entry, now)
                 replays.append(self._replay(entry))
         return LossOutcome(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
+    def _seems_to_end_ranks(self, entry: LedgerEntry) -> bool:
+        """Ranks are lost wherever it goes, and few others are."""
+        its_own = entry.fruitless_moves + 1
+        others = self._lives_lost - entry.lost_before - its_own
+        most = MOST_FRUITLESS_MOVES if others <= its_own // 4 else MOST_MOVES_IN_A_STORM
+        return entry.fruitless_moves >= most
+
     def _move(self, entry: LedgerEntry, now: float) -> None:
         self._leave(entry)
+        if not entry.fruitless_moves:
+            entry.lost_before = self._lives_lost - 1
         del self._wires[entry.wire]
         entry.moves += 1
         entry.fruitless_moves += 1

@@ -107,10 +107,14 @@ class LedgerEntry:
     moves: int = 0
     fruitless_moves: int = 0
     """Moves since the client last got a token."""
+    lost_before: int = 0
+    """How many ranks were lost before the first of these moves."""
     has_token_of_rank: bool = False
     """Whether the rank that serves it has given a new token."""
     is_doubted: bool = False
     """An exception ended the last rank that served it, and no rank has given a token since."""
+    doubted_since: tuple[int, int] = (-1, -1)
+    """The rank and incarnation that ended so."""
     delivered: list[int] = field(default_factory=list)
     text_length: int = 0
     first_counts: Counts | None = None

@@ -35,6 +35,8 @@ _DIVERGED = (
     "the rank that served this request was lost; another rank began it again, since answers of its kind cannot be continued, "
     "and its new answer differs from what was sent to you already"
 )
+_RANK_LOST = "the rank that served this request was lost, and {why}"
+_OUTPUT_LOST = "the detokenizer was lost with a part of this answer, and {why}"
 _FULL = "the server has {open} open requests, and --max-queued-requests allows no more"
 _HARMFUL = "this request is not served again, since it may be what ends ranks: {why}"
 
@@ -42,7 +44,8 @@ _HARMFUL = "this request is not served again, since it may be what ends ranks: {
 class FrontEnd:
     """``dispatch`` sends a message to the controller. ``answer(id, finish_reason, prompt_tokens)`` ends a request with a
     message of ours. ``drop(wire)`` makes the rank that serves it stop. ``revoke(wire)`` makes a rank that has not begun it
-    not begin it; ``receipt_limit``: how many seconds ranks have to say that a request has reached them.
+    not begin it; ``receipt_limit``: how many seconds ranks have to say that a request has reached them. ``renew()`` makes
+    all ranks stop what they serve, and send to the next detokenizer.
 
     Call all methods from the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
     with one of ``health_checks`` are those of health checks. ``limits``: what the numbers of a request may be.
@@ -62,6 +65,7 @@ class FrontEnd:
         health_checks: tuple[str, ...] = (),
         wait_limit: float = DEFAULT_WAIT_LIMIT,
         revoke: Callable[[str], None] | None = None,
+        renew: Callable[[], None] | None = None,
         receipt_limit: float = DEFAULT_RECEIPT_LIMIT,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
@@ -80,6 +84,7 @@ class FrontEnd:
         self._health_checks = health_checks
         self._wait_limit, self._clock = wait_limit, clock
         self._revoke, self._receipt_limit = revoke or (lambda wire: None), receipt_limit
+        self._renew = renew or (lambda: None)
         self._later = later or (lambda seconds, call: None)
         self._lost_lives = lost_lives or (lambda lost, live: None)
         self._is_check_scheduled = False
@@ -265,13 +270,22 @@ class FrontEnd:
             self._lost_lives(1, len(self.live))
         self._replay(self.ledger.rank_lost(rank, incarnation, self._clock(), failed=failed))
 
-    def _replay(self, lost: LossOutcome) -> None:
+    def on_detokenizer_gone(self) -> None:
+        """The detokenizer has ended, and the next has not begun. Output that was on its way is lost, and so is how far each
+        text was decoded: every request goes on from what its client has."""
+        for wire in self.ledger.unreceived(self._clock(), 0.0):
+            self._revoke(wire)  # one that has not begun is not to begin after the order to stop
+        lost = self.ledger.output_lost(self._clock())
+        self._renew()  # before a request is sent again: a rank that stops all that it serves would stop that too
+        self._replay(lost, _OUTPUT_LOST)
+
+    def _replay(self, lost: LossOutcome, cause: str = _RANK_LOST) -> None:
         for request_id in lost.aborted:
             self._end(request_id, None)
         for request_id in lost.complete:
             self._end(request_id, {"type": "length", "length": self._kept[request_id].sampling_params.max_new_tokens})
         for request_id, why in lost.failed:
-            self._end(request_id, finish_reasons.try_again(f"the rank that served this request was lost, and {why}"))
+            self._end(request_id, finish_reasons.try_again(cause.format(why=why)))
         for request_id, why in lost.harmful:
             logger.error("request %s is ended: %s", request_id, why)
             self._end(request_id, finish_reasons.failed(_HARMFUL.format(why=why)))

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from sglang_patches.front_end.sampling_fields import MOST_SAMPLES
+
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
 FLOAT32 = 3.4028234e38
-MOST_SAMPLES = 1024
-"""Samples of one request. Each of them is a request of its own."""
 MOST_PROMPT_LOGPROBS = 2**24
 """Log-probabilities of the tokens of one prompt. Each is a number that a rank makes an object of."""
 
@@ -34,15 +34,6 @@ class RequestLimits:
     """The width of an embedding."""
     context: int
     """The most tokens of a prompt and its answer."""
-
-
-def check_samples(sampling_params: Any) -> None:
-    """ValueError if a request, as its client sent it, asks for more samples than one request may. ``sampling_params`` is a
-    dictionary, a list of them for a batch, or None."""
-    for each in sampling_params if isinstance(sampling_params, list) else [sampling_params]:
-        asked = (each.get("n") if isinstance(each, dict) else None) or 1
-        if not isinstance(asked, int) or not 1 <= asked <= MOST_SAMPLES:
-            raise ValueError(f"n must be a number from 1 to {MOST_SAMPLES}, and is {asked!r}")
 
 
 def check_ranges(message: Any, limits: RequestLimits) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from sglang_patches import hooks, options
 from sglang_patches.front_end import tokenizer_hooks
 from sglang_patches.front_end.readiness import ReadinessGate
-from sglang_patches.server import resignation
+from sglang_patches.server import detokenizer, resignation
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ async def _end_in_time(original: Callable[[Any], Any], manager: Any) -> None:
         logger.warning("%d requests were ended with status 503: the server ends", ended)
         await asyncio.sleep(_ANSWERS_WITHIN)
     manager.rid_to_state.clear()  # what is left is a health check
+    if (process := detokenizer.current()) is not None:
+        process.stop()
     await original(manager)
 
 

@@ -5,6 +5,8 @@ A watcher tells the front end which ranks are in. It listens to the supervisor, 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -18,13 +20,14 @@ from eep.control.watcher import Watcher
 from eep.faults.orders import allow_in
 from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
-from sglang_patches.addressed_life import REVOKED
+from sglang_patches.addressed_life import RENEWED, REVOKED
 from sglang_patches.front_end import broadcasts
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
-from sglang_patches.front_end.request_limits import RequestLimits, check_samples
+from sglang_patches.front_end.request_limits import RequestLimits
+from sglang_patches.front_end.sampling_fields import check_fields
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
-from sglang_patches.server import private_sockets
+from sglang_patches.server import detokenizer, private_sockets, resignation
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
             lambda wire: send(manager, AbortReq(rid=wire)),
             revoke=lambda wire: send(manager, AbortReq(rid=wire, abort_message=REVOKED)),
+            renew=lambda: send(manager, AbortReq(rid="", abort_all=True, abort_message=RENEWED)),
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
             limits=_limits_of(manager),
@@ -104,9 +108,14 @@ def _answer(manager: Any, message: Any, prompt_tokens: int) -> None:
     """Answer as SGLang does for a request that never ran, but with counts of tokens: OpenAI's endpoints need them."""
     state = manager.rid_to_state.get(message.rid)
     type(manager)._handle_abort_req.__wrapped__(manager, message)
-    if state is not None and state.out_list:
-        for name, count in (("prompt_tokens", prompt_tokens), ("cached_tokens", 0)):
-            state.out_list[-1]["meta_info"].setdefault(name, count)
+    if state is None or not state.out_list:
+        return
+    last = state.out_list[-1]
+    for name, count in (("prompt_tokens", prompt_tokens), ("cached_tokens", 0)):
+        last["meta_info"].setdefault(name, count)
+    if last.get("output_ids") and len(last["output_ids"]) < last["meta_info"].get("completion_tokens", 0):
+        # A stream of pieces. SGLang repeats the last token and all of the text, which the client has.
+        last["output_ids"], last["text"] = [], ""
 
 
 def _start_watching(_: None, manager: Any) -> None:
@@ -121,7 +130,11 @@ def _start_watching(_: None, manager: Any) -> None:
     def on_gone(rank: int, incarnation: int, reason: str, failed: bool) -> None:
         call(front_end.on_gone, rank, incarnation, failed)
 
-    front_end.watcher = Watcher(Path(os.environ[DIRECTORY]), on_view, on_gone)  # type: ignore[attr-defined]
+    directory = Path(os.environ[DIRECTORY])
+    front_end.watcher = Watcher(directory, on_view, on_gone)  # type: ignore[attr-defined]
+    if (process := detokenizer.current()) is not None:
+        give_up = partial(resignation.announce, directory)
+        process.watch(manager.event_loop, front_end.on_detokenizer_gone, give_up, options.relaunch_limit())
     garbage_collector.freeze_server(manager)
 
 
@@ -131,9 +144,14 @@ def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
 
 
 def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:
-    """Before SGLang makes a request of each sample. All else is checked when there is one message to a request."""
-    check_samples(getattr(obj, "sampling_params", None))
+    """Before SGLang makes a request of each sample. Ranges are checked when there is one message to a request."""
+    check_fields(getattr(obj, "sampling_params", None), _fields_of(manager.sampling_params_class))
     return original(manager, obj, *arguments, **named)
+
+
+@functools.cache
+def _fields_of(parameters: type) -> frozenset[str]:
+    return frozenset(inspect.signature(parameters).parameters)
 
 
 def _dispatch_to_scheduler(original: Callable[[Any, Any], None], manager: Any, message: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_patches import garbage_collector, hooks, options
-from sglang_patches.addressed_life import life_of
+from sglang_patches.addressed_life import is_renewal, life_of
 from sglang_patches.options import DIRECTORY
 from sglang_patches.server import controller_process, launcher, resignation
 from sglang_patches.server.launch_records import LaunchRecorder
@@ -108,11 +108,23 @@ def _event_loop(controller: Any) -> None:
                 # Passed on, it would have every scheduler end on its own, and the supervisor would start it again.
                 ranks.stop()
                 raise SystemExit(0)  # SGLang would ask after its processes if we returned
+            if is_renewal(request):
+                send_to_every_rank(controller, request)
+                continue
             try:
                 controller._request_dispatcher(request)
             except (ValueError, RuntimeError) as error:
                 # Sent to a rank that is gone: the front end hears of that as well, and sends it again.
                 logger.warning("a request was not dispatched, the front end sends it again: %s", error)
+
+
+def send_to_every_rank(controller: Any, message: Any) -> None:
+    """To those that start, too. SGLang sends to the ranks that are in."""
+    from sglang.srt.managers import data_parallel_controller as module
+
+    for socket in controller.workers:
+        if socket is not None:
+            module.sock_send(socket, message)
 
 
 def mark_the_dead(controller: Any, ranks: LiveRanks, outbox: Outbox) -> None:

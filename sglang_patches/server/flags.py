@@ -12,7 +12,7 @@ from sglang_patches import cpu, hooks, installation, targets
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
-from sglang_patches.server import expert_slots, launcher, machine_limits, model_shape, refusals
+from sglang_patches.server import expert_slots, launcher, machine_limits, model_shape, refusals, store_access
 from sglang_patches.server.stall_timeout import choose_stall_timeout
 
 logger = logging.getLogger(__name__)
@@ -86,13 +86,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Keep a copy of every expert in host memory, taken from the live parameters or from the checkpoint "
         "(default: off).",
     )
-    add(
-        "--eep-store",
-        metavar="URL",
-        default=None,
-        help="The etcd that keeps the views of the supervisor, e.g. http://host:2379, with commas between its nodes "
-        "(default: a store inside this server).",
-    )
+    store_access.add_store_flags(add)
     add(
         "--eep-on-lost-coverage",
         choices=("refuse", "mask"),
@@ -166,7 +160,8 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
     experts = model_shape.experts_of(arguments)
     refusals.refuse_model(model_shape.architectures_of(arguments))
     redundant = expert_slots.redundant_experts(arguments, experts)
-    refusals.check_services(arguments)
+    store = store_access.parse_store(arguments)
+    refusals.check_services(arguments.eep_backup or "off", store)
     refusals.check_variables()
     on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"
     if experts is not None:
@@ -190,7 +185,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         stall_timeout_s=choose_stall_timeout(arguments.eep_stall_timeout_s, timeout),
         redundant_experts=expert_slots.redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
-        store=arguments.eep_store or "",
+        store=store,
         on_lost_coverage=on_lost_coverage,
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",

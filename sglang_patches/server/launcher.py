@@ -16,11 +16,9 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any
 
 from sglang_patches import cpu, hooks, installation, options, progress_bars
-from sglang_patches.options import DIRECTORY
 
 _PRELOAD = "sglang_patches.server.preload"
 FORKED = "EEP_FORKED"
@@ -142,9 +140,7 @@ def _launch_subprocesses(original: Callable[..., Any], cls: type, *arguments: An
     for each in ("run_scheduler_process_func", "run_detokenizer_process_func"):
         if each in named:
             named[each] = ChildProcess.of(named[each])
-    result = original(cls, *arguments, **named)
-    _list_for_sweep(next((part for part in result if hasattr(part, "instance_id")), None))
-    return result
+    return original(cls, *arguments, **named)
 
 
 def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *arguments: Any, **named: Any) -> Any:
@@ -156,10 +152,3 @@ def _launch_scheduler_processes(original: Callable[..., Any], cls: type, *argume
 
     with get_exec().moe.override(elastic_ep_backend="eep"):
         return original(cls, *arguments, **named)
-
-
-def _list_for_sweep(ports: Any) -> None:
-    """List SGLang's files in shared memory for the keeper to remove: a server that is killed cannot remove them."""
-    directory = os.environ.get(DIRECTORY)
-    if directory is not None and ports is not None:
-        Path(directory, "sweep").write_text(f"/dev/shm/sglang_loads_{ports.instance_id}_*.shm\n")

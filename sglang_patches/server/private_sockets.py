@@ -66,14 +66,24 @@ def _server_directory() -> Path:
 def _name_sockets(server_args: Any, dp_rank: int | None = None, worker_ports: list[int] | None = None) -> Any:
     from sglang.srt.server_args import PortArgs
 
+    instance = uuid.uuid4().hex[:12]
+    if dp_rank is None:  # a rank gets the name of the server
+        _list_for_sweep(f"/dev/shm/sglang_loads_{instance}_*.shm")
     return PortArgs(
         **addresses(_server_directory(), dp_rank),
         # No process listens there: the store of a rank's process groups is in its own memory.
         nccl_port=server_args.nccl_port or 0,
         tokenizer_worker_ipc_name=None,
         decoupled_spec_ipc_config=None,
-        instance_id=uuid.uuid4().hex[:12],
+        instance_id=instance,
     )
+
+
+def _list_for_sweep(pattern: str) -> None:
+    """List files of SGLang in shared memory, for the keeper to remove them at the end: SGLang leaves them there. No rank has
+    been started yet, so they are listed before there are any."""
+    with (_server_directory() / "sweep").open("a") as file:
+        file.write(f"{pattern}\n")
 
 
 def _bind_rank_sockets(controller: Any, server_args: Any, port_args: Any) -> None:

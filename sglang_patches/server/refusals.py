@@ -11,6 +11,7 @@ from typing import Any
 from eep.control.launch.processes import require_pidfds
 from eep.errors import EepError
 from sglang_patches import options
+from sglang_patches.options import StoreOptions
 from sglang_patches.server import server_store
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,16 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 value("dist_init_addr") is not None,
                 "--dist-init-addr is not supported: the processes of one host talk over Unix sockets in the server's private "
                 "directory, and need no address; leave it out",
+            ),
+            (
+                value("grpc_port") is not None or value("grpc_mode") or value("smg_grpc_mode"),
+                "--grpc-port, --grpc-mode and --smg-grpc-mode are not supported: their requests would go past the checks of "
+                "the HTTP routes, and one of them can end every rank; leave them out",
+            ),
+            (
+                value("use_ray") or value("encoder_only"),
+                "--use-ray and --encoder-only are not supported: they start other servers, in which eep has no part; leave "
+                "them out",
             ),
             (ranks < 2, "--tp-size must be at least 2: no server survives the loss of its only rank"),
             (
@@ -138,6 +149,11 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "--tokenizer-worker-num must be 1: one front end has to know all the requests that a lost rank had",
             ),
             (
+                (value("detokenizer_worker_num") or 1) > 1,
+                "--detokenizer-worker-num must be 1: SGLang would have several talk over sockets that other users can reach, "
+                "and would end with each of them",
+            ),
+            (
                 value("chunked_prefill_size") == -1,
                 "--chunked-prefill-size must not be -1: buffers are laid out for the largest step; give a number of tokens",
             ),
@@ -177,23 +193,30 @@ def refuse_model(architectures: Sequence[str]) -> None:
 
 
 def check_variables() -> None:
-    """SystemExit if a variable that is needed later, when there is no good way to refuse it, is no number."""
+    """SystemExit if a variable that is needed later, when there is no good way to refuse it, is no number; or if one opens a
+    way to the ranks that goes past the checks of the HTTP routes."""
     options.drain_limit()
     options.relaunch_limit()
+    for name, unused in (("SGLANG_GRPC_PORT", ("",)), ("SGLANG_RUST_SERVER", ("", "false", "0", "no", "n"))):
+        if (value := os.environ.get(name, "")).lower() not in unused:
+            raise SystemExit(
+                f"{name}={value} cannot be used with --ep-backend eep: requests would go past the checks of the HTTP routes, "
+                "and one of them can end every rank; unset the variable"
+            )
 
 
-def check_services(arguments: argparse.Namespace) -> None:
+def check_services(backup: str, store: StoreOptions | None) -> None:
     """SystemExit if this machine lacks a package, a service or a system call that the server needs."""
     try:
         require_pidfds()
     except EepError as error:
         raise SystemExit(f"--ep-backend eep: {error}") from None
-    if arguments.eep_backup not in (None, "off"):
+    if backup != "off":
         from eep.experts.backup import transfer_engine
 
         try:
             transfer_engine.require_mooncake()
         except EepError as error:
-            raise SystemExit(f"--eep-backup {arguments.eep_backup}: {error}") from None
-    if arguments.eep_store is not None:
-        server_store.check_reachable(arguments.eep_store)
+            raise SystemExit(f"--eep-backup {backup}: {error}") from None
+    if store is not None:
+        server_store.check_reachable(store)

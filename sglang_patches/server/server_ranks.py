@@ -17,6 +17,7 @@ from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_launcher import SpareLauncher
+from eep.control.private_directory import PrivateDirectory
 from eep.control.supervisor.background import BackgroundSupervisor
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
@@ -110,7 +111,7 @@ class ServerRanks:
                 marks=tuple(f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ)
             ),
             directory=DirectorySettings(self.directory, remove=True),
-            store=StoreSettings(server_store.open_store(wanted.store)),
+            store=StoreSettings(server_store.open_store(wanted.store, PrivateDirectory.create(self.directory).key())),
         )
         supervisor.watch_effects(self.lives.follow)
         supervisor.watch_effects(InstanceMetrics())

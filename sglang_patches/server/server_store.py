@@ -8,15 +8,31 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 from eep.control.store.embedded_store import RecordStore, StoreError
+from eep.control.store.etcd_gateway import StoreRefusal
 from eep.control.store.etcd_store import EtcdStore
-from eep.control.store.key_value import LeaseEndedError, Swap
+from eep.control.store.key_value import ABSENT, LeaseEndedError, Swap
+from eep.control.store.record_seal import RecordSeal
+from eep.control.wire.sealed_frames import new_key
+from sglang_patches.options import StoreOptions
+from sglang_patches.server import store_access
+from sglang_patches.server.store_access import StoreAccess
 
 logger = logging.getLogger(__name__)
 _KEPT_FOR = 3600.0
 """Seconds. An etcd that was away for longer has forgotten the server; the operator must start it again."""
+_WHAT_TO_CHECK = {
+    False: "check the address, and that etcd runs",
+    # An etcd that does not accept the certificate of a client says so, or resets the connection before that is read.
+    True: "check the address, that etcd runs and, if it asks its clients for certificates, --eep-store-cert and "
+    "--eep-store-key",
+}
+"""When etcd does not answer, without TLS and with it."""
+_ANSWERS_AT_START = 10.0
+"""Seconds. No rank waits yet, and a busy machine takes a while to check certificates."""
+_TRIED_FOR = 30.0
+"""Seconds after which what a server wrote to try etcd out goes by itself."""
 
 
 class ServerStore(EtcdStore):
@@ -54,33 +70,48 @@ class ServerStore(EtcdStore):
         await super().close()
 
 
-def parse_endpoints(url: str) -> tuple[str, ...]:
-    """The nodes that ``url`` names, with commas between them. ValueError if one is not named as it should be."""
-    found = tuple(each.strip() for each in url.split(","))
-    for each in found:
-        parts = urlsplit(each)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ValueError(f"a node of etcd is named like http://127.0.0.1:2379, not {each!r}")
-        if parts.username is not None:
-            raise ValueError(
-                "a user and password in the address of etcd are not supported; use an etcd that needs none"
-            )
-        _ = parts.port  # ValueError if it is no number
-    return found
-
-
-def check_reachable(url: str) -> None:
-    """SystemExit if no etcd answers at ``url``."""
+def check_reachable(wanted: StoreOptions) -> None:
+    """SystemExit if no node of etcd lets this server read and write, or if a file that it takes is missing."""
     try:
-        asyncio.run(EtcdStore(parse_endpoints(url), "probe").get("probe"))
+        asyncio.run(_try_out(store_access.read_access(wanted)))
+    except StoreRefusal as refusal:
+        raise SystemExit(f"--eep-store {wanted.url}: {refusal}; {store_access.advice(refusal, wanted)}") from None
     except (ValueError, StoreError) as error:
-        raise SystemExit(f"--eep-store {url}: {error}") from None
+        raise SystemExit(f"--eep-store {wanted.url}: {error}") from None
 
 
-def open_store(url: str) -> RecordStore | None:
-    """The store for a supervisor, or None: then it uses the one inside it. A random name keeps the keys of servers apart."""
-    if not url:
+async def _try_out(access: StoreAccess) -> None:
+    """Write and remove a key, at the first node that answers. Raises what the last one says."""
+    store = _open(access, f"try-{secrets.token_hex(6)}", RecordSeal(new_key()), answer_within=_ANSWERS_AT_START)
+    for left in reversed(range(len(access.endpoints))):
+        try:
+            await store.compare_and_swap("try", ABSENT, b"", await store.grant(_TRIED_FOR))
+            await store.clear()
+            return
+        except StoreRefusal:
+            raise
+        except (StoreError, LeaseEndedError) as error:
+            if not left:
+                raise StoreError(f"{error}; {_WHAT_TO_CHECK[access.tls is not None]}") from error
+
+
+def open_store(wanted: StoreOptions | None, key: bytes) -> RecordStore | None:
+    """The store for a supervisor, or None: then it uses the one inside it. A random name keeps the keys of servers apart.
+    What the store holds is sealed with ``key``, the one of the server's private directory."""
+    if wanted is None:
         return None
     name = f"{socket.gethostname()}-{secrets.token_hex(6)}"
-    logger.info("eep: the supervisor keeps its views in etcd at %s, under /eep/%s/", url, name)
-    return ServerStore(parse_endpoints(url), name)
+    logger.info("eep: the supervisor keeps its views in etcd at %s, under /eep/%s/", wanted.url, name)
+    return _open(store_access.read_access(wanted), name, RecordSeal(key))
+
+
+def _open(access: StoreAccess, name: str, seal: RecordSeal, answer_within: float = 2.0) -> ServerStore:
+    return ServerStore(
+        access.endpoints,
+        name,
+        user=access.user,
+        password=access.password,
+        tls=access.tls,
+        seal=seal,
+        answer_within=answer_within,
+    )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import platform
+import struct
+from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
 
 import pytest
 
@@ -158,3 +162,36 @@ def test_a_missing_library_says_what_to_do() -> None:
         native._find("libeep_of_no_backend.so")
     with pytest.raises(ValueError, match="no data plane for device"):
         native.load("tpu")
+
+
+def built_for(machine: int, big_endian: bool = False) -> bytes:
+    """The first bytes of a library for a machine, by its number in ELF."""
+    order = ">" if big_endian else "<"
+    return b"\x7fELF\x02" + bytes([2 if big_endian else 1]) + bytes(10) + struct.pack(f"{order}HH", 3, machine)
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the library of the CPU is looked for first."""
+    monkeypatch.setenv("EEP_LIBRARY_DIR", str(tmp_path))
+    native.load.cache_clear()
+    yield tmp_path / "libeep_cpu.so"
+    native.load.cache_clear()
+
+
+@pytest.mark.parametrize(("number", "name"), [(62, "x86_64"), (183, "aarch64")])
+def test_a_library_for_another_machine_says_so(number: int, name: str, library: Path) -> None:
+    here = platform.machine()
+    library.write_bytes(built_for(number))
+    wanted = (
+        f"was built for {name}, and this machine is {here}: run 'make native'" if name != here else "cannot be loaded"
+    )
+    with pytest.raises(EepError, match=wanted):
+        native.load()
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", built_for(22, big_endian=True), built_for(999)])
+def test_a_library_that_is_none_says_what_to_do(content: bytes, library: Path) -> None:
+    library.write_bytes(content)
+    with pytest.raises(EepError, match=r"libeep_cpu\.so .*run 'make native'"):
+        native.load()

@@ -21,6 +21,7 @@ PATIENCE = 120.0
 """How long anything may take before a test gives up; nothing is ever asserted about time."""
 
 ROOT = Path(__file__).parents[2]
+_SEARCHED = [path for path in [os.environ.get("PYTHONPATH")] if path]
 
 
 def patient_policy(max_ranks: int, **changes: Any) -> Policy:
@@ -53,7 +54,7 @@ async def supervised(
         ForkLauncher(entry_name(program), preload=[program.__module__]) if forked else command_of(program),
         numbers,
         policy,
-        launch=LaunchSettings(environment={"PYTHONPATH": str(ROOT)}),
+        launch=LaunchSettings(environment={"PYTHONPATH": os.pathsep.join([str(ROOT), *_SEARCHED])}),
         store=store,
         **options,
     )

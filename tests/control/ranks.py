@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -127,6 +128,7 @@ class Recorder:
     """A data plane that writes down what it is told."""
 
     control_fds = ()
+    device_files: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         name = f"told-{os.environ['EEP_RANK']}-{os.environ['EEP_INCARNATION']}"
@@ -152,6 +154,19 @@ def records() -> None:
     while member.boundary() is not None:
         time.sleep(0.002)
     recorder.note(f"ended: {member.removed}")
+
+
+def has_a_device_file() -> None:
+    """What stands for a file of the GPU's driver is locked for as long as any process has it open."""
+    name = f"device-{os.environ['EEP_RANK']}-{os.environ['EEP_INCARNATION']}"
+    with open(os.path.join(os.environ["EEP_CONTROL_DIR"], name), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        recorder = Recorder()
+        recorder.device_files = (file.fileno(),)
+        member = Member.connect(recorder)
+        member.ready()
+        while member.boundary() is not None:
+            time.sleep(0.002)
 
 
 def signals_its_parent() -> None:

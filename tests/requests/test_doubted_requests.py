@@ -18,6 +18,7 @@ class Ranks:
         self.ledger = Ledger()
         self.lives = dict.fromkeys(range(count), 0)
         self.given_up: list[tuple[str, str]] = []
+        self.now = 0.0
 
     def accept(self, *names: str) -> None:
         for name in names:
@@ -42,7 +43,7 @@ class Ranks:
         self.send()
 
     def lose(self, rank: int, *, failed: bool) -> None:
-        outcome = self.ledger.rank_lost(rank, self.lives[rank], 0.0, failed=failed)
+        outcome = self.ledger.rank_lost(rank, self.lives[rank], self.now, failed=failed)
         self.given_up += outcome.harmful
         self.lives[rank] += 1
         self.send()
@@ -151,3 +152,20 @@ def test_one_bad_request_ends_two_ranks_and_no_good_one_is_given_up(
                 ranks.give_token(name)
     assert (ranks.given_up, failures) == ([("bad", FAILED_TWICE)], 2)
     assert not ranks.ledger.has_waiting
+
+
+def test_ranks_that_fail_together_speak_against_no_request() -> None:
+    """On a GPU that ranks share, a fault ends all of them, and each says that an exception ended it."""
+    ranks = Ranks(3)
+    ranks.accept("good")
+    ranks.lose(ranks.rank_of("good"), failed=True)
+    for number in range(3):
+        ranks.now += 100.0
+        other = next(rank for rank in range(3) if rank != ranks.rank_of("good"))
+        ranks.lose(other, failed=bool(number % 2))
+        ranks.now += 0.3
+        ranks.lose(ranks.rank_of("good"), failed=True)
+    assert ranks.given_up == []
+    ranks.now += 100.0
+    ranks.lose(ranks.rank_of("good"), failed=True)
+    assert ranks.given_up == [("good", FAILED_TWICE)], "this rank failed alone"

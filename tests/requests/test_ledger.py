@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from eep.requests.ledger import LOST_OFTEN, MOST_FRUITLESS_MOVES, Ledger, choose_rank
+from eep.requests.ledger import LOST_OFTEN, MOST_FRUITLESS_MOVES, MOST_MOVES_IN_A_STORM, Ledger, choose_rank
 from eep.requests.request_records import Counts, ReplayManner, Request, RequestState
 
 
@@ -117,9 +117,37 @@ def test_a_request_that_takes_rank_after_rank_with_it_is_not_given_to_all_of_the
         lost = ledger.rank_lost(0, life, float(life))
         wanted = ["bad", "good"] if life < MOST_FRUITLESS_MOVES else ["good"]
         assert [replay.id for replay in lost.replays] == wanted
-    assert lost.harmful == (("bad", LOST_OFTEN),)
+    assert lost.harmful == (("bad", LOST_OFTEN.format(count=MOST_FRUITLESS_MOVES + 1)),)
     assert ledger.waiting() == ["good"]
     assert ledger.loads() == {}
+
+
+def test_when_output_was_lost_every_request_goes_on_from_what_its_client_has() -> None:
+    ledger = Ledger()
+    for name, rank in (("a", 0), ("b", 1)):
+        ledger.accept(Request(name, 9), 0.0)
+        ledger.assigned(name, rank, 0)
+    ledger.accept(Request("waiting", 9), 0.0)
+    ledger.delivered("a", [1, 2], counts(2))
+    ledger.abort("b")
+    lost = ledger.output_lost(1.0)
+    assert [(replay.wire, replay.delivered) for replay in lost.replays] == [("a~1", (1, 2))]
+    assert lost.aborted == ("b",)
+    assert ledger.waiting() == ["a", "waiting"]
+    assert ledger.loads() == {}
+    assert ledger.delivered("a", [3], counts(3)) is None, "it comes late"
+
+
+def test_a_request_in_a_storm_of_losses_is_not_blamed_for_them() -> None:
+    """One that is not streamed gives no token before its end, and every rank is lost before that, its own and others."""
+    ledger = Ledger()
+    ledger.accept(Request("long", 99), 0.0)
+    for life in range(MOST_MOVES_IN_A_STORM + 1):
+        ledger.assigned("long", 0, life)
+        ledger.rank_lost(1, life, 10.0 * life)
+        lost = ledger.rank_lost(0, life, 10.0 * life + 5)
+        assert bool(lost.harmful) == (life == MOST_MOVES_IN_A_STORM)
+    assert lost.harmful == (("long", LOST_OFTEN.format(count=MOST_MOVES_IN_A_STORM + 1)),)
 
 
 def test_what_waits_goes_in_the_order_of_acceptance_whatever_happened_since() -> None:

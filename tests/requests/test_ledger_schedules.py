@@ -165,6 +165,16 @@ class Schedules(RuleBasedStateMachine):
         if send:
             self.send_what_waits()
 
+    @rule(data=st.data(), send=st.booleans())
+    def lose_output_on_its_way(self, data: st.DataObject, send: bool) -> None:
+        """Some of what is in flight is lost, and all ranks are told to stop what they serve."""
+        self.in_flight = [message for message in self.in_flight if data.draw(st.booleans())]
+        self._answer(self.ledger.output_lost(self.now))
+        for held in self.serving.values():
+            held.clear()
+        if send:
+            self.send_what_waits()
+
     @rule(data=st.data())
     def missed_a_death(self, data: st.DataObject) -> None:
         """Several die, and only the next view tells of it."""

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import glob
 import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from eep.access import peer_credentials
-from eep.control.private_directory import PrivateDirectory
 from eep.control.wire.sealed_frames import WireError
 from eep.drill.faults import Target
 from eep.drill.sglang_server import Server
+from tests.sglang import server_processes as processes
 from tests.sglang.drills import RANK_STARTS, wait_for
 
 pytestmark = pytest.mark.timeout(900)
@@ -55,13 +53,6 @@ class EndingServer(Server):
         assert self.directory is not None
         return [known.pid for known in Target(self.directory).ranks().values() if known.pid is not None]
 
-    def controller(self) -> int:
-        """The process in which the supervisor listens."""
-        assert self.directory is not None
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(PrivateDirectory(self.directory).socket))
-            return peer_credentials(client).pid
-
     def status_of(self, path: str, body: object = None) -> tuple[int, str]:
         data = None if body is None else json.dumps(body).encode()
         asked = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
@@ -81,6 +72,14 @@ def serving(model: Path, place: Path, **environment: str) -> Iterator[EndingServ
     finally:
         if server._process.poll() is None:
             server.kill()
+
+
+def listed_for_sweep(server: Server) -> Callable[[], list[str]]:
+    """Which files there are in shared memory that the server is to remove at its end."""
+    assert server.directory is not None
+    patterns = (server.directory / "sweep").read_text().split()
+    assert patterns
+    return lambda: [path for pattern in patterns for path in glob.glob(pattern)]
 
 
 @contextmanager
@@ -106,7 +105,9 @@ def test_a_server_whose_processes_hang_ends_when_it_is_told_to(
     with serving(model, tmp_path) as server, open_stream(server) as stream, ThreadPoolExecutor(1) as client:
         hanging = server.ranks()
         assert len(hanging) == 2
-        for pid in [*hanging, server.controller()] if and_the_controller else hanging:
+        controller = processes.process_of(server, processes.CONTROLLER)
+        assert controller is not None
+        for pid in [*hanging, controller] if and_the_controller else hanging:
             os.kill(pid, signal.SIGSTOP)
         waits = client.submit(server.status_of, "/generate", {"text": "Say 1", "sampling_params": {}})
         server.tell_to_end()
@@ -119,20 +120,32 @@ def test_a_server_whose_processes_hang_ends_when_it_is_told_to(
 @pytest.mark.long
 def test_a_server_ends_when_it_is_told_to_while_its_ranks_start(sglang: None, model: Path, tmp_path: Path) -> None:
     server = EndingServer(model, TWO_RANKS, tmp_path / "log", directory=tmp_path / "d")
-
-    def start() -> None:
-        with suppress(AssertionError):  # it ended before it answered
-            server.__enter__()
-
-    starts = threading.Thread(target=start)
-    starts.start()
+    server.launch()
     try:
-        wait_for(lambda: (tmp_path / "log").exists() and RANK_STARTS in server.log, "a rank starts")
+        wait_for(lambda: RANK_STARTS in server.log, "a rank starts")
+        files = listed_for_sweep(server)
+        wait_for(files, "a rank has its file in shared memory")
         server.tell_to_end()
         assert server.leftovers() == []
+        assert files() == []
+        assert not (tmp_path / "d").exists()
     finally:
         server.kill()
-        starts.join()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [processes.MAIN, processes.CONTROLLER, processes.FORK_SERVER])
+def test_nothing_is_left_when_a_process_is_killed_that_the_server_cannot_do_without(
+    sglang: None, model: Path, tmp_path: Path, kind: str
+) -> None:
+    with serving(model, tmp_path) as server:
+        files = listed_for_sweep(server)
+        assert files()
+        processes.kill(server, kind)
+        server.ended()
+        assert server.leftovers(ENDS_WITHIN) == []
+        wait_for(lambda: not (tmp_path / "d").exists(), "the directory is removed", ENDS_WITHIN)
+        assert files() == []
 
 
 def test_a_server_that_recovers_is_alive_and_not_ready_and_ends_once_its_ranks_are_given_up(

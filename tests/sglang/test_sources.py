@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
 from eep.control.store.key_value import ABSENT
+from eep.control.wire.sealed_frames import new_key
 from eep.data_plane.token_buffer import TokenBuffer
 from eep.data_plane.tokens import ExpertTokens, RankTokens
 from eep.drill.load import Load
@@ -32,10 +31,11 @@ from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches import expert_backup
+from sglang_patches.options import StoreOptions
 from sglang_patches.rank import dispatcher, model_facts, rank_data_plane
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.server import server_store
-from tests.control.store.etcd_cluster import EtcdCluster, why_not
+from tests.control.store.guarded_etcd import PASSWORD, GuardedEtcd, why_no_guarded_etcd
 from tests.sglang.drills import wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
@@ -49,12 +49,11 @@ _BACKUP = re.compile(r"the backup starts, process (\d+)")
 _FULL = "backup host now keeps"
 
 
-def keys_in(etcd: EtcdCluster) -> dict[str, int]:
+def keys_in(etcd: GuardedEtcd) -> dict[str, int]:
     """Every key of ours, and the lease with which it ends."""
-    body = {"key": b64encode(b"/eep/").decode(), "range_end": b64encode(b"/eep0").decode(), "keys_only": True}
-    request = urllib.request.Request(f"{etcd.endpoints[0]}/v3/kv/range", msgspec.json.encode(body))
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        found = msgspec.json.decode(answer.read())
+    found = etcd.ask(
+        "kv/range", key=b64encode(b"/eep/").decode(), range_end=b64encode(b"/eep0").decode(), keys_only=True
+    )
     return {b64decode(each["key"]).decode(): int(each.get("lease", 0)) for each in found.get("kvs", [])}
 
 
@@ -62,7 +61,7 @@ def keys_in(etcd: EtcdCluster) -> dict[str, int]:
 class Served:
     server: Server
     directory: Path
-    etcd: EtcdCluster
+    etcd: GuardedEtcd
     prompts: list[list[int]]
     wanted: list[list[int]]
 
@@ -93,15 +92,17 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    if (reason := why_not()) is not None:
+    if (reason := why_no_guarded_etcd()) is not None:
         pytest.skip(reason)
     pytest.importorskip("mooncake.engine", reason="needs Mooncake's transfer engine (pip install 'eep[backup]')")
     place = tmp_path_factory.mktemp("sources")
     choose = random.Random(5)
     prompts = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(6)]
-    etcd = EtcdCluster(place, nodes=1)
+    etcd = GuardedEtcd(place)
+    flags = ("--eep-store", etcd.url, "--eep-store-ca", etcd.ca, "--eep-store-user", "eep")
+    secret = ("--eep-store-password-file", etcd.password_file())
     try:
-        server = Server(model, (*ARGUMENTS, *SOURCES, "--eep-store", *etcd.endpoints), place / "log", None, place / "d")
+        server = Server(model, (*ARGUMENTS, *SOURCES, *flags, *secret), place / "log", None, place / "d")
         with server:
             found = Served(server, place / "d", etcd, prompts, [])
             found.wanted = found.answers()
@@ -126,6 +127,20 @@ def test_views_are_agreed_on_in_etcd_under_a_name_of_this_server(served: Served)
     names = {key.split("/")[2] for key in keys_in(served.etcd)}
     assert len(names) == 1
     assert f"under /eep/{names.pop()}/" in served.server.log
+    assert PASSWORD not in served.server.log
+
+
+@pytest.mark.long
+def test_what_a_neighbour_writes_to_etcd_costs_nothing(served: Served) -> None:
+    story = served.story()
+    with story.load:
+        wait_for_answers(story.load)
+        for key in keys_in(served.etcd):
+            served.etcd.ask("kv/put", key=b64encode(key.encode()).decode(), value=b64encode(b"forged").decode())
+        assert story.wait_until_noticed(story.kill(1))
+        assert story.wait_until_all_run(RANKS), served.server.log[-3000:]
+    check(served, story)
+    assert "without the key of this job" in served.server.log
 
 
 @pytest.mark.long
@@ -177,12 +192,13 @@ def test_what_has_no_slot_is_masked_until_ranks_are_back(served: Served) -> None
 
 
 def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> None:
-    if (reason := why_not()) is not None:
+    if (reason := why_no_guarded_etcd()) is not None:
         pytest.skip(reason)
-    etcd = EtcdCluster(tmp_path, nodes=1)
+    etcd = GuardedEtcd(tmp_path)
+    wanted = StoreOptions(url=etcd.url, ca=etcd.ca, user="eep", password_file=etcd.password_file())
 
     async def body() -> None:
-        first, second = (server_store.open_store(etcd.endpoints[0]) for _ in range(2))
+        first, second = (server_store.open_store(wanted, new_key()) for _ in range(2))
         assert first is not None
         assert second is not None
         assert (await first.compare_and_swap("k", ABSENT, b"of the first")).done
@@ -197,7 +213,8 @@ def test_servers_share_etcd_and_each_takes_its_keys_along(tmp_path: Path) -> Non
         assert keys_in(etcd) == {}
 
     try:
-        server_store.check_reachable(etcd.endpoints[0])
+        server_store.check_reachable(wanted)
+        assert keys_in(etcd) == {}, "what was written to try etcd out"
         asyncio.run(body())
     finally:
         etcd.close()

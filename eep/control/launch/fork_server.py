@@ -6,6 +6,7 @@ with: no other process can reach it. Messages are JSON, one to a packet:
     (first)                                                  -> {"ready": [modules that could not be imported, why]}
     {"fork": "module:function", "arguments": {...}, "environment": {...}}
                                                              -> {"pid": n}, with the pidfd, or {"error": "..."}
+    {"copy": true}                                           -> the same, and with a socket to a copy of this process
     {"reap": pid}                                            -> {"code": n}, or {"code": null} if it was not ours
 
 A child is told the name of what to run; nothing is unpickled. It gets a session of its own and leaves this file for
@@ -92,17 +93,28 @@ def serve_forks(sock: socket.socket, modules: list[str]) -> Callable[[], object]
         if "reap" in request:
             _send(sock, {"code": _reap(int(request["reap"]))})
             continue
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if "copy" in request else ()
         try:
             pid = os.fork()
         except OSError as error:
             _send(sock, {"error": f"cannot fork: {error}"})
-            continue
+            pid = None
         if pid == 0:
             sock.close()
-            return _rank(request)
-        pidfd = os.pidfd_open(pid)
-        socket.send_fds(sock, [json.dumps({"pid": pid}).encode()], [pidfd])
-        os.close(pidfd)
+            if not ends:
+                return _rank(request)
+            ends[0].close()
+            sock = ends[1]
+            os.setsid()
+            _send(sock, {"ready": []})
+            continue
+        if pid is not None:
+            pidfd = os.pidfd_open(pid)
+            given = [pidfd, *(each.fileno() for each in ends[:1])]
+            socket.send_fds(sock, [json.dumps({"pid": pid}).encode()], given)
+            os.close(pidfd)
+        for each in ends:
+            each.close()
 
 
 def _rank(request: dict[str, Any]) -> Callable[[], object]:

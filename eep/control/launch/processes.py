@@ -65,6 +65,12 @@ class Launcher(Protocol):
         """End what was started to start others. Processes that were started stay."""
 
 
+class NoteWriter(Protocol):
+    """Writes a line to the event log."""
+
+    def __call__(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None: ...
+
+
 class ProcessHolder(Protocol):
     """Who sees to it that no process outlives this one, however this one ends."""
 

@@ -21,21 +21,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from eep.control.launch.processes import INCARNATION, RANK, Child, StartedProcess, describe_exit, kill_all_of, readable
+from eep.control.launch.processes import (
+    INCARNATION,
+    RANK,
+    Child,
+    NoteWriter,
+    StartedProcess,
+    describe_exit,
+    kill_all_of,
+    readable,
+)
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare_process import MAX_ORDER, SPARE_FOR
 from eep.membership import Effect, Notify, Phase
 
 READY_WITHIN = 600.0
 ENDS_WITHIN = 10.0
-
-
-class NoteWriter(Protocol):
-    """Writes a line to the event log."""
-
-    def __call__(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None: ...
 
 
 class SpareLauncher:

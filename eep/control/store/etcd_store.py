@@ -1,24 +1,32 @@
 """A store on etcd 3, through its HTTP/JSON gateway: it outlives the loss of any minority of its nodes.
 
-Each call goes to one endpoint, once; after a failure the next call goes to the next endpoint. Reads are
-linearizable, which is etcd's default, so a node cut off from the majority does not answer.
+Reads are linearizable, which is etcd's default, so a node cut off from the majority does not answer.
+
+Other clients of etcd may be able to write to our keys. With the job's key, every value is sealed (:mod:`.record_seal`).
+A value of theirs is never read. Where it replaced one of ours, etcd's history has ours, and we put it back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import ssl
 from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, NoReturn
-
-import msgspec
+from typing import Any
 
 from eep.control.store.embedded_store import Listing, StoreError
-from eep.control.store.http_client import HttpError, post
+from eep.control.store.etcd_gateway import EtcdGateway
 from eep.control.store.key_value import Change, LeaseEndedError, StoredValue, Swap
+from eep.control.store.record_seal import RecordSeal
+
+logger = logging.getLogger(__name__)
+MOST_OVERWRITES = 16
+"""How often in a row others may write to a key of ours before we give up on what was there."""
+_MOST_NAMED = 100
+"""Keys that the log names because others wrote to them."""
 
 
 class EtcdStore:
@@ -32,57 +40,66 @@ class EtcdStore:
         user: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
+        seal: RecordSeal | None = None,
         answer_within: float = 2.0,
         listen_for: float = 5.0,
     ) -> None:
-        if not endpoints:
-            raise ValueError("give at least one etcd endpoint, such as http://127.0.0.1:2379")
-        if (user is None) != (password is None):
-            raise ValueError("give both a user and a password for etcd, or neither")
-        self._endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
+        """Without a ``seal``, what any client of etcd writes to these keys is believed."""
+        self._gateway = EtcdGateway(endpoints, user, password, tls, answer_within)
         self._prefix = f"/eep/{namespace}/"
-        self._credentials = {"name": user, "password": password} if user is not None else None
-        self._token: str | None = None
-        self._tls = tls
-        self._answer_within = answer_within
+        self._seal = seal
+        self._overwritten: set[str] = set()
         self._listen_for = listen_for
 
     async def get(self, key: str) -> StoredValue[bytes] | None:
-        answer = await self._call("kv/range", {"key": self._key(key)})
-        kvs = answer.get("kvs", [])
-        return _entry(kvs[0]) if kvs else None
+        answer = await self._gateway.call("kv/range", {"key": self._key(key)})
+        return await self._entry(_only(answer))
 
     async def compare_and_swap(self, key: str, expected: int, value: bytes, lease: int | None = None) -> Swap[bytes]:
-        name = self._key(key)
-        put = {"key": name, "value": _b64(value), "lease": str(lease or 0)}
-        answer = await self._call(
+        sealed = value if self._seal is None else self._seal.seal(self._prefix + key, value)
+        put = {"key": self._key(key), "value": _b64(sealed), "lease": str(lease or 0)}
+        done, answer = await self._swap(put["key"], expected, {"request_put": put})
+        if done:
+            return Swap(True, StoredValue(value, int(answer["header"]["revision"])))
+        found = _only(answer["responses"][0]["response_range"])
+        entry = await self._entry(found)
+        if entry is None and found is not None:
+            raise StoreError(
+                f"{self._prefix + key!r} in etcd holds what was written without the key of this job; give all hosts of the "
+                "job the same key, or remove what is there and take the right to write to /eep/ from other clients"
+            )
+        return Swap(False, entry)
+
+    async def _swap(self, name: str, expected: int, change: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+        answer = await self._gateway.call(
             "kv/txn",
             {
                 "compare": [{"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": str(expected)}],
-                "success": [{"request_put": put}],
+                "success": [change],
                 "failure": [{"request_range": {"key": name}}],
             },
         )
-        if answer.get("succeeded"):
-            return Swap(True, StoredValue(value, int(answer["header"]["revision"])))
-        kvs = answer["responses"][0]["response_range"].get("kvs", [])
-        return Swap(False, _entry(kvs[0]) if kvs else None)
+        return bool(answer.get("succeeded")), answer
 
     async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
         """Lists again after a while of silence: a node that hangs looks just like a quiet one."""
         span = {"key": self._key(prefix), "range_end": _after(self._prefix + prefix)}
         while True:
-            answer = await self._call("kv/range", span)
+            answer = await self._gateway.call("kv/range", span)
             version = int(answer["header"]["revision"])
-            yield Listing({self._name(kv): _entry(kv) for kv in answer.get("kvs", [])}, version)
+            found = {self._short(kv): await self._entry(kv) for kv in answer.get("kvs", [])}
+            yield Listing({name: entry for name, entry in found.items() if entry is not None}, version)
             request = {"create_request": {**span, "start_revision": str(version + 1)}}
-            endpoint = self._endpoints[0]
-            async with aclosing(self._post(endpoint, "watch", request)) as answers:
+            endpoint = self._gateway.endpoint
+            async with aclosing(self._gateway.post(endpoint, "watch", request)) as answers:
                 while (heard := await self._hear(endpoint, answers)) is not None:
                     for event in heard.get("events", []):
-                        kv = event["kv"]
-                        value = None if event.get("type") == "DELETE" else b64decode(kv.get("value", ""))
-                        yield Change(self._name(kv), value, int(kv["mod_revision"]))
+                        kv, deleted = event["kv"], event.get("type") == "DELETE"
+                        value = None if deleted else self._open(kv)
+                        if deleted or value is not None:
+                            yield Change(self._short(kv), value, int(kv["mod_revision"]))
+                        else:
+                            await self._entry(kv)  # what it puts back comes here next
 
     async def _hear(self, endpoint: str, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
         """The next answer of a watch; None after so long a silence that the caller should list again."""
@@ -94,78 +111,105 @@ class EtcdStore:
         except StopAsyncIteration:
             result = {"canceled": True}
         if result.get("canceled"):
-            self._leave(endpoint)
+            self._gateway.leave(endpoint)
             raise StoreError("etcd ended a watch; list again and go on from there")
         return result
 
     async def grant(self, ttl: float) -> int:
         # etcd counts whole seconds, and a lease must never end early.
-        answer = await self._call("lease/grant", {"TTL": str(math.ceil(ttl))})
+        answer = await self._gateway.call("lease/grant", {"TTL": str(math.ceil(ttl))})
         return int(answer["ID"])
 
     async def keep_alive(self, lease: int) -> bool:
-        answer = await self._call("lease/keepalive", {"ID": str(lease)})
+        answer = await self._gateway.call("lease/keepalive", {"ID": str(lease)})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
     async def end_lease(self, lease: int) -> None:
         try:
-            await self._call("lease/revoke", {"ID": str(lease)})
+            await self._gateway.call("lease/revoke", {"ID": str(lease)})
         except LeaseEndedError:
             pass  # it has ended, which is what was wanted
 
     async def clear(self) -> None:
         """Remove every key of this namespace: its job is over."""
-        await self._call("kv/deleterange", {"key": self._key(""), "range_end": _after(self._prefix)})
+        await self._gateway.call("kv/deleterange", {"key": self._key(""), "range_end": _after(self._prefix)})
 
     async def close(self) -> None:
         """Nothing to do: each call has a connection of its own, and ends it."""
 
-    # How etcd is talked to.
+    # What is ours, and what others wrote.
 
-    async def _call(self, path: str, body: Any) -> dict[str, Any]:
-        endpoint = self._endpoints[0]
+    async def _entry(self, kv: dict[str, Any] | None) -> StoredValue[bytes] | None:
+        """Our value under a key, of which etcd says ``kv``; put back if others replaced it. None if we have none there."""
+        for _ in range(MOST_OVERWRITES):
+            if kv is None:
+                return None
+            if (value := self._open(kv)) is not None:
+                return StoredValue(value, int(kv["mod_revision"]))
+            if (ours := await self._before(kv)) is None:
+                return None
+            kv = await self._put_back(kv, ours)
+        raise StoreError("another client of etcd keeps writing to keys under /eep/; take its right to do so away")
+
+    async def _before(self, kv: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The last value of ours before that of others. None if there was none, or etcd has forgotten it."""
+        for _ in range(MOST_OVERWRITES):
+            if kv is None or int(kv.get("version", 1)) <= 1:  # the first value of this key
+                return None
+            before = {"key": kv["key"], "revision": str(int(kv["mod_revision"]) - 1)}
+            try:
+                kv = _only(await self._gateway.call("kv/range", before))
+            except StoreError as error:
+                if "compacted" in str(error):
+                    return None
+                raise
+            if kv is not None and self._open(kv) is not None:
+                return kv
+        return None
+
+    async def _put_back(self, theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any] | None:
+        """What the key holds after that; None if it holds nothing, as when the lease of our value has ended."""
+        put = {field: ours[field] for field in ("key", "value", "lease") if field in ours}
+        version = int(theirs["mod_revision"])
         try:
-            async with asyncio.timeout(self._answer_within), aclosing(self._post(endpoint, path, body)) as answers:
-                async for answer in answers:
-                    return answer
-        except TimeoutError as error:
-            self._leave(endpoint)
-            raise StoreError(f"etcd at {endpoint} did not answer {path} within {self._answer_within} s") from error
-        raise StoreError(f"etcd at {endpoint} gave no answer to {path}")
+            done, answer = await self._swap(put["key"], version, {"request_put": put})
+        except LeaseEndedError:
+            done, answer = await self._swap(put["key"], version, {"request_delete_range": {"key": put["key"]}})
+            if done:
+                return None
+        if done:
+            return {**ours, "mod_revision": answer["header"]["revision"]}
+        return _only(answer["responses"][0]["response_range"])
 
-    async def _post(self, endpoint: str, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
-        if self._credentials is not None and self._token is None and path != "auth/authenticate":
-            self._token = str((await self._call("auth/authenticate", self._credentials))["token"])
-        headers = {"Authorization": self._token} if self._token else {}
-        try:
-            async with post(f"{endpoint}/v3/{path}", body, headers=headers, tls=self._tls) as (status, lines):
-                async for line in lines:
-                    answer = msgspec.json.decode(line)
-                    if not isinstance(answer, dict) or status != 200 or "error" in answer:
-                        self._fail(endpoint, path, line.decode(errors="replace"))
-                    yield answer
-        except (HttpError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._leave(endpoint)
-            raise StoreError(str(error)) from error
-
-    def _fail(self, endpoint: str, path: str, text: str) -> NoReturn:
-        if "lease not found" in text:
-            raise LeaseEndedError("the lease has ended; register again to get a new one")
-        if "auth token" in text:
-            self._token = None  # it ran out; the next call fetches another
-        self._leave(endpoint)
-        raise StoreError(f"etcd at {endpoint} refused {path}: {text[:300]}")
-
-    def _leave(self, endpoint: str) -> None:
-        """Send the next call to another endpoint. Calls that fail together on one endpoint leave it once, not once each."""
-        if self._endpoints[0] == endpoint:
-            self._endpoints.append(self._endpoints.pop(0))
+    def _open(self, kv: dict[str, Any]) -> bytes | None:
+        """The value of a key; None if it is not sealed as ours are, which the log says once for each key."""
+        value, name = b64decode(kv.get("value", "")), _name(kv)
+        opened = value if self._seal is None else self._seal.open(name, value)
+        if opened is None and name not in self._overwritten and len(self._overwritten) < _MOST_NAMED:
+            self._overwritten.add(name)
+            logger.error(
+                "another client of etcd wrote to %r, without the key of this job; what it wrote is ignored. Give each user "
+                "of etcd keys of its own, and only this server's user a right to write to /eep/",
+                name,
+            )
+        return opened
 
     def _key(self, key: str) -> str:
         return _b64((self._prefix + key).encode())
 
-    def _name(self, kv: dict[str, Any]) -> str:
-        return b64decode(kv["key"]).decode()[len(self._prefix) :]
+    def _short(self, kv: dict[str, Any]) -> str:
+        return _name(kv)[len(self._prefix) :]
+
+
+def _name(kv: dict[str, Any]) -> str:
+    """The whole name of a key. Others may make keys with names that are no text."""
+    return b64decode(kv["key"]).decode(errors="backslashreplace")
+
+
+def _only(answer: dict[str, Any]) -> dict[str, Any] | None:
+    """The one key in an answer, if it is there."""
+    kvs = answer.get("kvs", [])
+    return kvs[0] if kvs else None
 
 
 def _b64(raw: bytes) -> str:
@@ -177,7 +221,3 @@ def _after(prefix: str) -> str:
     raw = bytearray(prefix.encode())
     raw[-1] += 1
     return _b64(bytes(raw))
-
-
-def _entry(kv: dict[str, Any]) -> StoredValue[bytes]:
-    return StoredValue(b64decode(kv.get("value", "")), int(kv["mod_revision"]))

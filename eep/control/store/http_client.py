@@ -21,6 +21,14 @@ class HttpError(Exception):
     """The server could not be reached, or does not speak HTTP as it should."""
 
 
+class CertificateError(HttpError):
+    """One end does not trust the certificate of the other; ``is_ours`` says whether it is that of this client."""
+
+    def __init__(self, reason: str, *, is_ours: bool) -> None:
+        super().__init__(reason)
+        self.is_ours = is_ours
+
+
 @asynccontextmanager
 async def post(
     url: str, body: Any, *, headers: Mapping[str, str], tls: ssl.SSLContext | None
@@ -38,6 +46,10 @@ async def post(
             ssl=(tls or ssl.create_default_context()) if secure else None,
             limit=MAX_LINE,
         )
+    except ssl.SSLCertVerificationError as error:
+        raise CertificateError(
+            f"the certificate of {parts.hostname}:{port} is not trusted ({error.verify_message})", is_ours=False
+        ) from error
     except (OSError, ssl.SSLError) as error:
         raise HttpError(f"{parts.hostname}:{port} cannot be reached: {error}") from error
     try:
@@ -46,10 +58,21 @@ async def post(
         await writer.drain()
         status, answer_headers = await _read_head(reader)
         yield status, _lines(_body(reader, answer_headers))
+    except ssl.SSLError as error:
+        if not _is_about_our_certificate(error):
+            raise HttpError(f"{parts.hostname}:{port} broke off: {error}") from error
+        raise CertificateError(
+            f"{parts.hostname}:{port} does not accept the certificate of its client ({error.reason})", is_ours=True
+        ) from error
     except (OSError, EOFError, ValueError) as error:
         raise HttpError(f"{parts.hostname}:{port} broke off: {error or type(error).__name__}") from error
     finally:
         writer.transport.abort()
+
+
+def _is_about_our_certificate(error: ssl.SSLError) -> bool:
+    """With TLS 1.3 a server says so only after its client takes the connection for good."""
+    return any(word in str(error.reason) for word in ("CERTIFICATE", "UNKNOWN_CA"))
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:

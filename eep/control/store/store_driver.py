@@ -211,7 +211,7 @@ class StoreDriver:
         try:
             lease = await self._store.grant(self._ttl)
             held = await self._store.get(self._key)
-            if held is not None and not self._is_ours(held):
+            if held is not None and self._is_of_another(held):
                 self._reject(
                     "host-claimed",
                     f"another supervisor runs as host {host_in(self._key)}; stop it, or give this host another name",
@@ -227,9 +227,10 @@ class StoreDriver:
             self._lease, self._version = lease, swap.entry.version
         return swap.done
 
-    def _is_ours(self, entry: StoredValue[bytes]) -> bool:
+    def _is_of_another(self, entry: StoredValue[bytes]) -> bool:
+        """What is no report at all is no claim either, and is written over."""
         report = self._report(self._key, entry.value)
-        return report is not None and report.ident == self._ident
+        return report is not None and report.ident != self._ident
 
     async def _renew_until_lost(self, renewed: float) -> None:
         loop, certain_for = asyncio.get_running_loop(), self._ttl * CERTAIN_SHARE
@@ -268,9 +269,9 @@ class StoreDriver:
                 await asyncio.sleep(TRY_AGAIN_AFTER)
                 self._publish_now.set()
                 continue
-            if swap.entry is not None and decode_report(swap.entry.value, host_in(self._key)).ident == self._ident:
+            if swap.entry is not None and not self._is_of_another(swap.entry):
                 self._version = swap.entry.version
-                if not swap.done:  # an earlier write of ours, whose answer was lost
+                if not swap.done:  # an earlier write of ours, whose answer was lost, or no report
                     self._publish_now.set()
             else:
                 self._lease_doubtful.set()

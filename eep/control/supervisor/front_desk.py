@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from eep.access import peer_credentials
 from eep.control.pulse import PulseWatch
+from eep.control.supervisor.held_files import HeldFiles
 from eep.control.wire.connection import Connection
 from eep.control.wire.listener import ConnectionListener
 from eep.control.wire.messages import (
@@ -84,6 +85,7 @@ class FrontDesk:
         self._who: dict[Connection, tuple[int, int]] = {}
         self._pages: dict[int, list[RevocablePage]] = {}
         self._pulses: dict[int, PulseWatch] = {}
+        self._held_files = HeldFiles()
         self._watchers: set[Connection] = set()
         self._listener: ConnectionListener | None = None
 
@@ -104,7 +106,7 @@ class FrontDesk:
             lambda error: self._owner.reject("not-accepted", f"a connection could not be accepted: {error}"),
         )
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
             with suppress(OSError):  # it is gone, or the disk is read-only
@@ -113,6 +115,7 @@ class FrontDesk:
             connection.close()
         for rank in {*self._pages, *self._pulses}:
             self.forget(rank)
+        await self._held_files.close()
 
     def revoke(self, epoch: int, reason: str) -> None:
         """End the waits of every rank: first through the pages, at once, then by message."""
@@ -147,6 +150,7 @@ class FrontDesk:
 
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""
+        self._held_files.ended(rank)
         for page in self._pages.pop(rank, ()):
             page.revoke(FOREVER)
             page.close()
@@ -213,15 +217,17 @@ class FrontDesk:
 
     def _take_descriptors(self, connection: Connection, message: Register) -> str | None:
         """A rank without a page hears of revokes by message only. Without a pulse, only its pidfd shows its death."""
-        descriptors = [connection.take_descriptor() for _ in range(message.pages + message.pulse)]
-        if None in descriptors:
+        announced = message.pages + message.pulse + message.device_files
+        descriptors = [descriptor for _ in range(announced) if (descriptor := connection.take_descriptor()) is not None]
+        self._held_files.hold(message.rank, descriptors[message.pages + message.pulse :])
+        if len(descriptors) < announced:
             return f"rank {message.rank} announced descriptors that did not come with its registration"
         stopped = PulseStopped(message.rank, message.incarnation)
         try:
             for descriptor in descriptors[: message.pages]:
-                self._pages.setdefault(message.rank, []).append(self._open_page(descriptor or 0))
+                self._pages.setdefault(message.rank, []).append(self._open_page(descriptor))
             if message.pulse:
-                self._pulses[message.rank] = PulseWatch(descriptors[-1] or 0, lambda: self._owner.feed(stopped))
+                self._pulses[message.rank] = PulseWatch(descriptors[message.pages], lambda: self._owner.feed(stopped))
         except (ValueError, OSError, RuntimeError) as error:
             return f"rank {message.rank} sent a descriptor that is no control page or no pulse: {error}"
         return None

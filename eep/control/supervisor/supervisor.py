@@ -23,6 +23,7 @@ import msgspec
 
 from eep import faults
 from eep.access import make_private
+from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.processes import Launcher, Processes, SubprocessLauncher, require_pidfds
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
@@ -31,6 +32,7 @@ from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
 from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_shared_page
 from eep.control.supervisor.journal import Journal
+from eep.control.supervisor.keeper import sweep
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
@@ -126,6 +128,9 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._stopped = False
         self._watchers: list[Callable[[Effect], None]] = []
+        self._forks = launcher if isinstance(launcher, ForkLauncher) else None
+        if self._forks is not None:
+            self._forks.tell(self.note)
         self._spares = launcher if isinstance(launcher, SpareLauncher) else None
         if self._spares is not None:
             self._spares.follow(self.watch_effects, self.note)
@@ -167,9 +172,10 @@ class Supervisor:
         await self._driver.stop()
         await self._store.close()
         self._timers.cancel()
-        self._front_desk.close()
+        await self._front_desk.close()
         self.journal.close()
         faults.obey(None)
+        sweep(str(self.directory.path))
         if self._removes_directory:
             self.directory.remove()
         await self._keeper.end()
@@ -284,6 +290,7 @@ class Supervisor:
             "pid": os.getpid(),
             **answers.describe_host(self.state, self.pids, self._stalls.still_for),
             "spares": self._spares.status() if self._spares else None,
+            "fork_servers": [self._forks.server_pid, self._forks.copy_pid] if self._forks else None,
             "rejected": dict(self.journal.rejected),
             "last_rejection": self.journal.last_rejection,
         }

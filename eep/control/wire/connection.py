@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from eep.control.wire.messages import MAX_PAGES
+from eep.control.wire.messages import MAX_DEVICE_FILES, MAX_PAGES
 from eep.control.wire.sealed_frames import ReceivedMessage, SealedChannel, SessionEnd, WireError
 
 MAX_UNSENT = 4 << 20
-MAX_DESCRIPTORS = MAX_PAGES + 1
-"""The pages of a rank and its pulse."""
+MAX_DESCRIPTORS = MAX_PAGES + 1 + MAX_DEVICE_FILES
+"""The pages of a rank, its pulse and its device files."""
 _READ_BYTES = 1 << 16
 
 
@@ -83,6 +83,8 @@ class Connection:
         except OSError:
             self.close()
             return
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
         self._descriptors += descriptors
         if not data:
             self.close()

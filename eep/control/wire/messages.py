@@ -14,6 +14,7 @@ from msgspec import Meta
 MAX_RANKS = 65536
 MAX_PAGES = 16
 """Control pages of one rank: one for each of its buffers and process group endpoints."""
+MAX_DEVICE_FILES = 64
 
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Number = Annotated[int, Meta(ge=-1, lt=2**62)]
@@ -35,6 +36,7 @@ class Register(ControlMessage, frozen=True):
     incarnation: Number
     pages: Annotated[int, Meta(ge=0, le=MAX_PAGES)] = 0
     pulse: bool = False
+    device_files: Annotated[int, Meta(ge=0, le=MAX_DEVICE_FILES)] = 0
 
 
 class SayReady(ControlMessage, frozen=True):

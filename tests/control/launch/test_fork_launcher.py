@@ -19,6 +19,7 @@ from eep.control.launch.processes import entry_name
 from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import RankStatus
+from eep.observe.event_log import read_events
 from tests.control import ranks
 from tests.control.harness import (
     PATIENCE,
@@ -82,21 +83,79 @@ def test_ranks_outlive_their_fork_server_and_the_next_one_replaces_them() -> Non
     async def body() -> None:
         async with forked(ranks.steady) as (supervisor, launcher):
             await until(supervisor, runs_with(supervisor, ALL))
-            first, before = launcher.server_pid, record(supervisor)
+            await until_copied(launcher)
+            first, copy, before = launcher.server_pid, launcher.copy_pid, record(supervisor)
             assert first is not None
             os.kill(first, signal.SIGKILL)
-            async with asyncio.timeout(PATIENCE):
-                while launcher.server_pid in (None, first):
-                    await asyncio.sleep(0.01)
+            await until_replaced(launcher, first)
+            assert launcher.server_pid == copy, "the next one had to import everything again"
             assert record(supervisor) == before, "the death of the fork server was felt"
             assert all(is_running(pid) for pid in supervisor.pids.values())
             kill(supervisor, 2)
             await until(supervisor, runs_with(supervisor, (0, 1)))
             await until(supervisor, runs_with(supervisor, ALL))
             assert parent_of(supervisor.pids[2]) == launcher.server_pid
+            told = [event for event in read_events(supervisor.directory.events) if event.phase == "FORK-SERVER"]
+            ended, ready = (event.cause for event in told)
+            assert f"process {first}" in ended
+            assert f"process {copy}" in ended
+            assert f"process {copy} is ready" in ready
             assert "exit status unknown" in supervisor.directory.events.read_text()
 
     asyncio.run(body())
+
+
+def test_a_copy_that_ends_is_replaced_and_one_that_takes_over_has_a_copy_too() -> None:
+    async def body() -> None:
+        async with forked(ranks.steady) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, ALL))
+            await until_copied(launcher)
+            copy = launcher.copy_pid
+            assert copy is not None
+            os.kill(copy, signal.SIGKILL)
+            await until_copied(launcher, other_than=copy)
+            assert not Path(f"/proc/{copy}").exists(), "a zombie is left"
+            for _ in range(2):
+                server, copy = launcher.server_pid, launcher.copy_pid
+                assert server is not None
+                os.kill(server, signal.SIGKILL)
+                await until_replaced(launcher, server)
+                assert launcher.server_pid == copy
+                await until_copied(launcher)
+            kill(supervisor, 0)
+            await until(supervisor, runs_with(supervisor, (1, 2)))
+            await until(supervisor, runs_with(supervisor, ALL))
+
+    asyncio.run(body())
+
+
+def test_when_a_fork_server_ends_with_its_copy_the_next_imports_everything_and_lost_ranks_wait() -> None:
+    async def body() -> None:
+        async with forked(ranks.steady) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, ALL))
+            await until_copied(launcher)
+            ended = (launcher.server_pid, launcher.copy_pid)
+            for pid in (supervisor.pids[1], *ended):
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            await until(supervisor, runs_with(supervisor, (0, 2)))
+            await until(supervisor, runs_with(supervisor, ALL))
+            assert launcher.server_pid not in ended
+            assert parent_of(supervisor.pids[1]) == launcher.server_pid
+
+    asyncio.run(body())
+
+
+async def until_copied(launcher: ForkLauncher, other_than: int | None = None) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while launcher.copy_pid in (None, other_than):
+            await asyncio.sleep(0.01)
+
+
+async def until_replaced(launcher: ForkLauncher, server: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while launcher.server_pid in (None, server):
+            await asyncio.sleep(0.01)
 
 
 def test_a_rank_that_signals_its_parent_hurts_no_other() -> None:

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -36,17 +37,24 @@ def free_ports(count: int) -> list[int]:
 
 
 class EtcdCluster:
-    def __init__(self, directory: Path, nodes: int = 3, *, tls: tuple[str, ...] = (), health: bool = True) -> None:
-        """``tls`` are etcd's own options for it; its clients then use https."""
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        tls: tuple[str, ...] = (),
+        trust: ssl.SSLContext | None = None,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        """``options`` are etcd's own. ``tls`` are those for it; then clients use https, and trust what ``trust`` does."""
         ports = free_ports(2 * nodes)
-        self._directory = directory
-        self._tls, self._scheme = tls, "https" if tls else "http"
+        self._directory, self._options = directory, options
+        self._tls, self._scheme, self._trust = tls, "https" if tls else "http", trust
         self._clients, self._peers = ports[:nodes], ports[nodes:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * nodes
         for node in range(nodes):
             self.start(node)
-        if health:
-            self.wait_until_healthy()
+        self.wait_until_healthy()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -68,6 +76,7 @@ class EtcdCluster:
             *("--heartbeat-interval", "300", "--election-timeout", "3000"),  # patient: all of them share this machine
             *("--log-level", "error"),
             *self._tls,
+            *self._options,
         ]
         with (self._directory / f"n{node}.log").open("ab") as log:
             self._processes[node] = subprocess.Popen(
@@ -85,7 +94,7 @@ class EtcdCluster:
         for endpoint in self.endpoints:
             while True:
                 try:
-                    with urllib.request.urlopen(f"{endpoint}/health", timeout=2) as answer:
+                    with urllib.request.urlopen(f"{endpoint}/health", timeout=2, context=self._trust) as answer:
                         if b'"true"' in answer.read():
                             break
                 except OSError:

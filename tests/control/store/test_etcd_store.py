@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from eep.control.store.embedded_store import StoreError
+from eep.control.store.etcd_gateway import StoreRefusal
 from eep.control.store.etcd_store import EtcdStore
 from eep.control.store.key_value import ABSENT
+from eep.control.store.record_seal import RecordSeal
 from eep.control.supervisor.supervisor import Supervisor
+from eep.control.wire.sealed_frames import new_key
 from eep.membership import Phase
 from tests.control import ranks
 from tests.control.harness import PATIENCE, kill, record, runs_with, supervised, until
@@ -29,7 +32,8 @@ ALL = (0, 1, 2, 3)
 
 @asynccontextmanager
 async def two_hosts(etcd: EtcdCluster, job: str) -> AsyncIterator[tuple[Supervisor, Supervisor]]:
-    """Hosts a and b with two ranks each, joined by etcd."""
+    """Hosts a and b with two ranks each, joined by etcd and the key of their job."""
+    seal = RecordSeal(new_key())
     async with AsyncExitStack() as stack:
         hosts = [
             await stack.enter_async_context(
@@ -38,7 +42,7 @@ async def two_hosts(etcd: EtcdCluster, job: str) -> AsyncIterator[tuple[Supervis
                     members,
                     max_ranks=4,
                     host=name,
-                    store=EtcdStore(etcd.endpoints, job, answer_within=5.0),
+                    store=EtcdStore(etcd.endpoints, job, seal=seal, answer_within=5.0),
                     lease_ttl=60.0,
                 )
             )
@@ -166,30 +170,61 @@ def admin(endpoint: str, path: str, body: object) -> None:
         answer.read()
 
 
+def add_root(endpoint: str) -> None:
+    admin(endpoint, "auth/user/add", {"name": "root", "password": "secret"})
+    admin(endpoint, "auth/role/add", {"name": "root"})
+    admin(endpoint, "auth/user/grant", {"user": "root", "role": "root"})
+    admin(endpoint, "auth/enable", {})
+
+
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_user_and_password(tmp_path: Path) -> None:
     cluster = EtcdCluster(tmp_path, nodes=1)
     try:
         (endpoint,) = cluster.endpoints
-        admin(endpoint, "auth/user/add", {"name": "root", "password": "secret"})
-        admin(endpoint, "auth/role/add", {"name": "root"})
-        admin(endpoint, "auth/user/grant", {"user": "root", "role": "root"})
-        admin(endpoint, "auth/enable", {})
+        add_root(endpoint)
 
         async def body() -> None:
-            with pytest.raises(StoreError, match="refused"):
-                await patient((endpoint,), "x").get("k")
-            with pytest.raises(StoreError, match="authentication failed"):
-                await patient((endpoint,), "x", user="root", password="wrong").get("k")
+            for credentials in ({}, {"user": "root", "password": "wrong"}):
+                with pytest.raises(StoreRefusal) as caught:
+                    await patient((endpoint,), "x", **credentials).get("k")
+                assert caught.value.cause == "password"
             store = patient((endpoint,), "x", user="root", password="secret")
             assert (await store.compare_and_swap("k", ABSENT, b"v")).done
             watch = store.watch("k")
             await anext(watch)
-            store._token = "made up"
+            store._gateway._token = "made up"
             with pytest.raises(StoreError, match="auth token"):
                 await store.get("k")
             assert await store.get("k") is not None, "a new token was not fetched"
             await watch.aclose()
+
+        asyncio.run(body())
+    finally:
+        cluster.close()
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_a_change_of_users_ends_signed_tokens_and_a_new_one_is_fetched(tmp_path: Path) -> None:
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    subprocess.run(["openssl", "genrsa", "-out", str(private), "2048"], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "rsa", "-in", str(private), "-pubout", "-out", str(public)], check=True, capture_output=True
+    )
+    signed = f"jwt,pub-key={public},priv-key={private},sign-method=RS256"
+    cluster = EtcdCluster(tmp_path, nodes=1, options=("--auth-token", signed))
+    try:
+        (endpoint,) = cluster.endpoints
+        add_root(endpoint)
+
+        async def body() -> None:
+            store, other = (patient((endpoint,), "x", user="root", password="secret") for _ in range(2))
+            assert await store.get("k") is None
+            await other._gateway.call("auth/user/add", {"name": "another", "password": "secret"})
+            with pytest.raises(StoreError):
+                await store.get("k")
+            assert await store.get("k") is None, "a new token was not fetched"
 
         asyncio.run(body())
     finally:
@@ -209,21 +244,15 @@ def test_certificates(tmp_path: Path) -> None:
         capture_output=True,
     )
     options = ("--cert-file", str(certificate), "--key-file", str(key))
-    cluster = EtcdCluster(tmp_path, nodes=1, tls=options, health=False)
     trusting = ssl.create_default_context(cafile=str(certificate))
+    cluster = EtcdCluster(tmp_path, nodes=1, tls=options, trust=trusting)
 
     async def body() -> None:
         store = patient(cluster.endpoints, "x", tls=trusting)
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                try:
-                    assert await store.get("k") is None
-                    break
-                except StoreError:
-                    await asyncio.sleep(0.05)
         assert (await store.compare_and_swap("k", ABSENT, b"v")).done
-        with pytest.raises(StoreError, match="cannot be reached"):
-            await patient(cluster.endpoints, "x").get("k")  # which does not trust this certificate
+        with pytest.raises(StoreRefusal, match="is not trusted") as caught:
+            await patient(cluster.endpoints, "x").get("k")
+        assert caught.value.cause == "certificate"
 
     try:
         asyncio.run(body())

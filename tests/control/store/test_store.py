@@ -21,6 +21,8 @@ from eep.control.store.embedded_store import (
     Swap,
 )
 from eep.control.store.etcd_store import EtcdStore
+from eep.control.store.record_seal import RecordSeal
+from eep.control.wire.sealed_frames import new_key
 from tests.control.store.etcd_cluster import EtcdCluster
 
 PATIENCE = 60.0
@@ -37,7 +39,8 @@ def open_store(request: pytest.FixtureRequest) -> OpenStore:
     @asynccontextmanager
     async def opened() -> AsyncIterator[RecordStore]:
         if cluster is not None:
-            yield EtcdStore(cluster.endpoints, f"test-{next(_names)}", answer_within=10.0)
+            name, seal = f"test-{next(_names)}", RecordSeal(new_key())
+            yield EtcdStore(cluster.endpoints, name, seal=seal, answer_within=10.0)
             return
         embedded = EmbeddedStore()
         try:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -44,6 +45,9 @@ def test_nothing_is_left_when_the_supervisor_ends(number: signal.Signals) -> Non
         )
         assert supervisor.stdout is not None
         directory = Path((await asyncio.to_thread(supervisor.stdout.readline)).decode().strip())
+        shared = Path("/dev/shm", f"eep-test-{uuid4().hex}")
+        shared.touch()
+        (directory / "sweep").write_text(f"{shared}*\n")
         async with asyncio.timeout(PATIENCE):
             while len(pids := children_of(str(directory))) < 4:  # two ranks, and a child of each
                 await asyncio.sleep(0.02)
@@ -53,6 +57,8 @@ def test_nothing_is_left_when_the_supervisor_ends(number: signal.Signals) -> Non
             while directory.exists():
                 await asyncio.sleep(0.01)
         assert not children_of(str(directory))
+        with pytest.raises(FileNotFoundError):
+            shared.unlink()
         supervisor.stdout.close()
         if number != signal.SIGKILL:
             assert supervisor.returncode == 0

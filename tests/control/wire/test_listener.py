@@ -132,6 +132,6 @@ def test_a_supervisor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 await until(lambda: owner.rejected)
             await until(lambda: front._connections)
         assert set(owner.rejected) == {"not-accepted"}
-        front.close()
+        await front.close()
 
     asyncio.run(body())

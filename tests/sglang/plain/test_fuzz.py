@@ -98,6 +98,17 @@ def test_no_request_ends_a_rank(plain: Server) -> None:
         ),
         ("/generate", {"input_embeds": [[0.5] * 3]}, "input_embeds"),
         ("/generate", {"text": "Say", "sampling_params": {"n": 10**9}}, "n must be"),
+        ("/generate", {"text": "Say", "sampling_params": {"n": None}}, "n must be"),
+        ("/generate", {"text": "Say", "sampling_params": {"temperature": "hot"}}, "temperature must be a number"),
+        ("/generate", {"text": ["Say", "it"], "sampling_params": [{}, {"stop": 5}]}, "stop must be"),
+        ("/generate", {"text": "Say", "sampling_params": {"nonsense": 1}}, "no field 'nonsense'"),
+        (
+            "/generate",
+            {"text": "Say", "sampling_params": {"stop_regex_strs": ["(a+)+$"]}},
+            "no field 'stop_regex_strs'",
+        ),
+        ("/generate", {"text": "Say", "sampling_params": {"stop_regex": "(a|a)+$"}}, "stop_regex must not repeat"),
+        ("/v1/completions", {"model": "default", "prompt": "Say", "stop_regex": "(a|a){30}$"}, "stop_regex must not"),
         ("/generate", {"text": "Say", "session_params": {"offset": "x"}}, "session_params"),
     ],
 )

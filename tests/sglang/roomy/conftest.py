@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eep.drill.sglang_server import FOUR_RANKS, Server
-from tests.sglang.drills import check_end
+from tests.sglang.drills import Drilled, check_end
 
 # Room for every expert on every rank: one rank alone can serve.
 ARGUMENTS = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000", "--enable-metrics")
@@ -28,3 +28,8 @@ def roomy(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
     with server:
         yield server
     check_end(server)
+
+
+@pytest.fixture(scope="package")
+def drilled(roomy: Server) -> Drilled:
+    return Drilled.of(roomy)

@@ -8,18 +8,12 @@ from itertools import islice
 
 import pytest
 
-from eep.drill.sglang_server import Server
 from tests.sglang.drills import Drilled, descriptors, is_started_again, lives_of, scrape, wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
 RANKS = 4
 MANY, PACE, LONGEST_DRILL = 30, 2.0, 300.0
-
-
-@pytest.fixture(scope="module")
-def drilled(roomy: Server) -> Drilled:
-    return Drilled.of(roomy, RANKS)
 
 
 def test_each_rank_in_turn(drilled: Drilled) -> None:

@@ -1,4 +1,4 @@
-"""Requests of every kind continue on another rank when theirs is killed, and their clients cannot tell.
+"""Requests of every kind go on when their rank is killed, or the detokenizer, and their clients cannot tell.
 
 One rank gets all kinds at once, first without a fault, and then it is killed. Two checks show that it had them: none had
 ended when it was killed, and the front end says how many it moved.
@@ -11,7 +11,7 @@ import string
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from sglang_patches.front_end.replay import MAY_DIFFER
+from tests.sglang import server_processes as processes
 from tests.sglang.drills import wait_for
 from tests.sglang.roomy.request_kinds import (
     COMPLETIONS,
@@ -130,6 +131,25 @@ def test_samples_differ_by_their_seeds(served: Served) -> None:
 @pytest.mark.parametrize(("rank", "after"), [(1, 5), pytest.param(0, 62, marks=pytest.mark.long)])
 def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, after: int) -> None:
     """Early, and late: ranks send what is not streamed to the front end in pieces of 50 tokens."""
+    check_that_all_go_on(served, rank, after, lambda: served.target.kill(rank))
+
+
+@pytest.mark.parametrize("after", [5, pytest.param(62, marks=pytest.mark.long)])
+def test_every_kind_goes_on_when_the_detokenizer_is_killed(served: Served, after: int) -> None:
+    """All ranks have some of them."""
+    served.wait_until_all_are_in()
+    server, lives = served.server, served.target.ranks()
+
+    def kill() -> None:
+        killed = processes.kill(server, processes.DETOKENIZER)
+        processes.wait_for_next(server, processes.DETOKENIZER, killed)
+
+    check_that_all_go_on(served, None, after, kill)
+    assert served.target.ranks() == lives, "a rank was lost"
+
+
+def check_that_all_go_on(served: Served, rank: int | None, after: int, kill: Callable[[], None]) -> None:
+    """Ask in every way at once, ``kill`` when the streams have so many tokens, and compare."""
     served.wait_until_all_are_in()
     moved, ends = served.moved(), served.server.log.count(_ENDS)
     asked = {name: Asking(served.server, kind, rank) for name, kind in served.kinds.items()}
@@ -137,9 +157,9 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
     slowest = [asked[name] for name in ("generate streamed", "regex", "two samples")]
     wait_for(lambda: all(each.reply.events >= after for each in slowest), "the streams have begun")
     ended = [name for name, each in asked.items() if not each.is_alive()]
-    served.target.kill(rank)
+    kill()
     replies = {name: each.result() for name, each in asked.items()}
-    assert ended == [], "these had ended before the rank was killed"
+    assert ended == [], "these had ended before the process was killed"
     assert served.server.log.count(_ENDS) == ends, "a survivor has ended"
     assert served.moved() - moved >= 1 + sum(kind.samples for kind in served.kinds.values())
     for name, reply in replies.items():
@@ -151,7 +171,7 @@ def test_every_kind_goes_on_when_its_rank_is_killed(served: Served, rank: int, a
 
 
 def check_reply(name: str, reply: Reply, wanted: Reply) -> None:
-    """The client cannot tell that its rank was killed."""
+    """The client cannot tell that a process was killed."""
     assert (reply.status, reply.problem) == (200, ""), name
     assert reply.tokens == wanted.tokens, name
     assert reply.texts == wanted.texts, name

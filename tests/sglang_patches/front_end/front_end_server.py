@@ -84,6 +84,7 @@ class Server:
             self.dropped.append,
             clock=lambda: self.now,
             revoke=self.revoked.append,
+            renew=lambda: self.sent.append("RENEW"),
             wait_limit=30.0,
             **options,
         )

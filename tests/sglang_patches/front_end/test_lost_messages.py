@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_patches.addressed_life import RECEIVED, life_of
+from sglang_patches.rank.resumption import DELIVERED
 from tests.sglang_patches.front_end.front_end_server import AbortReq, Server
 
 
@@ -42,6 +43,29 @@ def test_a_request_that_did_not_reach_its_rank_is_revoked_and_sent_again() -> No
     )
     assert server.deliver("lost~1", [1], "a", 1, finished=True).rids == ["lost"]
     assert server.answered == []
+
+
+def test_when_the_detokenizer_is_gone_ranks_stop_and_requests_go_on_from_what_their_clients_have() -> None:
+    server = Server()
+    server.view(1, r0=0, r1=0)
+    for name in ("a", "b", "c"):
+        server.accept(name)
+    server.accept("in a session", session_params={"id": "s"})
+    server.deliver("a", [1, 2], "ab", 2)
+    server.front_end.send(AbortReq("c"))
+    server.front_end.abort_answer(AbortReq("b", abort_message=RECEIVED))
+    before = len(server.sent)
+    server.front_end.on_detokenizer_gone()
+    assert server.revoked == ["c", "in a session"], "a rank may have the others"
+    assert server.sent[before] == "RENEW", "a rank that stops all it serves must not stop what it is sent anew"
+    again = {message.rid: message.sampling_params.custom_params for message in server.sent[before + 1 :]}
+    assert again == {"a~1": {DELIVERED: [1, 2]}, "b~1": None}
+    answers = dict(server.answered)
+    assert answers.keys() == {"c", "in a session"}
+    assert answers["in a session"]["status_code"] == 503
+    assert server.deliver("a", [3], "c", 3).rids == ["LATE"], "the next detokenizer does not know how the text began"
+    seen = server.deliver("a~1", [3], "abc", 3)
+    assert (seen.rids, seen.output_ids, seen.output_strs) == (["a"], [[3]], ["c"])
 
 
 def test_nothing_is_looked_after_when_all_was_received() -> None:

@@ -16,10 +16,8 @@ from sglang_patches.front_end.request_limits import (
     INT32,
     INT64,
     MOST_PROMPT_LOGPROBS,
-    MOST_SAMPLES,
     RequestLimits,
     check_ranges,
-    check_samples,
 )
 from tests.sglang_patches.front_end.front_end_server import Server, TokenizedGenerateReqInput
 
@@ -182,18 +180,6 @@ def test_a_request_that_is_let_through_can_be_indexed_by(
     assert all(each >= 0 for each in (*tokens, *wanted, *stops, *places, count)), "an index from the end is none"
     np.array([top_k, least], np.int32)
     np.array([seed], np.int64)
-
-
-@pytest.mark.parametrize("asked", [MOST_SAMPLES + 1, 10**12, -1, "2", 1.5])
-def test_more_samples_than_one_request_may_have_are_refused(asked: Any) -> None:
-    for parameters in ({"n": asked}, [{"n": 1}, {"n": asked}]):
-        with pytest.raises(ValueError, match=rf"n must be a number from 1 to {MOST_SAMPLES}"):
-            check_samples(parameters)
-
-
-@pytest.mark.parametrize("parameters", [None, {}, {"n": None}, {"n": MOST_SAMPLES}, [{}, {"n": 2}]])
-def test_samples_that_one_request_may_have_are_let_through(parameters: Any) -> None:
-    check_samples(parameters)
 
 
 def test_the_front_end_sends_nothing_of_a_request_that_is_out_of_range() -> None:

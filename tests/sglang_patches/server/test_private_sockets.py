@@ -39,6 +39,8 @@ def test_every_address_that_sglang_hands_out_is_a_unix_socket_in_the_directory(s
     differs = {name for name in server if server[name] != rank[name]}
     assert differs == {"scheduler_input_ipc_name", "instance_id"}
     assert rank["scheduler_input_ipc_name"] == private_sockets.rank_address(tmp_path, 2)
+    listed = (tmp_path / "sweep").read_text()
+    assert listed == f"/dev/shm/sglang_loads_{server['instance_id']}_*.shm\n", "the keeper removes it at the end"
 
 
 def test_the_place_of_the_sockets_is_closed_to_other_users(tmp_path: Path) -> None:

@@ -21,6 +21,11 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"tp_size": 1, "dp_size": 1, "ep_size": 1}, "at least 2"),
         ({"dist_init_addr": "127.0.0.1:5000"}, "--dist-init-addr"),
         ({"decoupled_spec_role": "drafter"}, "--decoupled-spec-role"),
+        ({"grpc_port": 50051}, "--grpc-port"),
+        ({"grpc_mode": True}, "--grpc-mode"),
+        ({"smg_grpc_mode": True}, "--smg-grpc-mode"),
+        ({"use_ray": True}, "--use-ray"),
+        ({"encoder_only": True}, "--encoder-only"),
         ({"dp_size": 2}, "--dp-size must equal --tp-size"),
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
         ({"enable_hierarchical_cache": True}, "outside of the device"),
@@ -38,11 +43,12 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"eep_store": "localhost:2379"}, "named like http://127.0.0.1:2379"),
         ({"eep_store": "http://127.0.0.1:none"}, "--eep-store"),
         ({"eep_store": ""}, "--eep-store"),
-        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "not supported"),
+        ({"eep_store": "http://me:secret@127.0.0.1:2379"}, "--eep-store-password-file"),
         ({"eep_store": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
         ({"eep_max_ranks": 3}, "--eep-max-ranks"),
         ({"eep_max_ranks": 5}, "the number of experts cannot be read"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
+        ({"detokenizer_worker_num": 2}, "--detokenizer-worker-num"),
         ({"enable_lora": True}, "--enable-lora"),
         ({"lora_paths": ["a"]}, "--lora-paths"),
         ({"enable_prefill_delayer": True}, "--enable-prefill-delayer"),
@@ -63,6 +69,25 @@ from tests.sglang_patches.server.arguments import given, with_model
 def test_what_cannot_be_had_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(SystemExit, match=reason):
         flags.parse(given(**changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("SGLANG_GRPC_PORT", "50051"), ("SGLANG_RUST_SERVER", "true"), ("SGLANG_RUST_SERVER", "1")]
+)
+def test_no_variable_opens_a_way_past_the_guard_of_the_routes(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=f"{name}={value} .* unset the variable"):
+        flags.parse(given())
+
+
+@pytest.mark.parametrize(("name", "value"), [("SGLANG_GRPC_PORT", ""), ("SGLANG_RUST_SERVER", "false")])
+def test_a_variable_that_opens_no_way_past_the_guard_is_let_through(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    flags.parse(given())
 
 
 def test_a_backup_needs_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:

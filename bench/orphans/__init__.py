@@ -1,0 +1,1 @@
+"""What the SIGKILL of one process does to another that shares its GPU, by how much work the first leaves there."""
