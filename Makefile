@@ -84,7 +84,8 @@ sanitize: $(VENV)/.tools  ## the C++ core under AddressSanitizer and ThreadSanit
 	    build/$$kind/eep_core_test; \
 	done
 
-soak: setup-sglang build  ## fault points and random membership schedules until stopped (or SOAK_SECONDS=n); seeds that fail are kept
+soak: setup-sglang build  ## fault points and random membership schedules until stopped (or SOAK_SECONDS=n); seeds that fail are kept. SOAK_DEATHS=1000: first, does a server grow with so many deaths of ranks?
+	$(if $(SOAK_DEATHS),$(PY) -m bench.soak --deaths $(SOAK_DEATHS))
 	$(PY) -m tests.soak $(SOAK_SECONDS)
 
 lint: build  ## ruff, mypy, clang-format

@@ -89,6 +89,11 @@ class Server:
         self.stop()
 
     @property
+    def pid(self) -> int:
+        """The process that serves HTTP."""
+        return self._process.pid
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -139,7 +144,7 @@ class Server:
             time.sleep(0.1)
 
     def _look_for_shared_memory(self) -> None:
-        self._mapped.update(path for pid in self.processes() for path in _shared_memory_of(pid))
+        self._mapped.update(path for pid in self.processes() for path in shared_memory_of(pid))
 
     # ---- requests ----
 
@@ -235,7 +240,7 @@ def _read(pid: int, what: str) -> bytes:
         return b""
 
 
-def _shared_memory_of(pid: int) -> set[Path]:
+def shared_memory_of(pid: int) -> set[Path]:
     """The files in shared memory that a process has mapped."""
     mapped = [line.split(maxsplit=5)[5:] for line in _read(pid, "maps").decode(errors="replace").splitlines()]
     paths = {Path(name) for names in mapped for name in names if not name.endswith(" (deleted)")}

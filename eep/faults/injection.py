@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,10 +23,11 @@ from typing import Protocol
 from eep.abi import native
 
 ACTIONS = {"kill": 1, "stop": 2, "sleep": 3, "drop": 4}
-LOSABLE = ("dispatch.after_rows", "combine.after_rows")
-"""The points at which a rank is about to send a message, which ``drop`` can lose."""
+LOSABLE = ("dispatch.after_rows", "combine.after_rows", "request.received")
+"""The points at which a message, about to be sent or just received, can be lost by ``drop``."""
 
 PLACES: Mapping[str, str] = {
+    "request.received": "a request has reached the rank; the front end was not told, and the rank has not begun it",
     "step.evidence": "a step or a collective cannot be trusted; the supervisor was not told",
     "step.revoked": "the rank has given up the step and told the supervisor",
     "view.agreed": "a view was committed; the rank has applied nothing of it",
@@ -95,7 +97,7 @@ def check_plan(point: str, plan: FaultPlan) -> None:
     if plan.action not in ACTIONS:
         raise ValueError(f"there is no fault {plan.action!r}; choose one of {', '.join(ACTIONS)}")
     if plan.action == "drop" and point not in LOSABLE:
-        raise ValueError(f"no rank sends a message at {point} that could be lost; use {' or '.join(LOSABLE)}")
+        raise ValueError(f"there is no message at {point} that could be lost; use {' or '.join(LOSABLE)}")
     if plan.skip < 0 or plan.sleep_ms < 0:
         raise ValueError(f"skip and sleep_ms cannot be negative, got {plan.skip} and {plan.sleep_ms}")
     if plan.count < 1:
@@ -113,6 +115,7 @@ def arm(point: str, action: str, *, skip: int = 0, sleep_ms: float = 0, count: i
 def disarm() -> None:
     """Disarms every point of this process."""
     with _armed.lock:
+        _armed.losing.clear()
         for point in tuple(_armed.plans):
             _armed.remove(point)
 
@@ -127,6 +130,11 @@ def at(point: str) -> None:
     """This process passes ``point``: acts if it is armed."""
     if _armed.live:
         _armed.passed(point)
+
+
+def loses(point: str) -> bool:
+    """This process passes ``point`` with a message: acts if it is armed, and says whether the message is lost."""
+    return _armed.live and _armed.passed(point)
 
 
 def take_orders() -> None:
@@ -153,6 +161,8 @@ class _Armed:
         self.plans: dict[str, FaultPlan] = {}
         self.source: OrderSource | None = None
         self.live = False
+        self.losing: Counter[str] = Counter()
+        """How many more messages are lost at a point that has acted."""
 
     def add(self, point: str, plan: FaultPlan) -> None:
         self.plans[point] = plan
@@ -167,7 +177,7 @@ class _Armed:
         self.refresh()
 
     def refresh(self) -> None:
-        self.live = bool(self.plans) or self.source is not None
+        self.live = bool(self.plans) or self.source is not None or self.losing.total() > 0
 
     def take_orders(self) -> None:
         if self.source is None:
@@ -179,19 +189,29 @@ class _Armed:
             if point not in self.plans:
                 self.add(point, plan)
 
-    def passed(self, point: str) -> None:
+    def passed(self, point: str) -> bool:
+        """Whether a message that is there is lost."""
         with self.lock:
             self.take_orders()
+            if self.losing[point] > 0:
+                self.losing[point] -= 1
+                self.refresh()
+                return True
             plan = self.plans.get(point)
             if plan is None:
-                return
+                return False
             if plan.skip:
                 self.plans[point] = replace(plan, skip=plan.skip - 1)
-                return
+                return False
             self.remove(point)
             wanted = self.source is None or self.source.fired(point, plan.action)
+            is_lost = wanted and plan.action == "drop"
+            if is_lost:
+                self.losing[point] = plan.count - 1
+                self.refresh()
         if wanted:
             _act(plan)
+        return is_lost
 
     def kernel_fired(self, point: str) -> None:
         with self.lock:

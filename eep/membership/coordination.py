@@ -12,6 +12,7 @@ from eep.membership.decide import Unchanged, decide
 from eep.membership.effects import ListReports, Propose
 from eep.membership.events import EVERY_HOST
 from eep.membership.records import InstanceRecord, Report
+from eep.membership.regrouping import Regrouping
 from eep.membership.state import HostState, coordinator_missing, is_coordinator, must_look_again, report_of
 
 
@@ -37,8 +38,7 @@ def next_move(state: HostState) -> Propose | ListReports | Unchanged:
         known_reports(state),
         judge_epoch=state.judged,
         first_view=state.policy.first_view,
-        fewest=state.policy.fewest_ranks,
-        regroup_epoch=state.regrouped,
+        regrouping=regrouping_of(state),
     )
     return decided if isinstance(decided, Unchanged) else Propose(decided, state.version)
 
@@ -54,6 +54,11 @@ def decides(state: HostState) -> bool:
     return (
         _held_back(state) is None and is_coordinator(state) and state.scope == EVERY_HOST and not must_look_again(state)
     )
+
+
+def regrouping_of(state: HostState) -> Regrouping:
+    policy = state.policy
+    return Regrouping(policy.fewest_ranks, policy.enough_ranks, state.regrouped, state.made_do)
 
 
 def known_reports(state: HostState) -> Mapping[str, Report]:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eep.membership.events import Timer
 from eep.membership.records import Accusation, InstanceRecord, Life, Phase, Report, host_of
+from eep.membership.regrouping import Regrouping, joining
 from eep.view import NEVER, View
 
 Reports = Mapping[str, Report]
@@ -33,19 +35,19 @@ def decide(
     *,
     judge_epoch: int = -1,
     first_view: int = 1,
-    fewest: int = 0,
-    regroup_epoch: int = -1,
+    regrouping: Regrouping | None = None,
 ) -> InstanceRecord | Unchanged:
     """The record that should follow ``instance``, or why it may stand as it is.
 
     ``reports`` maps each live host to its report. ``judge_epoch`` is the epoch whose accusations have had
-    their time to come in. ``first_view`` is how many ranks a new instance waits for. ``fewest`` suffice to
-    serve, 0 if that is not known; ``regroup_epoch`` is the empty epoch in which they have waited for the others.
+    their time to come in. ``first_view`` is how many ranks a new instance waits for, and ``regrouping`` says when
+    one that was lost begins again.
     """
+    regrouping = regrouping or Regrouping()
     nxt = (
         _after_faults(instance, reports)
         or _after_repair(instance, reports)
-        or _after_requests(instance, reports, first_view, fewest if regroup_epoch == instance.view.epoch else 0)
+        or _after_requests(instance, reports, first_view, regrouping)
         or _after_accusations(instance, reports, judge_epoch)
         or instance
     )
@@ -54,7 +56,7 @@ def decide(
         nxt = _with_grants(nxt, reports, also="" if nxt is instance else nxt.reason)
     if nxt is not instance:
         return replace(nxt, serial=instance.serial + 1)
-    return Unchanged(_waiting_for(instance, reports, first_view, fewest))
+    return Unchanged(_waiting_for(instance, reports, first_view, regrouping))
 
 
 def judge(active: Iterable[int], accusations: Iterable[Accusation]) -> tuple[int, ...]:
@@ -149,15 +151,9 @@ def _unsettled(instance: InstanceRecord, reports: Reports) -> list[int]:
     return [rank for rank in view.active if (rank, view.incarnations[rank]) not in settled]
 
 
-def can_regroup(instance: InstanceRecord, reports: Reports, fewest: int) -> bool:
-    """Whether every rank was lost, ``fewest`` are back, which suffice to serve, and others are still on their way."""
-    view = instance.view
-    if view.active or view.epoch == 0 or fewest < 1:
-        return False
-    return len(_joining(instance, reports)) >= fewest and _are_coming(reports)
-
-
-def _after_requests(instance: InstanceRecord, reports: Reports, first_view: int, fewest: int) -> InstanceRecord | None:
+def _after_requests(
+    instance: InstanceRecord, reports: Reports, first_view: int, regrouping: Regrouping
+) -> InstanceRecord | None:
     if instance.phase is not Phase.RUN:
         return None
     view = instance.view
@@ -167,35 +163,15 @@ def _after_requests(instance: InstanceRecord, reports: Reports, first_view: int,
         for rank, told in report.ranks.items()
         if told.life is Life.LEAVING and instance.has(rank, told.incarnation)
     ]
-    joining = _joining(instance, reports)
-    if not view.active:
-        # An empty instance starts once, with all that are coming, rather than rank by rank. After a loss of all, those
-        # that suffice wait for the others for a while only: one that hangs must not keep them from serving.
-        waits = _are_coming(reports) and not can_regroup(instance, reports, fewest)
-        if waits or (view.epoch == 0 and len(joining) < first_view):
-            return None
-    if not leaving and not joining:
+    coming = joining(instance, reports)
+    if not view.active and (regrouping.must_wait(instance, reports) or (view.epoch == 0 and len(coming) < first_view)):
         return None
-    joined = view.without(leaving).joined_by(joining, epoch=view.epoch + 1)
+    if not leaving and not coming:
+        return None
+    joined = view.without(leaving).joined_by(coming, epoch=view.epoch + 1)
     reasons = [f"rank {rank} left" for rank in sorted(leaving)]
-    reasons += [f"rank {rank} joined as incarnation {joining[rank]}" for rank in sorted(joining)]
+    reasons += [f"rank {rank} joined as incarnation {coming[rank]}" for rank in sorted(coming)]
     return _with_view(instance, joined, _shortened(reasons))
-
-
-def _joining(instance: InstanceRecord, reports: Reports) -> dict[int, int]:
-    """The incarnations of the ranks that are ready to come in."""
-    return {
-        rank: told.incarnation
-        for report in reports.values()
-        for rank, told in report.ranks.items()
-        if told.life is Life.READY and told.incarnation == instance.granted[rank] > instance.view.incarnations[rank]
-    }
-
-
-def _are_coming(reports: Reports) -> bool:
-    return any(
-        told.life in (Life.WANTED, Life.STARTING) for report in reports.values() for told in report.ranks.values()
-    )
 
 
 def _after_accusations(instance: InstanceRecord, reports: Reports, judge_epoch: int) -> InstanceRecord | None:
@@ -244,7 +220,7 @@ def _with_view(instance: InstanceRecord, view: View, reason: str) -> InstanceRec
     return replace(instance, view=view, phase=phase, condemned=(), reason=reason)
 
 
-def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int, fewest: int) -> str:
+def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int, regrouping: Regrouping) -> str:
     """What comes first of all that is awaited: verdicts, then repair, then ranks on their way."""
     view = instance.view
     if instance.condemned:
@@ -254,9 +230,10 @@ def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int, fe
     if instance.phase is Phase.AGREED:
         return f"{_ranks(_unsettled(instance, reports))} to settle in epoch {view.epoch}"
     told = [(rank, each) for report in reports.values() for rank, each in report.ranks.items()]
-    if coming := sorted({rank for rank, each in told if each.life is Life.STARTING}):
-        more = ", for a moment: those that are ready suffice" if can_regroup(instance, reports, fewest) else ""
-        return f"{_ranks(coming)} to get ready{more}"
+    wait = regrouping.wait(instance, reports)
+    awaited = (Life.STARTING, Life.RESTING) if wait is Timer.MAKE_DO else (Life.STARTING,)
+    if coming := sorted({rank for rank, each in told if each.life in awaited}):
+        return f"{_ranks(coming)} to get ready{_WHILE_WAITING.get(wait, '')}"
     if claimed := sorted({rank for rank, each in told if each.life is Life.WANTED}):
         return f"{_ranks(claimed)} to be given up by another supervisor, which has the same"
     if not view.active:
@@ -265,6 +242,12 @@ def _waiting_for(instance: InstanceRecord, reports: Reports, first_view: int, fe
             return f"{first_view - ready} of the {first_view} ranks of the first view to get ready"
         return "a rank to be launched: none is in, and none is on its way"
     return f"nothing: {_ranks(view.active)} run, and no other rank is on its way"
+
+
+_WHILE_WAITING: Mapping[Timer | None, str] = {
+    Timer.REGROUP: ", for a moment: those that are ready suffice",
+    Timer.MAKE_DO: ", for a while: those that are ready could serve only in part",
+}
 
 
 def _ranks(ranks: Sequence[int]) -> str:

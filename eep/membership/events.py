@@ -168,6 +168,7 @@ class LeaseLost:
 class Timer(Enum):
     JUDGE = "judge"
     REGROUP = "regroup"
+    MAKE_DO = "make-do"
     RELAUNCH = "relaunch"
     START = "start"
     SETTLE = "settle"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from eep.membership.deadlines import deadline_passed
 from eep.membership.effects import Fence
 from eep.membership.events import (
     Action,
@@ -28,8 +29,8 @@ from eep.membership.events import (
     Suspected,
     Timer,
 )
-from eep.membership.records import Accusation, Phase, Report
-from eep.membership.state import LocalRank, RankStatus
+from eep.membership.records import Accusation, Report
+from eep.membership.state import RankStatus
 from eep.membership.turn import Turn
 
 
@@ -240,46 +241,6 @@ def _lease_lost(turn: Turn, _: LeaseLost) -> None:
     turn.update(leased=False, scope="", looking=False)
 
 
-def _deadline(turn: Turn, event: Deadline) -> None:
-    if event.timer is Timer.JUDGE:
-        turn.update(judged=max(turn.state.judged, event.number))
-    elif event.timer is Timer.REGROUP:
-        turn.update(regrouped=max(turn.state.regrouped, event.number))
-    elif event.timer is Timer.SETTLE:
-        _settle_late(turn, event.number)
-    else:
-        local = turn.state.ranks.get(event.rank)
-        if local is not None and local.incarnation == event.number:
-            _rank_late(turn, event.timer, event.rank, local)
-
-
-def _settle_late(turn: Turn, epoch: int) -> None:
-    instance = turn.state.instance
-    if instance is None or instance.view.epoch != epoch or instance.phase is not Phase.AGREED:
-        return
-    for rank, local in turn.state.ranks.items():
-        if turn.state.is_in(rank) and local.settled != epoch:
-            turn.fence(rank, f"rank {rank} did not settle in epoch {epoch} in time")
-
-
-def _rank_late(turn: Turn, timer: Timer, rank: int, local: LocalRank) -> None:
-    if timer is Timer.RELAUNCH and local.status is RankStatus.RESTING:
-        turn.update_rank(rank, status=RankStatus.WANTED)
-    elif timer is Timer.START and local.status is RankStatus.STARTING:
-        turn.fence(rank, f"rank {rank} was not ready in time")
-    elif timer is Timer.LEAVE and local.status is RankStatus.LEAVING:
-        turn.fence(rank, f"rank {rank} had left but did not end")
-    elif timer is Timer.FENCE and local.status is RankStatus.FENCING:
-        turn.update_rank(rank, status=RankStatus.STUCK)
-        turn.log(
-            "STUCK",
-            f"rank {rank} was killed but does not end; it is out, and not replaced until it ends",
-            rank,
-        )
-    elif timer is Timer.STABLE and turn.state.is_in(rank):
-        turn.update_rank(rank, failures=0)
-
-
 HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     Exited: _exited,
     PulseStopped: _pulse_stopped,
@@ -298,5 +259,5 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     ReportsListed: _reports_listed,
     LeaseHeld: _lease_held,
     LeaseLost: _lease_lost,
-    Deadline: _deadline,
+    Deadline: deadline_passed,
 }

@@ -34,6 +34,8 @@ class Life(Enum):
     """Alive, and asks to be taken out."""
     FENCING = "fencing"
     """Killed, but its exit has not been seen: it counts as alive until it has."""
+    RESTING = "resting"
+    """Dead; the host will ask for leave to launch it again in a while."""
     DOWN = "down"
     """No process, or one that even SIGKILL does not end; none is asked for."""
 

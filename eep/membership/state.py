@@ -20,10 +20,14 @@ class Policy:
     first_view: int = 1
     fewest_ranks: int = 0
     """How many suffice to serve; 0: not known. An operator may not take a rank out when fewer would stay."""
+    enough_ranks: int = 0
+    """How many serve as well as all do, where fewer serve only in part; 0: ``fewest_ranks`` do."""
     judge_after: float = 0.2
     """How long accusations are collected before they are judged."""
     regroup_after: float = 2.0
-    """After a loss of all ranks: how long ``fewest_ranks`` that are back wait for the others. For ever if that is 0."""
+    """After a loss of all ranks: how long those that are back and are enough wait for the others."""
+    make_do_after: float = 60.0
+    """The same for those that could serve only in part, from the first of them on."""
     start_deadline: float = 600.0
     settle_deadline: float = 120.0
     stall_deadline: float = 60.0
@@ -62,9 +66,9 @@ _LIFE = {
     RankStatus.READY: Life.READY,
     RankStatus.LEAVING: Life.LEAVING,
     RankStatus.FENCING: Life.FENCING,
-    RankStatus.RESTING: Life.DOWN,
+    RankStatus.RESTING: Life.RESTING,
     RankStatus.DOWN: Life.DOWN,
-    RankStatus.ENDING: Life.DOWN,
+    RankStatus.ENDING: Life.RESTING,
     RankStatus.STUCK: Life.DOWN,
 }
 
@@ -120,7 +124,9 @@ class HostState:
     judged: int = -1
     regrouping: int = -1
     regrouped: int = -1
-    """The empty epochs in which the wait for further ranks began, and was over."""
+    making_do: int = -1
+    made_do: int = -1
+    """The empty epochs in which each wait for further ranks began, and was over."""
     published: Report | None = None
     stopping: bool = False
     operations: tuple[str, ...] = ()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from eep.membership.coordination import decides, known_reports, next_move
-from eep.membership.decide import can_regroup
+from eep.membership.coordination import decides, known_reports, next_move, regrouping_of
 from eep.membership.effects import (
     Effect,
     Fence,
@@ -227,9 +226,13 @@ class Turn:
     def _time_the_regrouping(self) -> None:
         state, instance = self.state, self.state.instance
         assert instance is not None
-        if state.regrouping < state.epoch and can_regroup(instance, known_reports(state), state.policy.fewest_ranks):
+        wait = regrouping_of(state).wait(instance, known_reports(state))
+        if wait is Timer.REGROUP and state.regrouping < state.epoch:
             self.update(regrouping=state.epoch)
-            self.set_timer(Timer.REGROUP, state.epoch, state.policy.regroup_after)
+            self.set_timer(wait, state.epoch, state.policy.regroup_after)
+        elif wait is Timer.MAKE_DO and state.making_do < state.epoch:
+            self.update(making_do=state.epoch)
+            self.set_timer(wait, state.epoch, state.policy.make_do_after)
 
     def remember(self, operation: str) -> bool:
         """Whether an operator's request is new; from now on it is not."""

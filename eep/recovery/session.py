@@ -29,15 +29,15 @@ from typing import Any, TypeVar
 
 from eep import faults
 from eep.control.member import Member, obey_fault_orders
-from eep.control.planes import Plane, Planes, may_commit
+from eep.control.planes import Plane, Planes
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.endpoint import Endpoint
-from eep.data_plane.status import QuickLook
 from eep.errors import EepError, RankRemoved, StepFailed
 from eep.process_group.world import World
 from eep.recovery.callbacks import Repair, RunEmpty
 from eep.recovery.contract import check_peers, check_placements
 from eep.recovery.intents import Intent, IntentExchange, agreed_digest, buffers_in_order, steps_remain
+from eep.recovery.trust import Trust
 from eep.view import View
 
 T = TypeVar("T")
@@ -73,10 +73,6 @@ class Session:
         self._repair, self._run_empty = repair, run_empty
         self._intents = IntentExchange(world, timeout)
         self._endpoints: tuple[Endpoint, ...] = (*self._buffers, *world.endpoints)
-        # One look at all endpoints: finding them in memory one after the other takes longer than looking.
-        self._look = QuickLook(*(endpoint.status_words for endpoint in self._endpoints))
-        self._shown = self.view.epoch
-        """The epoch of the view that all endpoints show."""
         self._digest: int | None = None
         self._epoch = -1
         """The epoch in which the ranks last exchanged their intents."""
@@ -96,6 +92,7 @@ class Session:
                 *(Plane(endpoint, _is_applied) for endpoint in world.endpoints[1:]),
             )
         )
+        self._trust = Trust(self._endpoints, self.member, self.view.epoch)
         for endpoint in self._endpoints:
             endpoint.prepare()
         self.member.ready()
@@ -127,7 +124,7 @@ class Session:
         """
         while True:
             self.boundary()
-            if (answer := self._trusts(gather)) is not None:
+            if (answer := self._trust.result_of(gather)) is not None:
                 return answer[0]
 
     def run(self, batch: Callable[[], T], buffer: int = 0) -> T:
@@ -165,7 +162,7 @@ class Session:
         """
         while len(self._steps) > leave:
             self._steps[0].wait()
-            if self._all_is_well():
+            if self._trust.all_is_well():
                 self._hand_out(self._steps[0].result)
             else:
                 self._redo()
@@ -185,31 +182,6 @@ class Session:
             self._redo()
         return step
 
-    def _trusts(self, work: Callable[[], T]) -> tuple[T] | None:
-        """The result of ``work`` if it can be trusted; None if not, after telling the supervisor."""
-        try:
-            result = work()
-        except StepFailed:
-            self._give_up()
-            return None
-        if self._all_is_well():
-            return (result,)
-        self._give_up()
-        return None
-
-    def _all_is_well(self) -> bool:
-        return self._look.is_ok(self._shown)
-
-    def _give_up(self) -> None:
-        """Tells the supervisor what this rank has seen. The next boundary waits for the view that follows."""
-        faults.at("step.evidence")
-        bad = [status for endpoint in self._endpoints if not (status := endpoint.status()).ok]
-        if bad:
-            may_commit(self.member, bad[0])
-        else:
-            self.member.revoked()
-        faults.at("step.revoked")
-
     def _hand_out(self, result: object) -> None:
         """The oldest step is good: its caller may have the result."""
         self._steps.popleft().result = result
@@ -219,7 +191,7 @@ class Session:
         """The oldest step is bad, and so is every step that was begun on top of it."""
         for step in self._steps:
             step.wait()
-        self._give_up()
+        self._trust.give_up()
         self.repeated += 1
         self._go_on()
 
@@ -231,9 +203,9 @@ class Session:
             for buffer in buffers:
                 if is_mine := mine is not None and buffer == mine.buffer:
                     faults.at("step.again")
-                    trusted = self._trusts(mine.again)
+                    trusted = self._trust.result_of(mine.again)
                 else:
-                    trusted = self._trusts(partial(self._run_empty, buffer))
+                    trusted = self._trust.result_of(partial(self._run_empty, buffer))
                 if trusted is None:
                     self.repeated += is_mine
                     break
@@ -257,7 +229,7 @@ class Session:
                 self.member.wait_for_view(after=view.epoch)
                 continue
             faults.at("intents.before")
-            heard = self._trusts(self._exchange_intents)
+            heard = self._trust.result_of(self._exchange_intents)
             if heard is None:
                 continue
             faults.at("intents.after")
@@ -275,7 +247,7 @@ class Session:
 
     def _repair_for(self, view: View) -> None:
         """The member has applied ``view``; it says that this rank has settled when this returns."""
-        self._shown = view.epoch
+        self._trust.epoch = view.epoch
         if self._epoch < 0:
             faults.at("join.mapped")
         faults.at("repair.before")

@@ -10,6 +10,7 @@ import logging
 import os
 from typing import Any
 
+from eep import faults
 from eep.control.launch.processes import INCARNATION
 from sglang_patches import addressed_life, hooks
 from sglang_patches.addressed_life import RECEIVED, REVOKED
@@ -42,7 +43,7 @@ def sort_out(messages: list[Any], life: int) -> list[str]:
                 kept.append(message)
         elif meant != life or message.rid in revoked:
             logger.info("request %s was for incarnation %d, or is revoked; it runs elsewhere", message.rid, meant)
-        else:
+        elif not faults.loses("request.received"):
             addressed_life.clear(message)
             kept.append(message)
             received.append(message.rid)

@@ -12,7 +12,7 @@ from sglang_patches import cpu, hooks, installation, targets
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
-from sglang_patches.server import expert_slots, launcher, model_shape, refusals, store_access
+from sglang_patches.server import expert_slots, launcher, machine_limits, model_shape, refusals, store_access
 from sglang_patches.server.stall_timeout import choose_stall_timeout
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
             raise SystemExit(f"{flags}: these flags need --ep-backend eep; add it, or leave them out")
         return original(cls, arguments)
     options = parse(arguments)
+    machine_limits.require_limits(options.max_ranks)
     imply(arguments, options)
     options.publish()
     # An orchestrator must not restart a server that recovers: /health says that it lives, /health_generate that it is ready.

@@ -143,7 +143,7 @@ def test_a_pulse_that_is_felt_after_the_exit_is_no_news(monkeypatch: pytest.Monk
             await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
             the_exit_is_known.set()
             assert await asyncio.to_thread(felt.wait, PATIENCE)
-            assert supervisor.rejected == {}
+            assert supervisor.journal.rejected == {}
 
     monkeypatch.setattr(front_desk, "PulseWatch", LateWatch)
     asyncio.run(body())

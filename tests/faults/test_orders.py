@@ -36,12 +36,24 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_every_point_is_passed_in_one_place_and_is_documented() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "eep").rglob("*.py"))
-    calls = re.findall(r"faults\.at\((.*?)\)\n", sources)
+    folders = (ROOT / "eep", ROOT / "sglang_patches")
+    sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    calls = re.findall(r"faults\.(?:at|loses)\((.*?)\)[:\n]", sources)
     passed = Counter(name for call in calls for name in re.findall(r'"([a-z_.]+)"', call))
     assert passed == Counter(faults.PLACES.keys())
     text = (ROOT / "docs" / "reference.md").read_text()
     assert [point for point in faults.points() if f"`{point}`" not in text] == []
+
+
+def test_messages_are_lost_in_a_row_at_a_point_that_loses_them() -> None:
+    faults.arm("request.received", "drop", skip=1, count=2)
+    assert [faults.loses("request.received") for _ in range(5)] == [False, True, True, False, False]
+
+
+def test_a_point_that_sleeps_loses_nothing(naps: list[float]) -> None:
+    faults.arm("request.received", "sleep", sleep_ms=20)
+    assert not faults.loses("request.received")
+    assert naps == [0.02]
 
 
 def test_a_point_acts_once_at_the_chosen_passing(naps: list[float]) -> None:

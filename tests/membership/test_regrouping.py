@@ -75,3 +75,52 @@ def test_a_new_instance_waits_for_its_first_view() -> None:
     ready(host, 0, 1, 3)
     host.feed(Deadline(Timer.REGROUP, host.state.epoch))
     assert host.instance.view.active == ()
+
+
+def test_ranks_that_could_serve_only_in_part_wait_for_those_that_make_them_enough() -> None:
+    host = lost(fewest_ranks=1, enough_ranks=3, regroup_after=2.0, make_do_after=60.0)
+    empty = host.state.epoch
+    effects = ready(host, 3)
+    assert SetTimer(Deadline(Timer.MAKE_DO, empty), 60.0) in of_type(effects, SetTimer)
+    assert not any(timer.deadline.timer is Timer.REGROUP for timer in of_type(effects, SetTimer))
+    assert (
+        waiting_for(host.state)
+        == "ranks 0, 1, 2 to get ready, for a while: those that are ready could serve only in part"
+    )
+    host.feed(Deadline(Timer.REGROUP, empty))
+    assert host.instance.view.active == ()
+    effects = ready(host, 0, 1)
+    assert SetTimer(Deadline(Timer.REGROUP, empty), 2.0) in of_type(effects, SetTimer)
+    host.feed(Deadline(Timer.REGROUP, empty))
+    assert host.instance.view.active == (0, 1, 3)
+
+
+def test_they_serve_in_part_when_the_others_do_not_come() -> None:
+    host = lost(fewest_ranks=1, enough_ranks=3)
+    ready(host, 3)
+    host.feed(Deadline(Timer.MAKE_DO, host.state.epoch))
+    assert host.instance.view.active == (3,)
+
+
+def test_they_wait_for_a_rank_that_rests_after_a_failure() -> None:
+    host = lost(fewest_ranks=1, enough_ranks=2, relaunch_limit=5)
+    for rank in (0, 1, 2):
+        host.feed(Exited(rank, host.state.ranks[rank].incarnation, "could not start"))
+    ready(host, 3)
+    assert host.instance.view.active == ()
+    assert "could serve only in part" in waiting_for(host.state)
+
+
+def test_they_do_not_wait_for_ranks_that_were_given_up() -> None:
+    host = lost(fewest_ranks=1, enough_ranks=3, relaunch_limit=1)
+    for rank in (0, 1, 2):
+        host.feed(Exited(rank, host.state.ranks[rank].incarnation, "could not start"))
+    ready(host, 3)
+    assert host.instance.view.active == (3,)
+
+
+def test_a_part_that_is_left_after_a_loss_serves_at_once() -> None:
+    """Only a loss of all has ranks wait: those that are left have what their clients wait for."""
+    host = Host(fewest_ranks=1, enough_ranks=3).run()
+    host.feed(*(Exited(rank, 0, "SIGKILL") for rank in (0, 1, 2)))
+    assert host.instance.view.active == (3,)

@@ -31,14 +31,15 @@ class StallWatch:
     def __init__(self, host: StalledHost, progress_of: Callable[[int], int | None]) -> None:
         self._host, self._progress_of = host, progress_of
         self._deadline = host.state.policy.stall_deadline
-        self._pause = min(_LONGEST_PAUSE, self._deadline / _LOOKS_PER_DEADLINE)
+        self.pause = min(_LONGEST_PAUSE, self._deadline / _LOOKS_PER_DEADLINE)
+        """Seconds between two looks."""
         self._seen: dict[int, Standstill] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Look now and then, in the running event loop. Does nothing without a deadline."""
         if self._deadline > 0:
-            self._timer = asyncio.get_running_loop().call_later(self._pause, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(self.pause, self._tick)
 
     def cancel(self) -> None:
         if self._timer is not None:
@@ -56,7 +57,7 @@ class StallWatch:
             word = self._progress_of(rank) if must_advance(state, rank) else None
             if word is not None:
                 # Twice the pause: a busy machine may be late with a look, and it still counts.
-                seen[rank] = after_look(self._seen.get(rank), local.incarnation, word, now, 2 * self._pause)
+                seen[rank] = after_look(self._seen.get(rank), local.incarnation, word, now, 2 * self.pause)
         self._seen = seen
         for rank, each in seen.items():
             if has_stalled(each, self._deadline):

@@ -16,7 +16,6 @@ import asyncio
 import os
 import secrets
 import signal
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,6 +31,7 @@ from eep.control.store.embedded_store import EmbeddedStore
 from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
 from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_shared_page
+from eep.control.supervisor.journal import Journal
 from eep.control.supervisor.keeper import sweep
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.room_watch import RoomWatch
@@ -68,7 +68,6 @@ from eep.membership import (
     step,
     wanted_scope,
 )
-from eep.observe.event_log import MOST_BYTES, EventLog
 from eep.view import View
 
 STOPS_WITHIN = 30.0
@@ -105,13 +104,11 @@ class Supervisor:
         store = store or StoreSettings()
         self.ident = f"{host}#{secrets.token_hex(4)}"
         self.state = _with_standby(initial_state(self.ident, (*ranks, *standby), policy), standby)
-        self.rejected: Counter[str] = Counter()
-        self.last_rejection = ""
         self._store = store.store or EmbeddedStore()
         self._removes_directory = directory.is_removed
         self.directory = PrivateDirectory.create(directory.path, directory.key)
         make_private(self.directory.ranks)
-        self._events = EventLog(self.directory.events, host, MOST_BYTES)
+        self.journal = Journal(self.directory.events, host)
         self._front_desk = FrontDesk(self.directory.socket, self.directory.key(), self, open_page)
         variables = {**launch.environment, CONTROL_DIRECTORY: str(self.directory.path)}
         launcher = SubprocessLauncher(command) if isinstance(command, Sequence) else command
@@ -176,7 +173,7 @@ class Supervisor:
         await self._store.close()
         self._timers.cancel()
         await self._front_desk.close()
-        self._events.close()
+        self.journal.close()
         faults.obey(None)
         sweep(str(self.directory.path))
         if self._removes_directory:
@@ -248,15 +245,7 @@ class Supervisor:
             case RankGone():
                 self._front_desk.tell_gone(effect, max(self.state.epoch, 0))
             case Transition():
-                self._events.write(
-                    effect.phase,
-                    effect.epoch,
-                    effect.cause,
-                    rank=effect.rank,
-                    incarnation=effect.incarnation,
-                    evidence=effect.evidence,
-                    operation=effect.operation,
-                )
+                self.journal.transition(effect)
 
     def _pass_points_of(self, proposed: View) -> None:
         committed = self.state.instance.view if self.state.instance else None
@@ -272,14 +261,10 @@ class Supervisor:
     # What the front asks.
 
     def reject(self, kind: str, reason: str) -> None:
-        self.rejected[kind] += 1
-        if reason != self.last_rejection:  # a store that stays away would fill the log with one line
-            self._events.write("REJECTED", self.state.epoch, reason, operation=kind)
-        self.last_rejection = reason
+        self.journal.rejection(kind, self.state.epoch, reason)
 
     def note(self, phase: str, cause: str, rank: int = -1, incarnation: int = -1, evidence: str = "") -> None:
-        """A line in the event log about something that changes no membership."""
-        self._events.write(phase, self.state.epoch, cause, rank=rank, incarnation=incarnation, evidence=evidence)
+        self.journal.note(phase, self.state.epoch, cause, rank, incarnation, evidence)
         self._changed.set()
 
     def why_not_registered(self, rank: int, incarnation: int) -> str | None:
@@ -306,7 +291,7 @@ class Supervisor:
             **answers.describe_host(self.state, self.pids, self._stalls.still_for),
             "spares": self._spares.status() if self._spares else None,
             "fork_servers": [self._forks.server_pid, self._forks.copy_pid] if self._forks else None,
-            "rejected": dict(self.rejected),
-            "last_rejection": self.last_rejection,
+            "rejected": dict(self.journal.rejected),
+            "last_rejection": self.journal.last_rejection,
         }
         return msgspec.json.encode(told).decode()

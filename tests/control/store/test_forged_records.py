@@ -197,7 +197,7 @@ def test_a_supervisor_follows_no_view_of_a_neighbour_and_goes_on(etcd: EtcdClust
                 await until(supervisor, lambda n=before, r=rank: _is_back(supervisor, n, r))  # type: ignore[misc]
                 assert record(supervisor).serial < forged.serial
             assert record(supervisor).coordinator == supervisor.ident
-            assert "internal" not in supervisor.rejected, supervisor.last_rejection
+            assert "internal" not in supervisor.journal.rejected, supervisor.journal.last_rejection
 
     asyncio.run(body())
 
@@ -215,7 +215,7 @@ def test_an_old_record_of_ours_that_is_put_back_is_not_followed(etcd: EtcdCluste
             before = record(supervisor)
             neighbour.put("/eep/replayed/instance", old)
             kill(supervisor, 1)
-            await until(supervisor, lambda: supervisor.rejected["store-forgot"] > 0)
+            await until(supervisor, lambda: supervisor.journal.rejected["store-forgot"] > 0)
             assert record(supervisor) == before
             assert neighbour.read("/eep/replayed/instance") == old, "nothing is changed until an operator looks"
 

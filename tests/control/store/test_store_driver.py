@@ -21,8 +21,8 @@ def test_a_report_of_ours_that_is_none_any_more_is_written_anew() -> None:
             kill(supervisor, 0)
             await until(supervisor, lambda: record(supervisor).view.incarnations[0] > before)
             await until(supervisor, runs_with(supervisor, (0, 1)))
-            assert supervisor.rejected["bad-record"]
-            assert "internal" not in supervisor.rejected, supervisor.last_rejection
+            assert supervisor.journal.rejected["bad-record"]
+            assert "internal" not in supervisor.journal.rejected, supervisor.journal.last_rejection
             entry = await store.get("host/a/")
             assert entry is not None
             assert entry.value != b"no report"

@@ -49,7 +49,7 @@ def test_a_registration_that_is_not_due_is_refused(register: Register, reason: s
     async def body() -> None:
         async with unchanged() as supervisor:
             assert reason in await refused(supervisor.directory.path, register)
-            assert supervisor.rejected == {"registration": 1}
+            assert supervisor.journal.rejected == {"registration": 1}
 
     asyncio.run(body())
 
@@ -61,7 +61,7 @@ def test_a_peer_that_has_not_registered_is_not_heard() -> None:
             client.send(SaySettled(), 1)
             with pytest.raises(SupervisorGone):
                 await asyncio.to_thread(client.receive)
-            assert supervisor.rejected == {"unregistered": 1}
+            assert supervisor.journal.rejected == {"unregistered": 1}
 
     asyncio.run(body())
 
@@ -77,6 +77,6 @@ def test_a_peer_with_another_key_is_not_heard() -> None:
             client.send(AskStatus())
             with pytest.raises(SupervisorGone):
                 await asyncio.to_thread(client.receive)
-            assert supervisor.rejected == {"bad-seal": 1}
+            assert supervisor.journal.rejected == {"bad-seal": 1}
 
     asyncio.run(body())

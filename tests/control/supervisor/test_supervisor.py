@@ -195,10 +195,10 @@ def test_two_supervisors_with_the_same_ranks() -> None:
             await until(one, runs_with(one, (0, 1)))
             before = record(one)
             async with supervised(ranks.steady, 2, host="b", store=store) as other:
-                await until(other, lambda: other.rejected["rank-claimed"] > 0)
+                await until(other, lambda: other.journal.rejected["rank-claimed"] > 0)
                 assert not other.pids
                 async with supervised(ranks.steady, 2, host="a", store=store) as twin:
-                    await until(twin, lambda: twin.rejected["host-claimed"] > 0)
+                    await until(twin, lambda: twin.journal.rejected["host-claimed"] > 0)
                     assert not twin.pids
             assert record(one).view == before.view
 
@@ -238,7 +238,7 @@ def test_a_store_that_forgets_is_noticed_and_nothing_changes() -> None:
             before = record(supervisor)
             store._contents = KeyValue()
             kill(supervisor, 1)
-            await until(supervisor, lambda: supervisor.rejected["store-forgot"] > 0)
+            await until(supervisor, lambda: supervisor.journal.rejected["store-forgot"] > 0)
             assert record(supervisor) == before
             assert "was committed" in supervisor.directory.events.read_text()
             assert await store.get("instance") is None
@@ -253,8 +253,8 @@ def test_a_supervisor_that_fails_inside_holds_its_ranks_and_says_so() -> None:
 
     async def body() -> None:
         async with supervised(ranks.steady, 2, store=Broken(), lease_ttl=20.0) as supervisor:
-            await until(supervisor, lambda: supervisor.rejected["internal"] > 0)
+            await until(supervisor, lambda: supervisor.journal.rejected["internal"] > 0)
             assert not supervisor.state.leased
-            assert "must be restarted" in supervisor.last_rejection
+            assert "must be restarted" in supervisor.journal.last_rejection
 
     asyncio.run(body())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from eep.control.supervisor.stall_watch import StallWatch
 from eep.membership import (
     Deadline,
     Effect,
@@ -25,6 +26,7 @@ from eep.membership import (
     Revoke,
     SetTimer,
     Settled,
+    Stalled,
     Suspected,
     initial_state,
     step,
@@ -50,11 +52,15 @@ class SimHost:
         self.launch_time = (0.05, 0.5)
         self.crash_at_start = 0.0
         self.on_launch: Callable[[SimRank], None] = lambda rank: None
+        self.on_stalled: Callable[[SimRank], None] = lambda rank: None
         self._backlog: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, Deadline]] = []
         world.hosts[name] = self
         self.store = StoreClient(self)
+        self._stalls = StallWatch(self, self._progress_of)
         self._beat()
+        if policy.stall_deadline > 0:
+            self._look()
 
     # Time, as this host sees it.
 
@@ -100,6 +106,8 @@ class SimHost:
     def feed(self, event: Event) -> None:
         if not self.alive:
             return
+        if isinstance(event, Stalled):
+            self.on_stalled(self.processes[event.rank])
         self.state, effects = step(self.state, event)
         for effect in effects:
             self._carry_out(effect)
@@ -132,7 +140,7 @@ class SimHost:
     # Processes.
 
     def _launch(self, rank: int, incarnation: int) -> None:
-        process = SimRank(rank, incarnation, self.name)
+        process = SimRank(rank, incarnation, self.name, progressed_at=self.world.now)
         old = self.processes.get(rank)
         assert old is None or not old.alive, f"rank {rank} was launched while incarnation {old} still ran"
         self.processes[rank] = process
@@ -200,18 +208,36 @@ class SimHost:
         self._check_timers()  # a clock that jumped back has put some off
         self.later(STEP_DEADLINE, self._beat)
 
+    def _look(self) -> None:
+        self._stalls.look(self.clock)
+        self.later(self._stalls.pause, self._look)
+
+    def _progress_of(self, rank: int) -> int | None:
+        """A rank makes progress unless it hangs, or waits for a peer."""
+        process = self.processes.get(rank)
+        if process is None:
+            return None
+        if process.alive and not process.paused and not (process.running and self._awaited(process)):
+            process.progress(self.world.now)
+        return process.word
+
     def _complain(self) -> None:
         """Ranks that have waited a whole step deadline for a peer say so."""
         for process in list(self.processes.values()):
             if not process.running or process.view is None:
                 process.blocked_before = ()
                 continue
-            blocked = tuple(p for p in process.view.active if not self._hears(process, p))
+            blocked = self._awaited(process)
             again = tuple(p for p in blocked if p in process.blocked_before)
             process.blocked_before = blocked
             if again:
                 event = Suspected(process.rank, process.incarnation, process.view.epoch, again, "step deadline")
                 self.feed(event)
+
+    def _awaited(self, process: SimRank) -> tuple[int, ...]:
+        """The peers for which a rank that runs waits in vain."""
+        assert process.view is not None
+        return tuple(peer for peer in process.view.active if not self._hears(process, peer))
 
     def _hears(self, process: SimRank, peer: int) -> bool:
         assert process.view is not None

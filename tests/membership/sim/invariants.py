@@ -6,7 +6,7 @@ from typing import Any
 
 from eep.control.store.key_value import Change
 from eep.control.store.record_codec import INSTANCE_KEY, host_in
-from eep.membership import InstanceRecord, Phase
+from eep.membership import InstanceRecord, Phase, Policy, phase_name
 from eep.view import View
 from tests.membership.sim.rank import SimRank
 from tests.membership.sim.world import World
@@ -15,8 +15,8 @@ from tests.membership.sim.world import World
 class Watchdog:
     """Looks over every commit, every launch and every running rank."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, policy: Policy) -> None:
+        self.world, self.policy = world, policy
         self.views: dict[int, View] = {}
         self.runs: set[int] = set()
         """Epochs that were allowed to run."""
@@ -27,6 +27,8 @@ class Watchdog:
         """Hosts whose lease ended; what they had in the view then may be removed unseen."""
         self._checked: dict[int, View] = {}
         """Views already found good under the rank that runs them; both promises, once true, stay true."""
+        self._hangs: dict[int, tuple[SimRank, float]] = {}
+        """Ranks that hang while their host believes that they run, and since when."""
         world.on_change = self.changed
 
     def changed(self, change: Change[Any]) -> None:
@@ -68,6 +70,30 @@ class Watchdog:
         key = (process.rank, process.incarnation)
         assert key not in self.launched, f"{key} was launched twice"
         self.launched[key] = process
+
+    def stalled(self, process: SimRank) -> None:
+        """A rank is taken for stalled. Half of the deadline: a clock that jumps may have a look count twice."""
+        still = self.world.now - process.progressed_at
+        who = f"rank {process.rank} (incarnation {process.incarnation})"
+        assert process.hung, f"{who} was taken for stalled, but never hung"
+        assert still > 0.45 * self.policy.stall_deadline, f"{who} was taken for stalled after {still:.2f} s"
+
+    def check_standing(self) -> None:
+        """No rank hangs for long while its host watches and believes that it runs."""
+        before, self._hangs = self._hangs, {}
+        if self.policy.stall_deadline <= 0:
+            return
+        for host in self.world.hosts.values():
+            if not host.alive or host.paused:
+                continue
+            runs = phase_name(host.state) == "RUN"
+            for rank, process in host.processes.items():
+                hangs = process.alive and process.paused and not process.unkillable
+                if hangs and runs and host.state.is_in(rank):
+                    _, since = self._hangs[id(process)] = before.get(id(process), (process, self.world.now))
+                    still = self.world.now - since
+                    limit = 1.5 * self.policy.stall_deadline
+                    assert still < limit, f"rank {rank} hangs for {still:.1f} s, and no host has noticed"
 
     def check_running(self) -> None:
         """A rank that runs does so under a committed view that was allowed to run."""

@@ -21,8 +21,20 @@ class SimRank:
     phase: Phase = Phase.AGREED
     revoked: int = -1
     blocked_before: tuple[int, ...] = ()
+    word: int = 0
+    """Its progress word."""
+    progressed_at: float = 0.0
+    hung: bool = False
+    """Whether it was paused since it last made progress."""
     owed: list[tuple[View, Phase]] = field(default_factory=list)
     """Notices that came while the process was paused."""
+
+    def pause(self) -> None:
+        self.paused = self.hung = True
+
+    def progress(self, now: float) -> None:
+        self.word += 1
+        self.progressed_at, self.hung = now, self.paused
 
     @property
     def running(self) -> bool:

@@ -13,11 +13,14 @@ from tests.membership.sim.world import NODES, World
 
 POLICY = Policy(
     max_ranks=12,
-    fewest_ranks=2,
+    fewest_ranks=1,
+    enough_ranks=2,
     judge_after=0.2,
     regroup_after=0.3,
+    make_do_after=2.0,
     start_deadline=5.0,
     settle_deadline=3.0,
+    stall_deadline=5.0,  # a rank that waits for a peer complains within two
     fence_deadline=1.0,
     leave_grace=0.5,
     relaunch_backoff=0.1,
@@ -35,7 +38,7 @@ class Schedule:
     ) -> None:
         self.world = World(seed)
         self.random: random.Random = self.world.random
-        self.watchdog = Watchdog(self.world)
+        self.watchdog = Watchdog(self.world, policy)
         hosts = hosts or self.random.choice((1, 2, 3, 3))
         per_host = per_host or self.random.choice((1, 2, 3))
         self.policy = policy
@@ -48,7 +51,7 @@ class Schedule:
     def start_host(self, name: str, ranks: tuple[int, ...]) -> SimHost:
         self._lives += 1
         host = SimHost(self.world, name, f"{name}#{self._lives}", ranks, self.policy)
-        host.on_launch = self.watchdog.launch
+        host.on_launch, host.on_stalled = self.watchdog.launch, self.watchdog.stalled
         return host
 
     @property
@@ -74,6 +77,7 @@ class Schedule:
     def checked(self) -> bool:
         self.world.expire_leases()
         self.watchdog.check_running()
+        self.watchdog.check_standing()
         return False
 
     def is_whole(self) -> bool:
@@ -95,6 +99,7 @@ class Schedule:
         faults = [
             (8, self._crash_rank),
             (4, self._pause_rank),
+            (1, self._pause_all_ranks),
             (3, self._pause_host),
             (3, self._kill_host),
             (3, self._cut_host_one_way),
@@ -137,10 +142,18 @@ class Schedule:
         host.crash(rank)
 
     def _pause_rank(self) -> None:
-        host, rank = self._rank()
+        self._pause(*self._rank())
+
+    def _pause_all_ranks(self) -> None:
+        """One call hangs them all: no rank waits for another, and none complains."""
+        for host in self.world.hosts.values():
+            for rank in host.state.ranks:
+                self._pause(host, rank)
+
+    def _pause(self, host: SimHost, rank: int) -> None:
         process = host.processes.get(rank)
         if process is not None and process.alive:
-            process.paused = True
+            process.pause()
             self._for_a_while(lambda: host.resume_rank(rank))
 
     def _pause_host(self) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
-from eep.membership import InstanceRecord, Phase, host_of, phase_name
-from tests.membership.sim.schedule import Schedule
+import pytest
+
+from eep.membership import InstanceRecord, Phase, Policy, host_of, phase_name
+from tests.membership.sim.schedule import POLICY, Schedule
 from tests.membership.sim.world import NODES
 
+IN_PART = replace(POLICY, fewest_ranks=1, enough_ranks=3, regroup_after=0.3, make_do_after=10.0, start_deadline=60.0)
 
-def formed(hosts: int = 3, per_host: int = 2, seed: int = 1) -> Schedule:
-    schedule = Schedule(seed, hosts=hosts, per_host=per_host)
+
+def formed(hosts: int = 3, per_host: int = 2, seed: int = 1, policy: Policy = POLICY) -> Schedule:
+    schedule = Schedule(seed, hosts=hosts, per_host=per_host, policy=policy)
     assert until(schedule, schedule.is_whole), "the instance did not form"
     return schedule
 
@@ -56,12 +61,49 @@ def test_one_host_goes_down_to_its_last_rank_and_still_runs() -> None:
 def test_a_hung_rank_goes_alone_and_comes_back_as_another() -> None:
     schedule = formed(hosts=2, per_host=2)
     hung = schedule.world.hosts["h1"].processes[3]
-    hung.paused = True
+    hung.pause()
     assert until(schedule, lambda: 3 not in record(schedule).view.active)
     assert not hung.alive, "it was removed before it was fenced"
     assert until(schedule, schedule.is_whole)
     assert record(schedule).view.active == (0, 1, 2, 3)
     assert record(schedule).view.incarnations[:3] == (0, 0, 0), "a bystander was removed"
+
+
+def test_ranks_that_all_hang_at_once_are_replaced() -> None:
+    schedule = formed(hosts=2, per_host=2)
+    before = record(schedule).view
+    hung = [process for host in schedule.world.hosts.values() for process in host.processes.values()]
+    for process in hung:
+        process.pause()
+    assert until(schedule, lambda: not any(process.alive for process in hung)), "a rank that hangs was left alone"
+    assert until(schedule, schedule.is_whole)
+    assert record(schedule).view.active == before.active
+    assert min(record(schedule).view.incarnations[:4]) > max(before.incarnations[:4])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_part_of_the_ranks_waits_for_the_others_after_a_loss_of_all(seed: int) -> None:
+    schedule = formed(hosts=1, per_host=4, seed=seed, policy=IN_PART)
+    host, lost_at = schedule.world.hosts["h0"], schedule.world.now
+    host.launch_time = (0.1, schedule.random.uniform(0.2, 15.0))
+    for rank in range(4):
+        host.crash(rank)
+    assert until(schedule, lambda: not record(schedule).view.active)
+    assert until(schedule, lambda: bool(record(schedule).view.active))
+    waited = schedule.world.now - lost_at
+    assert len(record(schedule).view.active) >= 3 or waited > IN_PART.make_do_after
+    assert until(schedule, schedule.is_whole)
+
+
+def test_a_part_of_the_ranks_makes_do_when_the_others_hang() -> None:
+    schedule = formed(hosts=1, per_host=4, policy=IN_PART)
+    host = schedule.world.hosts["h0"]
+    for rank in range(4):
+        host.crash(rank)
+    assert until(schedule, lambda: len(schedule.watchdog.launched) == 8)
+    for rank in (0, 1):
+        host.processes[rank].pause()
+    assert until(schedule, lambda: host.processes[2].running and record(schedule).view.active == (2, 3))
 
 
 def test_losing_the_coordinator_is_like_losing_any_host() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from eep.control.store.key_value import KeyValue, StoredValue, Swap
-from eep.membership import coordination, decide, judge
+from eep.control.supervisor import stall_watch
+from eep.membership import Standstill, coordination, decide, judge
 from tests.membership.sim.schedule import Schedule
 
 SEEDS = 2000
@@ -82,3 +83,23 @@ def test_removing_on_mere_suspicion_is_caught(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(coordination, "decide", hasty)
     with pytest.raises(AssertionError, match="removed alive"):
         run_many(range(200))
+
+
+def test_a_watch_that_never_finds_a_rank_stalled_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator can fail: ranks that all hang at once are not left alone."""
+    monkeypatch.setattr(stall_watch, "has_stalled", lambda seen, deadline: False)
+    with pytest.raises(AssertionError, match="no host has noticed"):
+        run_many(range(200))
+
+
+def test_a_watch_that_counts_what_it_did_not_see_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator can fail: a clock that jumps while a rank pauses for a moment does not make it stalled."""
+
+    def naive(before: Standstill | None, incarnation: int, word: int, now: float, due_after: float) -> Standstill:
+        if before is None or (before.incarnation, before.word) != (incarnation, word):
+            return Standstill(incarnation, word, now)
+        return Standstill(incarnation, word, now, before.seconds + now - before.looked_at)
+
+    monkeypatch.setattr(stall_watch, "after_look", naive)
+    with pytest.raises(AssertionError, match="taken for stalled"):
+        run_many(range(400))

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eep import faults
 from sglang_patches import addressed_life
 from sglang_patches.addressed_life import REVOKED
 from sglang_patches.rank.receipt import sort_out
@@ -42,6 +43,13 @@ def test_a_message_for_no_life_is_for_all_and_is_not_acknowledged() -> None:
     assert sort_out(messages, 3) == []
     assert messages == [abort, check]
     assert check.http_worker_ipc == "ipc://x"
+
+
+def test_a_request_that_is_lost_is_neither_begun_nor_acknowledged() -> None:
+    faults.arm("request.received", "drop")
+    messages = [request("lost", 0), request("next", 0)]
+    assert sort_out(messages, 0) == ["next"]
+    assert [message.rid for message in messages] == ["next"]
 
 
 @given(st.lists(st.tuples(st.text(max_size=2), st.integers(0, 2))), st.lists(st.text(max_size=2)), st.integers(0, 2))

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from sglang_patches.cuda import gpu_sharing, implied_flags
-from sglang_patches.server import controller, flags
+from sglang_patches.server import flags, server_ranks
 from tests.sglang_patches.server.arguments import given
 
 
 def test_the_defaults() -> None:
     options = flags.parse(given())
     assert (options.max_ranks, options.timeout_ms, options.redundant_experts) == (4, 1000.0, 0)
-    assert controller.policy(options).settle_deadline == 120.0
+    assert server_ranks.policy(options).settle_deadline == 120.0
     assert (options.backup, options.on_lost_coverage, options.relaunch) == ("off", "refuse", True)
 
 
@@ -29,7 +29,7 @@ def test_the_defaults() -> None:
     ],
 )
 def test_how_long_a_rank_may_stand_still(changes: dict[str, Any], seconds: float) -> None:
-    assert controller.policy(flags.parse(given(**changes))).stall_deadline == seconds
+    assert server_ranks.policy(flags.parse(given(**changes))).stall_deadline == seconds
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("eep.experts.backup.transfer_engine.require_mooncake", lambda: None)
     known = given(eep_backup="checkpoint", eep_on_lost_coverage="mask", eep_repair_timeout_s=900.0)
     options = flags.parse(known)
-    assert controller.policy(options).settle_deadline == 900.0
+    assert server_ranks.policy(options).settle_deadline == 900.0
     assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
     flags.imply(known, options)
     assert known.disable_radix_cache, "what was computed without some experts is not for those who come later"

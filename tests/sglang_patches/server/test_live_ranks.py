@@ -11,7 +11,9 @@ import pytest
 from eep.membership import Launch, Notify, Phase, RankGone, Transition
 from eep.view import View
 from sglang_patches.addressed_life import address
-from sglang_patches.server.controller import LiveRanks, Outbox, _route, mark_the_dead
+from sglang_patches.server.controller import _route, mark_the_dead
+from sglang_patches.server.outbox import Outbox
+from sglang_patches.server.server_ranks import LiveRanks
 
 BOTH = View(1, (0, 1), (0, 0))
 

@@ -22,12 +22,12 @@ from sglang_patches.rank import rank_process
     [(0, "1", ForkLauncher), (0, "0", SubprocessLauncher), (2, "1", SpareLauncher), (2, "0", SpareLauncher)],
 )
 def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_patches.server import controller
+    from sglang_patches.server import server_ranks
 
     monkeypatch.setenv(VARIABLE, "")  # so that it is put back
     monkeypatch.setenv(cpu.ASKED_FOR, gaps)
     ServerOptions(ranks=4, max_ranks=4, spares=spares).publish()
-    launcher = controller._launcher()
+    launcher = server_ranks._launcher()
     assert isinstance(launcher, kind)
     if isinstance(launcher, SpareLauncher):
         assert launcher.status()["wanted"] == spares
