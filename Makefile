@@ -54,7 +54,7 @@ build: setup native  ## the native library, built into eep/lib (incremental)
 native: $(VENV)/.tools
 	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/dev -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
-	$(VENV)/bin/cmake --build build/dev
+	env -u MAKEFLAGS $(VENV)/bin/cmake --build build/dev
 
 # Most tests wait for processes, so two files at a time; a server takes all that there is.
 test: system-packages setup-sglang build sanitize  ## every test that this machine can run
@@ -80,7 +80,7 @@ sanitize: $(VENV)/.tools  ## the C++ core under AddressSanitizer and ThreadSanit
 	for kind in address thread; do \
 	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
 	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind > /dev/null; \
-	    $(VENV)/bin/cmake --build build/$$kind; \
+	    env -u MAKEFLAGS $(VENV)/bin/cmake --build build/$$kind; \
 	    build/$$kind/eep_core_test; \
 	done
 
