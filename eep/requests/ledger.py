@@ -11,6 +11,7 @@ which owns the sockets, tells it what happened and does what it answers.
   requests whose output is more than tokens and their log-probabilities.
 - A finished request never moves. An aborted one is never replayed; its client gets an answer instead.
 - A request that was sent to a rank and did not reach it is sent again, once the caller has waited long enough.
+- A request goes to the rank that has the least to do (:mod:`eep.requests.rank_loads`).
 - A request that no rank can serve waits, in order of acceptance, until the caller says that it waited too long.
 - A request that may be what ends ranks is served apart, and then given up (:mod:`eep.requests.blame`).
 
@@ -20,11 +21,11 @@ by length.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from eep.requests.blame import FAILED_TWICE, LOST_OFTEN, Blame
+from eep.requests.rank_loads import Measure, RankLoads
 from eep.requests.receipts import Receipts
 from eep.requests.request_records import (
     Counts,
@@ -42,13 +43,13 @@ from eep.requests.waiting_line import WaitingLine
 class Ledger:
     """All open requests of a server. See the module for its rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, measure: Measure = Measure.REQUESTS) -> None:
+        """``measure``: by what a request that has not moved is given to a rank."""
         self._entries: dict[str, LedgerEntry] = {}
         self._wires: dict[str, LedgerEntry] = {}
         self._line = WaitingLine()
         self._receipts = Receipts()
-        # Kept up to date rather than counted: every request asks for them, and thousands may be open.
-        self._loads: Counter[int] = Counter()
+        self._loads, self._measure = RankLoads(), measure
         self._blame = Blame()
         self._accepted = 0
         self.moved = 0
@@ -89,7 +90,7 @@ class Ledger:
         entry.state, entry.rank, entry.incarnation = RequestState.RUNNING, rank, incarnation
         self._line.remove(entry)
         self._receipts.expect(entry, now)
-        self._loads[rank] += 1
+        self._loads.add(rank, entry.tokens)
         self._blame.assigned(entry)
 
     def received(self, wire: str) -> None:
@@ -116,6 +117,7 @@ class Ledger:
         if new:
             self._blame.cleared(entry)
         entry.delivered += new
+        self._loads.grow(entry.rank, len(new))
         entry.text_length += len(text)
         if entry.moves:
             counts = entry.first_counts._replace(completion=len(entry.delivered))
@@ -180,15 +182,18 @@ class Ledger:
     def has_unreceived(self) -> bool:
         return len(self._receipts) > 0
 
-    def loads(self) -> dict[int, int]:
-        """How many requests each rank has."""
-        return {rank: count for rank, count in self._loads.items() if count}
+    @property
+    def loads(self) -> RankLoads:
+        """What each rank has to do."""
+        return self._loads
 
     def rank_for(self, request_id: str, active: Collection[int]) -> int | None:
         """The rank of ``active`` that a waiting request is to be sent to; None when it has to wait on. A doubted one goes
         to no rank that has another, and other requests do so only where they must."""
         apart = self._blame.apart(active)
-        return choose_rank(apart if apart or self.entry(request_id).is_doubted else active, self._loads)
+        entry = self.entry(request_id)
+        measure = Measure.TOKENS if entry.moves else self._measure
+        return self._loads.least(apart if apart or entry.is_doubted else active, measure)
 
     # What waits.
 
@@ -231,7 +236,7 @@ class Ledger:
     def _leave(self, entry: LedgerEntry) -> None:
         """Its rank no longer serves it."""
         self._receipts.forget(entry.wire)
-        self._loads[entry.rank] -= 1
+        self._loads.remove(entry.rank, entry.tokens)
         self._blame.left(entry)
 
     def _lose(self, entries: Iterable[LedgerEntry], now: float) -> LossOutcome:
@@ -299,8 +304,3 @@ class Ledger:
         cut = min(entry.withhold_text, len(text))
         entry.withhold_text -= cut
         return tokens[repeated:], text[cut:], repeated
-
-
-def choose_rank(active: Collection[int], loads: Mapping[int, int]) -> int | None:
-    """The least loaded rank, the lowest of equals; None when there is none."""
-    return min(active, key=lambda rank: (loads.get(rank, 0), rank), default=None)

@@ -39,6 +39,7 @@ class Request:
     """Why a replay may differ from what the lost rank would have produced; empty when it cannot."""
     immovable: str = ""
     """Why the request cannot be replayed at all; empty when it can."""
+    prompt_tokens: int = 0
 
 
 class Counts(NamedTuple):
@@ -120,6 +121,11 @@ class LedgerEntry:
     first_counts: Counts | None = None
     withhold_tokens: int = 0
     withhold_text: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How long its context is."""
+        return self.request.prompt_tokens + len(self.delivered)
 
     @property
     def wire(self) -> str:

@@ -105,6 +105,7 @@ def request_of(message: Any, deterministic: bool) -> Request:
         ReplayManner.RESTART if restart else ReplayManner.RESUME,
         UNSEEDED if _is_sampled(message) and not deterministic else "",
         _why_immovable(message),
+        len(getattr(message, "input_ids", None) or ()),
     )
 
 

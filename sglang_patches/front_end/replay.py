@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from eep.observe.metrics import MetricsWriter
-from eep.requests.ledger import Ledger, choose_rank
+from eep.requests.ledger import Ledger
+from eep.requests.rank_loads import Measure
 from eep.requests.request_records import LossOutcome
 from eep.view import View
 from sglang_patches.addressed_life import RECEIVED
@@ -41,7 +42,8 @@ class FrontEnd:
 
     Call all methods from the thread of the server's event loop. ``later(seconds, call)`` calls back there. Ids that begin
     with one of ``health_checks`` are those of health checks. ``limits``: what the numbers of a request may be.
-    ``most_open(ranks)``: how many requests may be open while so many ranks are in; None for any number.
+    ``most_open(ranks)``: how many requests may be open while so many ranks are in; None for any number. ``measure``: by what
+    ranks are compared for a new request.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class FrontEnd:
         seeds: Seeds | None = None,
         limits: RequestLimits | None = None,
         most_open: Callable[[int], int | None] = lambda ranks: None,
+        measure: Measure = Measure.REQUESTS,
         health_checks: tuple[str, ...] = (),
         wait_limit: float = DEFAULT_WAIT_LIMIT,
         revoke: Callable[[str], None] | None = None,
@@ -63,7 +66,7 @@ class FrontEnd:
         later: Callable[[float, Callable[[], None]], object] | None = None,
         lost_lives: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.ledger = Ledger()
+        self.ledger = Ledger(measure)
         self.live: dict[int, int] = {}
         self.has_view = False
         """Whether it has heard who is in; not so at the very start."""
@@ -156,7 +159,7 @@ class FrontEnd:
         asked = getattr(message, "routed_dp_rank", None)
         if request_id and (asked not in self.live or self.ledger.entry(request_id).is_doubted):
             return self.ledger.rank_for(request_id, self.live)
-        return asked if asked in self.live else choose_rank(self.live, self.ledger.loads())
+        return asked if asked in self.live else self.ledger.loads.least(self.live)
 
     def _send_what_waits(self) -> None:
         """Other ranks are in than before: send the requests that wait. One that cannot be sent is ended, and the others go

@@ -18,6 +18,7 @@ from eep.access import TEMPORARY_PREFIX, temporary_base
 from eep.control.private_directory import PrivateDirectory
 from eep.control.watcher import Watcher
 from eep.faults.orders import allow_in
+from eep.requests.rank_loads import Measure
 from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
 from sglang_patches.addressed_life import RENEWED, REVOKED
@@ -84,6 +85,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             seeds=Seeds.for_server(manager.server_args),
             limits=_limits_of(manager),
             most_open=options.required().most_open,
+            measure=_measure_of(manager),
             health_checks=(HEALTH_CHECK_RID_PREFIX,),
             wait_limit=float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT)),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
@@ -97,6 +99,12 @@ def front_end_of(manager: Any) -> FrontEnd | None:
     """The front end of a TokenizerManager; None before its first request."""
     found: FrontEnd | None = getattr(manager, _ATTRIBUTE, None)
     return found
+
+
+def _measure_of(manager: Any) -> Measure:
+    """The controller would go by this, but only the front end knows which ranks are in."""
+    method = str(getattr(manager.server_args, "load_balance_method", "")).lower()
+    return Measure.TOKENS if method == "total_tokens" else Measure.REQUESTS
 
 
 def _limits_of(manager: Any) -> RequestLimits:

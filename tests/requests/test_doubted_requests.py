@@ -58,7 +58,7 @@ def test_a_request_that_was_alone_is_given_up_after_the_second_exception() -> No
     ranks.lose(ranks.rank_of("bad"), failed=True)
     assert ranks.given_up == [("bad", FAILED_TWICE)]
     assert len(ranks.ledger) == 0
-    assert ranks.ledger.loads() == {}
+    assert ranks.ledger.loads.requests() == {}
 
 
 def test_a_signal_from_outside_makes_no_doubt() -> None:

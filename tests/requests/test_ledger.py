@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from eep.requests.blame import LOST_OFTEN, MOST_FRUITLESS_MOVES, MOST_MOVES_IN_A_STORM
-from eep.requests.ledger import Ledger, choose_rank
+from eep.requests.ledger import Ledger
 from eep.requests.request_records import Counts, ReplayManner, Request, RequestState
 
 
@@ -120,7 +120,7 @@ def test_a_request_that_takes_rank_after_rank_with_it_is_not_given_to_all_of_the
         assert [replay.id for replay in lost.replays] == wanted
     assert lost.harmful == (("bad", LOST_OFTEN.format(count=MOST_FRUITLESS_MOVES + 1)),)
     assert ledger.waiting() == ["good"]
-    assert ledger.loads() == {}
+    assert ledger.loads.requests() == {}
 
 
 def test_when_output_was_lost_every_request_goes_on_from_what_its_client_has() -> None:
@@ -135,7 +135,7 @@ def test_when_output_was_lost_every_request_goes_on_from_what_its_client_has() -
     assert [(replay.wire, replay.delivered) for replay in lost.replays] == [("a~1", (1, 2))]
     assert lost.aborted == ("b",)
     assert ledger.waiting() == ["a", "waiting"]
-    assert ledger.loads() == {}
+    assert ledger.loads.requests() == {}
     assert ledger.delivered("a", [3], counts(3)) is None, "it comes late"
 
 
@@ -157,10 +157,10 @@ def test_what_waits_goes_in_the_order_of_acceptance_whatever_happened_since() ->
         ledger.accept(Request(name, 8), 0.0)
     ledger.assigned("a", 0, 0)
     ledger.assigned("b", 1, 0)
-    assert (ledger.waiting(), ledger.loads()) == (["c"], {0: 1, 1: 1})
+    assert (ledger.waiting(), ledger.loads.requests()) == (["c"], {0: 1, 1: 1})
     ledger.rank_lost(1, 0, 1.0)
     ledger.rank_lost(0, 0, 2.0)
-    assert (ledger.waiting(), ledger.loads()) == (["a", "b", "c"], {})
+    assert (ledger.waiting(), ledger.loads.requests()) == (["a", "b", "c"], {})
     ledger.ended("b")
     assert ledger.give_up(2.0, 2.0) == ["c"]
     assert ledger.waiting() == ["a"]
@@ -257,9 +257,3 @@ def test_an_id_that_looks_like_a_wire_id_stays_its_own() -> None:
     (replay,) = ledger.rank_lost(1, 4, 1.0).replays
     assert replay.wire == "a~2"
     assert ledger.id_of("a~1") == "a~1"
-
-
-def test_the_least_loaded_rank_is_chosen() -> None:
-    assert choose_rank([3, 1, 2], {1: 2, 2: 1, 3: 1}) == 2
-    assert choose_rank([3, 1], {}) == 1
-    assert choose_rank([], {0: 1}) is None

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from eep.requests.ledger import Ledger, choose_rank
+from eep.requests.ledger import Ledger
 from eep.requests.request_records import Counts, LossOutcome, ReplayManner, Request
 
 RANKS = 3
@@ -61,7 +61,7 @@ class Schedules(RuleBasedStateMachine):
     @rule()
     def send_what_waits(self) -> None:
         for name in self.ledger.waiting():
-            rank = choose_rank(self.up, self.ledger.loads())
+            rank = self.ledger.loads.least(self.up)
             if rank is None:
                 return
             replay = self.ledger.replay_of(name)

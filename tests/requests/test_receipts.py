@@ -32,7 +32,7 @@ def test_it_is_sent_again_and_what_comes_of_the_first_sending_is_late() -> None:
     ledger.received("a")
     assert ledger.delivered("a", [1], Counts(1, 1), finished=True) is None
     assert ledger.has_unreceived, "a receipt of the first sending is none of the second"
-    assert ledger.loads() == {1: 1}
+    assert ledger.loads.requests() == {1: 1}
 
 
 def test_each_sending_without_a_token_has_twice_the_time() -> None:

@@ -30,7 +30,7 @@ def test_one_that_cannot_be_sent_is_an_error_to_its_client_and_no_hindrance_to_o
     assert server.dropped == ["beside it"], "its client does not wait for it any more"
     assert server.answered == [], "SGLang answers for an error that it is raised"
     server.accept("good")
-    assert server.front_end.ledger.loads() == {0: 1}
+    assert server.front_end.ledger.loads.requests() == {0: 1}
 
 
 def test_one_that_waited_and_then_cannot_be_sent_is_answered_and_the_others_are_sent() -> None:
