@@ -5,6 +5,7 @@ holds. Over the pipe the supervisor tells it the ranks: ``+PID`` for one that wa
 When the pipe closes, the keeper kills the ranks and every process of their sessions. It also kills every process that
 carries the supervisor's directory in its environment: spares, and what ranks have started. It then removes the directory, if
 the supervisor had made it. A process that changes its title may write over its environment; a rank is found all the same.
+Meanwhile it holds memory for ranks, which outlives them so (:mod:`eep.anchor`).
 
 Run as ``python -S keeper.py DIRECTORY SESSION [remove] [NAME=VALUE...]``. The keeper imports nothing of EEP, so
 that it is small and starts fast. Forked ranks have the environment with which their first ancestor was started,
@@ -17,12 +18,14 @@ It says its number then. Its standard output closes when it is done.
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import shutil
 import signal
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 GIVES_UP_AFTER = 30.0
 
@@ -66,13 +69,27 @@ class ToldRanks:
             return False
 
 
-def listen(told: ToldRanks) -> None:
-    """Until the pipe closes."""
+def listen(told: ToldRanks, holder: Any) -> None:
+    """Until the pipe closes. Memory is held meanwhile, if there is a holder."""
     heard = b""
-    while piece := os.read(0, 4096):
+    while (holder is None or holder.wait(0)) and (piece := os.read(0, 4096)):
         *lines, heard = (heard + piece).split(b"\n")
         for line in lines:
             told.hear(line)
+
+
+def memory_holder(directory: str) -> Any:
+    """:mod:`eep.anchor.memory_holder`, without the package. None where the disk is full: the rest is done all the same."""
+    path = os.path.join(os.path.dirname(__file__), "..", "..", "anchor", "memory_holder.py")
+    spec = importlib.util.spec_from_file_location("memory_holder", path)
+    try:
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.MemoryHolder(os.path.join(directory, "anchor.sock"))
+    except OSError:
+        return None
 
 
 def end_all(told: ToldRanks, mark: bytes, session: int, others: set[bytes]) -> None:
@@ -109,11 +126,12 @@ def sweep(directory: str) -> None:
 def main(directory: str, session: int, remove: bool, others: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the pipe does, never before
+    holder = memory_holder(directory)
     if child := os.fork():
         os.write(1, b"%d\n" % child)
         os._exit(0)
     told = ToldRanks()
-    listen(told)
+    listen(told, holder)
     end_all(told, b"EEP_CONTROL_DIR=" + os.fsencode(directory), session, {os.fsencode(other) for other in others})
     sweep(directory)
     if remove:

@@ -1,0 +1,152 @@
+"""A rank's side of memory that outlives it.
+
+    anchor = Anchor(directory, rank, incarnation)
+    memory, life = anchor.attach("kv", size, SharedMemory)   # that of life ``life``, or new memory if there is none
+
+The keeper holds the descriptors (:mod:`eep.anchor.memory_holder`). If the keeper is killed, its successor holds nothing, and
+the anchor has it hold everything again. Without a keeper memory is as mortal as its process, and the log says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eep.anchor.memory_holder import MAX_PACKET
+from eep.data_plane.memory import Memory
+from eep.errors import EepError, PeerUnreachable
+
+logger = logging.getLogger(__name__)
+SOCKET = "anchor.sock"
+ANSWERS_WITHIN = 2.0
+_PAUSE_S = 0.2
+
+
+class AnchorGone(EepError):
+    """No process holds memory there."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    rank: int
+    name: str
+    incarnation: int
+    size: int
+
+
+def list_held(directory: Path) -> list[HeldMemory]:
+    """Everything that the keeper of a server holds. AnchorGone if there is none."""
+    answer, _ = _ask(directory, {"do": "list"})
+    return [HeldMemory(**each) for each in answer["held"]]
+
+
+class Anchor:
+    def __init__(self, directory: Path, rank: int, incarnation: int) -> None:
+        self._directory, self._rank, self._incarnation = directory, rank, incarnation
+        self._held: dict[str, Memory] = {}
+        self._closed = threading.Event()
+        self._watched: socket.socket | None = None
+        self._watch = threading.Thread(target=self._hold_for_ever, name="eep-anchor", daemon=True)
+        self._watch.start()
+
+    def attach(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory, int | None]:
+        """The memory that the last life of this rank had under ``name``, and that life; or new memory, and None. From now
+        on it outlives this process."""
+        memory, life = self._inherit(name, size, kind)
+        if memory is None:
+            memory = kind.create(f"eep-{name}", size)
+        self._held[name] = memory
+        try:
+            self._hold(name, memory)
+        except EepError as error:
+            logger.warning("%s ends with the process of rank %d: %s", name, self._rank, error)
+        return memory, life
+
+    def find(self, rank: int, name: str) -> tuple[HeldMemory, int] | None:
+        """What is held for a rank under a name, and a descriptor of it, which the caller closes; None if there is nothing."""
+        try:
+            answer, descriptor = _ask(self._directory, {"do": "find", "rank": rank, "name": name, "incarnation": 0})
+        except EepError:
+            return None
+        if descriptor is None:
+            return None
+        return HeldMemory(rank, name, int(answer["incarnation"]), int(answer["size"])), descriptor
+
+    def close(self) -> None:
+        """Hold nothing again from here on. What is held stays."""
+        self._closed.set()
+        with suppress(OSError, AttributeError):
+            self._watched.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+        self._watch.join(2 * ANSWERS_WITHIN)
+
+    def _inherit(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory | None, int | None]:
+        found = self.find(self._rank, name)
+        if found is None:
+            return None, None
+        held, descriptor = found
+        if held.size != size:
+            os.close(descriptor)
+            return None, None
+        try:
+            return kind.adopt(descriptor, size), held.incarnation
+        except PeerUnreachable as error:
+            logger.warning("what is held as %s cannot be used, and new memory is: %s", name, error)
+            return None, None
+
+    def _hold(self, name: str, memory: Memory) -> None:
+        who = {"rank": self._rank, "incarnation": self._incarnation, "name": name}
+        _ask(self._directory, {"do": "hold", **who, "size": memory.size}, memory.fd)
+
+    def _hold_for_ever(self) -> None:
+        """Whenever the keeper was replaced, have the next one hold what the last one held."""
+        while not self._closed.is_set():
+            try:
+                with _connect(self._directory) as self._watched:
+                    for name, memory in list(self._held.items()):
+                        self._hold(name, memory)
+                    self._watched.settimeout(None)
+                    while not self._closed.is_set() and self._watched.recv(1):
+                        pass  # nothing comes unasked but the end
+            except (EepError, OSError):
+                pass  # there is no keeper at this moment
+            self._closed.wait(_PAUSE_S)
+
+
+def _connect(directory: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connection.settimeout(ANSWERS_WITHIN)
+    try:
+        connection.connect(str(directory / SOCKET))
+    except OSError as error:
+        connection.close()
+        raise AnchorGone(f"no keeper holds memory in {directory}: {error}") from error
+    return connection
+
+
+def _ask(
+    directory: Path, request: Mapping[str, object], descriptor: int | None = None
+) -> tuple[dict[str, Any], int | None]:
+    """The answer, and the descriptor that came with it. EepError if there is none, or if it is a refusal."""
+    with _connect(directory) as connection:
+        try:
+            packet = json.dumps(request).encode()
+            socket.send_fds(connection, [packet], [] if descriptor is None else [descriptor])
+            answer, descriptors, _, _ = socket.recv_fds(connection, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise AnchorGone(f"the keeper of {directory} does not answer: {error}") from error
+    for each in descriptors:
+        os.set_inheritable(each, False)
+    if not answer:
+        raise AnchorGone(f"the keeper of {directory} has ended")
+    told: dict[str, Any] = json.loads(answer)
+    if not told["ok"]:
+        raise EepError(f"the keeper refused: {told['why']}")
+    return told, descriptors[0] if descriptors else None

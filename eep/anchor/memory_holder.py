@@ -1,0 +1,128 @@
+"""Holds memory by descriptor for processes that may be killed. The keeper does this beside its own work.
+
+A process that has no GPU open can hold memory of a GPU all the same, and never looks into what it holds. One packet over a
+Unix socket is one request, a JSON object, and one packet is its answer:
+
+    hold     with one descriptor: keep this for a rank, under a name, in place of what an earlier life of it had
+    find     answers with the descriptor, its size, and the life that it is from
+    release  let go of it
+    list     what is held
+
+Only processes of the same user are heard, and no request can make the holder wait. Everything is let go when it ends.
+
+The keeper loads this file by its path, without the package around it: it imports nothing of EEP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+MAX_PACKET = 1 << 16
+MAX_HELD = 4096
+MAX_NAME = 64
+
+
+class Refused(Exception):
+    """What is wrong with a request."""
+
+
+class MemoryHolder:
+    """Call :meth:`serve` when :meth:`readable` says so."""
+
+    def __init__(self, path: str) -> None:
+        self._held: dict[tuple[int, str], tuple[int, int, int]] = {}
+        """Rank and name: the life, the size, the descriptor."""
+        self._connections: set[socket.socket] = set()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of a keeper that was killed
+        os.fchmod(self._socket.fileno(), 0o600)
+        self._socket.bind(path)
+        self._socket.listen(256)
+
+    def wait(self, *others: int) -> list[int]:
+        """Serves whatever comes, until one of ``others`` can be read; which of them can."""
+        while True:
+            ready, _, _ = select.select([*others, self._socket, *self._connections], [], [])
+            for each in ready:
+                if each is self._socket:
+                    self._accept()
+                elif isinstance(each, socket.socket):
+                    self._serve(each)
+            if found := [each for each in ready if isinstance(each, int)]:
+                return found
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it has gone again, or there are no descriptors left
+            connection, _ = self._socket.accept()
+            connection.setblocking(False)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", credentials)[1] == os.geteuid():
+                self._connections.add(connection)
+            else:
+                connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        received: list[int] = []
+        try:
+            packet, received, flags, _ = socket.recv_fds(connection, MAX_PACKET, 1)
+            if not packet:
+                raise OSError("the peer is gone")
+            try:
+                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                    raise Refused("a request is one packet with one descriptor at most")
+                answer, descriptors = self._answer(packet, received)
+            except (Refused, ValueError, KeyError, TypeError) as error:
+                answer, descriptors = {"ok": False, "why": str(error)}, []
+            socket.send_fds(connection, [json.dumps(answer).encode()], descriptors)
+        except OSError:
+            self._connections.discard(connection)
+            connection.close()
+        finally:
+            for descriptor in received:
+                os.close(descriptor)
+
+    def _answer(self, packet: bytes, received: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """What is taken over is removed from ``received``."""
+        request = json.loads(packet)
+        if request["do"] == "list":
+            return {"ok": True, "held": [self._described(*key) for key in sorted(self._held)]}, []
+        rank, name, life = int(request["rank"]), str(request["name"]), int(request["incarnation"])
+        if request["do"] == "hold":
+            self._hold((rank, name), life, int(request["size"]), received)
+            return {"ok": True}, []
+        if (rank, name) not in self._held:
+            raise Refused(f"nothing is held as {name} for rank {rank}")
+        held_life, _, descriptor = self._held[rank, name]
+        if request["do"] == "find":
+            return {"ok": True, **self._described(rank, name)}, [descriptor]
+        if request["do"] != "release":
+            raise Refused(f"there is no request {request['do']!r}")
+        if held_life > life:
+            raise Refused(f"what is held as {name} for rank {rank} is of a later life, {held_life}")
+        os.close(self._held.pop((rank, name))[2])
+        return {"ok": True}, []
+
+    def _hold(self, key: tuple[int, str], life: int, size: int, received: list[int]) -> None:
+        if len(received) != 1:
+            raise Refused("to hold memory, send its descriptor along")
+        if len(key[1]) > MAX_NAME or size <= 0 or life < 0:
+            raise Refused("a name has at most 64 characters, a size is positive, and a life is not negative")
+        before = self._held.get(key)
+        if before is not None and before[0] > life:
+            raise Refused(f"a later life of rank {key[0]}, {before[0]}, has {key[1]} already")
+        if before is None and len(self._held) >= MAX_HELD:
+            raise Refused(f"{MAX_HELD} pieces of memory are held already")
+        self._held[key] = (life, size, received.pop())
+        if before is not None:
+            os.close(before[2])
+
+    def _described(self, rank: int, name: str) -> dict[str, Any]:
+        life, size, _ = self._held[rank, name]
+        return {"rank": rank, "name": name, "incarnation": life, "size": size}
