@@ -21,6 +21,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -94,12 +95,17 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from eep.anchor.anchor import AnchorGone, list_held
     from eep.control.private_directory import PrivateDirectory
     from eep.control.wire.client import ask_supervisor
     from eep.control.wire.messages import AskStatus
     from eep.experts.margin_record import read_margin
 
     status = json.loads(ask_supervisor(Path(options.dir), AskStatus()).body)
+    try:
+        status["anchored"] = [asdict(held) for held in list_held(Path(options.dir))]
+    except AnchorGone:
+        status["anchored"] = None
     status["margin"] = read_margin(PrivateDirectory(Path(options.dir)).experts, status["epoch"])
     print(json.dumps(status, indent=2))
     return 0

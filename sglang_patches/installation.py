@@ -13,6 +13,7 @@ AREAS = (
     "rank.process_groups",
     "rank.dispatcher",
     "rank.weight_loader",
+    "rank.kv.anchored_pool",
     "rank.scheduler_step",
     "rank.warm_up",
     "rank.step_record",

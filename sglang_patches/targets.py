@@ -37,6 +37,10 @@ _EARLY = "its kernel reads what the kernel before it has not written yet"
 _UNALIKE = "a rank that joins later would differ from its peers"
 
 TARGETS = (
+    HookTarget("mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal", "a cache that outlives its rank"),
+    HookTarget("mem_cache.memory_pool.ReqToTokenPool.__init__", "the rows of the cache outlive it too"),
+    HookTarget("mem_cache.memory_pool.ReqToTokenPool.free", "a row that is given up has no context", ("req",)),
+    HookTarget("mem_cache.memory_pool.ReqToTokenPool.clear", "rows that are given up have no context"),
     HookTarget("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
     HookTarget("server_args.ServerArgs.from_cli_args", "the flags, and those that they imply", ("cls", "args")),
     HookTarget(

@@ -18,11 +18,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eep.anchor.memory_holder import MAX_PACKET
-from eep.data_plane.memory import Memory
 from eep.errors import EepError, PeerUnreachable
+
+if TYPE_CHECKING:  # what asks for a list needs no torch
+    from eep.data_plane.memory import Memory
 
 logger = logging.getLogger(__name__)
 SOCKET = "anchor.sock"

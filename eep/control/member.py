@@ -163,6 +163,11 @@ class Member:
         return self._ended
 
     @property
+    def newest_view(self) -> View | None:
+        """What the supervisor said last; the rank may not have entered it yet."""
+        return self._view
+
+    @property
     def has_news(self) -> bool:
         """Whether the next boundary has something to do or to wait for.
 

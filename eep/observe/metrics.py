@@ -60,6 +60,12 @@ METRICS = {
     ),
     "steps_repeated": Metric("counter", "eep_steps_repeated", "Forward passes that ranks ran again, over all ranks."),
     "requests_moved": Metric("counter", "eep_requests_moved", "Requests that went on at another rank or incarnation."),
+    "kv_restored": Metric(
+        "counter", "eep_kv_restored_tokens", "Tokens of moved requests whose cache entries came from a lost rank."
+    ),
+    "kv_recomputed": Metric(
+        "counter", "eep_kv_recomputed_tokens", "Tokens of moved requests that are computed again, or were there."
+    ),
     "repair_bytes": Metric(
         "counter", "eep_repair_bytes", "Bytes of experts that ranks brought in, by the tier they came from.", "tier"
     ),

@@ -166,7 +166,7 @@ class Ledger:
     def output_lost(self, now: float) -> LossOutcome:
         """Output of any rank may be lost on its way here. So every request that a rank serves goes on from what its client
         has, under a new wire id. The caller tells the ranks to stop what they serve, before it sends anything again."""
-        return self._lose(list(self._entries.values()), now)
+        return self._lose(list(self._entries.values()), now, rank_is_gone=False)
 
     def unreceived(self, now: float, limit: float) -> list[str]:
         """The wire ids of requests that did not reach their ranks ``limit`` seconds after they were sent.
@@ -176,7 +176,7 @@ class Ledger:
     def never_received(self, wires: Iterable[str], now: float) -> LossOutcome:
         """These requests wait for a rank again, under new wire ids: if they reached their ranks after all, what comes of it
         is late."""
-        return self._lose([self._wires[wire] for wire in wires], now)
+        return self._lose([self._wires[wire] for wire in wires], now, rank_is_gone=False)
 
     @property
     def has_unreceived(self) -> bool:
@@ -239,7 +239,7 @@ class Ledger:
         self._loads.remove(entry.rank, entry.tokens)
         self._blame.left(entry)
 
-    def _lose(self, entries: Iterable[LedgerEntry], now: float) -> LossOutcome:
+    def _lose(self, entries: Iterable[LedgerEntry], now: float, *, rank_is_gone: bool = True) -> LossOutcome:
         replays: list[Replay] = []
         aborted: list[str] = []
         complete: list[str] = []
@@ -261,13 +261,15 @@ class Ledger:
                 self._forget(entry)
                 harmful.append((entry.request.id, LOST_OFTEN.format(count=entry.fruitless_moves + 1)))
             else:
-                self._move(entry, now)
+                self._move(entry, now, rank_is_gone=rank_is_gone)
                 replays.append(self._replay(entry))
         return LossOutcome(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
-    def _move(self, entry: LedgerEntry, now: float) -> None:
+    def _move(self, entry: LedgerEntry, now: float, *, rank_is_gone: bool) -> None:
         self._leave(entry)
         self._blame.moved(entry)
+        if rank_is_gone and (entry.last_life is None or entry.has_token_of_rank):  # else an earlier one has more of it
+            entry.last_life = (entry.rank, entry.incarnation, entry.wire)
         del self._wires[entry.wire]
         entry.moves += 1
         while entry.wire in self._wires:  # a client may have chosen an id that looks like one of ours
@@ -288,6 +290,7 @@ class Ledger:
             tuple(entry.delivered),
             entry.remaining,
             request.inexact if entry.delivered else "",
+            entry.last_life,
         )
 
     def _diverges(self, entry: LedgerEntry, tokens: tuple[int, ...]) -> bool:

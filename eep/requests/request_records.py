@@ -76,6 +76,8 @@ class Replay:
     max_new_tokens: int | None
     """How many of the allowed tokens are left after ``delivered``."""
     inexact: str
+    last_life: tuple[int, int, str] | None = None
+    """The rank and incarnation that served it last, and the wire id that it had there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class LedgerEntry:
     """Moves since the client last got a token."""
     lost_before: int = 0
     """How many ranks were lost before the first of these moves."""
+    last_life: tuple[int, int, str] | None = None
+    """See :class:`Replay`."""
     has_token_of_rank: bool = False
     """Whether the rank that serves it has given a new token."""
     is_doubted: bool = False

@@ -16,7 +16,7 @@ import msgspec
 
 from eep.requests.request_records import Counts, Delivery, Replay, ReplayManner, Request
 from sglang_patches import addressed_life
-from sglang_patches.rank.resumption import DELIVERED
+from sglang_patches.replayed_fields import DELIVERED, LOST_LIFE
 from sglang_patches.sampling.seeds import Seeds
 
 _MORE_THAN_TOKENS = (
@@ -134,9 +134,10 @@ def kept_copy(message: Any, seeds: Seeds | None = None) -> Any:
         kept.sampling_params.sampling_seed = seeds.seed_for(message.sampling_params)
     parameters = getattr(kept, "sampling_params", None)
     given = getattr(parameters, "custom_params", None)
-    if isinstance(given, dict) and DELIVERED in given:  # only the front end may say that
+    ours = (DELIVERED, LOST_LIFE)  # only the front end may say these
+    if isinstance(given, dict) and any(key in given for key in ours):
         kept.sampling_params = copy.copy(parameters)
-        kept.sampling_params.custom_params = {key: value for key, value in given.items() if key != DELIVERED} or None
+        kept.sampling_params.custom_params = {key: value for key, value in given.items() if key not in ours} or None
     return kept
 
 
@@ -147,10 +148,13 @@ def message_for(kept: Any, replay: Replay, rank: int, life: int) -> Any:
     message.rid = replay.wire
     if hasattr(message, "routed_dp_rank"):
         message.routed_dp_rank = rank
-    if replay.delivered and replay.manner is ReplayManner.RESUME:
+    told: dict[str, Any] = {}
+    if replay.manner is ReplayManner.RESUME:
+        told |= {DELIVERED: list(replay.delivered)} if replay.delivered else {}
+        told |= {LOST_LIFE: list(replay.last_life)} if replay.last_life is not None else {}
+    if told:
         message.sampling_params = copy.copy(kept.sampling_params)
-        given = kept.sampling_params.custom_params
-        message.sampling_params.custom_params = {**(given or {}), DELIVERED: list(replay.delivered)}
+        message.sampling_params.custom_params = {**(kept.sampling_params.custom_params or {}), **told}
     return message
 
 

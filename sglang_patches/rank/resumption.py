@@ -13,9 +13,9 @@ from array import array
 from typing import Any
 
 from sglang_patches import hooks
+from sglang_patches.rank.kv.restore import restore, take_lost_life
+from sglang_patches.replayed_fields import DELIVERED
 
-DELIVERED = "eep_delivered"
-"""The key in a request's ``custom_params`` under which the delivered tokens travel to the scheduler."""
 _MARK = "_eep_delivered"
 
 
@@ -25,9 +25,13 @@ def register() -> None:
 
 
 def _before_queue(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
-    delivered = take_delivered(request)
-    if delivered and request.finished_reason is None and request.to_finish is None:
+    lost, delivered = take_lost_life(request), take_delivered(request)
+    if request.finished_reason is not None or request.to_finish is not None:
+        return
+    if delivered:
         resume(scheduler, request, delivered)
+    if lost is not None:
+        restore(scheduler, request, lost)
 
 
 def take_delivered(request: Any) -> list[int]:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from eep.errors import RankRemoved
 from sglang_patches import hooks
 from sglang_patches.rank import overlap, rank_data_plane, rank_session, warm_up
+from sglang_patches.rank.kv import anchored_pool
 
 T = TypeVar("T")
 
@@ -128,7 +129,9 @@ def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any
     session = here.joined
     if session is not None and overlap.overlaps(scheduler):
         end_if_removed(here.rank, lambda: session.settle(overlap.count_launched_after(result)))
-    return original(scheduler, batch, result, *arguments, **named)
+    handed_out = original(scheduler, batch, result, *arguments, **named)
+    anchored_pool.note(batch)
+    return handed_out
 
 
 def end_if_removed(rank: int, work: Callable[[], T]) -> T:

@@ -4,6 +4,7 @@ model computes: nothing that a rank computed alone before it joined, and nothing
 from __future__ import annotations
 
 import importlib
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.sglang.drills import wait_for_answers
 pytestmark = pytest.mark.timeout(900)  # a server is started, on a machine that may be busy
 
 RANKS, TOKENS = 4, 16
+LONG_ANSWER = 100
+"""Most of the time of such a request goes into its answer: that is where a kill finds it."""
 AS_IN_WARMING_UP = [[first, *[1] * ones] for first, ones in ((1, 1), (2, 2), (3, 14), (4, 15), (7, 30), (20, 6))]
 """Prompts that begin as those do with which a rank warms up."""
 
@@ -58,6 +61,27 @@ def wanted(network: Any, prompts: list[list[int]]) -> list[list[int]]:
 def test_nothing_of_warming_up_is_found_in_the_cache(caching: Server, network: Any) -> None:
     load = Load.with_reference(caching.url, AS_IN_WARMING_UP, tokens=TOKENS, ranks=RANKS)
     assert load.wanted == wanted(network, AS_IN_WARMING_UP)
+
+
+def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
+    assert caching.directory is not None
+    choose = random.Random(7)
+    prompts = [[choose.randrange(256) for _ in range(length)] for length in (90, 130, 210, 300, 330, 410)]
+    load = Load.with_reference(caching.url, prompts, tokens=LONG_ANSWER, ranks=RANKS)
+    story = Story(caching.directory, load)
+    with load:
+        for rank in (2, 1):
+            wait_for_answers(load)
+            assert story.wait_until_noticed(story.kill(rank))
+            assert story.wait_until_all_run(RANKS), caching.log[-3000:]
+        wait_for_answers(load)
+    story.close()
+    assert [answer.problem for answer in load.failed] == []
+    assert [(answer.prompt, answer.tokens) for answer in load.wrong] == []
+    taken = [(int(had), int(needed)) for had, needed in re.findall(r"has (\d+) of (\d+) tokens from rank", caching.log)]
+    assert taken, "every context was computed again"
+    assert all(had <= needed - 1 for had, needed in taken)
+    assert any(had == needed - 1 for had, needed in taken), taken
 
 
 def test_conversations_go_on_from_the_cache_through_kills(caching: Server, network: Any) -> None:

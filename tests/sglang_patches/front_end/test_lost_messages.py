@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_patches.addressed_life import RECEIVED, life_of
-from sglang_patches.rank.resumption import DELIVERED
+from sglang_patches.replayed_fields import DELIVERED
 from tests.sglang_patches.front_end.front_end_server import AbortReq, Server
 
 

@@ -12,7 +12,7 @@ import pytest
 from eep.requests.request_records import ReplayManner
 from sglang_patches import options, recipe
 from sglang_patches.front_end import ledger_adapter, tokenizer_hooks
-from sglang_patches.rank.resumption import DELIVERED
+from sglang_patches.replayed_fields import DELIVERED, LOST_LIFE
 from sglang_patches.sampling.seeds import Seeds
 from tests.sglang_patches.front_end.front_end_server import (
     AbortReq,
@@ -44,7 +44,7 @@ def test_a_lost_ranks_requests_go_on_elsewhere_as_if_nothing_had_happened() -> N
     server.front_end.on_gone(0, 0)
     moved = server.sent[-1]
     assert (moved.rid, moved.routed_dp_rank) == ("a~1", 1)
-    assert moved.sampling_params.custom_params == {"mine": 1, DELIVERED: [1, 2]}
+    assert moved.sampling_params.custom_params == {"mine": 1, DELIVERED: [1, 2], LOST_LIFE: [0, 0, "a"]}
     assert moved.sampling_params.max_new_tokens == 8, "the scheduler counts the delivered tokens as output"
     assert server.deliver("a", [3], "c", 3).rids == ["LATE"]
     seen = server.deliver("a~1", [3], "abc", 3)
