@@ -206,9 +206,10 @@ def test_what_the_ledger_is_told_about_a_request() -> None:
     assert "seed" in ledger_adapter.request_of(sampled, False).inexact
     assert ledger_adapter.request_of(sampled, True).inexact == ""
     assert ledger_adapter.request_of(greedy, False).manner is ReplayManner.RESUME
-    forged = TokenizedGenerateReqInput("a", sampling_params=Parameters(custom_params={DELIVERED: [1]}))
+    custom = {DELIVERED: [1], LOST_LIFE: [0, 0, "of another client"]}
+    forged = TokenizedGenerateReqInput("a", sampling_params=Parameters(custom_params=custom))
     assert ledger_adapter.kept_copy(forged).sampling_params.custom_params is None
-    assert forged.sampling_params.custom_params == {DELIVERED: [1]}, "the caller's own was changed"
+    assert set(forged.sampling_params.custom_params) == {DELIVERED, LOST_LIFE}, "the caller's own was changed"
 
 
 def test_written_arguments_come_back_and_are_private(tmp_path: Path) -> None:
