@@ -84,6 +84,34 @@ def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
     assert any(had == needed - 1 for had, needed in taken), taken
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["kv.journal", "kv.restore.before", "kv.restore.mid", "kv.restore.after"])
+def test_a_rank_is_killed_at_a_point_of_a_restore(caching: Server, point: str) -> None:
+    """Rank 0 has to take a request over for that, so others are killed until it does."""
+    assert caching.directory is not None
+    choose = random.Random(point)
+    prompts = [[choose.randrange(256) for _ in range(length)] for length in (60, 90, 150, 200)]
+    load = Load.with_reference(caching.url, prompts, tokens=LONG_ANSWER, ranks=RANKS)
+    story = Story(caching.directory, load)
+    assert story.wait_until_all_run(RANKS)
+    with load:
+        wait_for_answers(load)
+        story.target.arm(0, point, "kill")
+        for victim in (1, 2, 3, 1, 2, 3):
+            if point != "kv.journal":
+                story.kill(victim)
+            if story.target.wait_until_fired(0, point, 20.0):
+                break
+            assert story.wait_until_all_run(RANKS), caching.log[-3000:]
+        else:
+            pytest.fail(f"rank 0 never passed {point}")
+        assert story.wait_until_all_run(RANKS), caching.log[-3000:]
+        wait_for_answers(load)
+    story.close()
+    assert [answer.problem for answer in load.failed] == []
+    assert [(answer.prompt, answer.tokens) for answer in load.wrong] == []
+
+
 def test_conversations_go_on_from_the_cache_through_kills(caching: Server, network: Any) -> None:
     """Each prompt goes on from the answer to the one before, and several begin alike."""
     assert caching.directory is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from eep import faults
 from eep.anchor.anchor import Anchor
 from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
@@ -130,6 +131,7 @@ def note(batch: Any) -> None:
             requests.append(_fingerprint_of(request))
             tokens.append(count)
     if rows:
+        faults.at("kv.journal")
         _pool.journal.note(rows, requests, tokens)
 
 

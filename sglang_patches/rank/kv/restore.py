@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from eep import faults
 from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.kv_journal import JournalLine, JournalReader
 from eep.view import View
@@ -79,6 +80,7 @@ def _restore(scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, t
     count: int = min(line.tokens, len(tokens) - 1) // tree.page_size * tree.page_size
     if count < LEAST:
         raise NoRestore(f"rank {lost.rank} has noted {line.tokens} tokens of it")
+    faults.at("kv.restore.before")
     slots, unused = _allocate(scheduler, count), 0
     try:
         key = _key(request, tokens[:count])
@@ -95,6 +97,7 @@ def _restore(scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, t
             scheduler.token_to_kv_pool_allocator.free(slots[:unused])
     if len(known) < count:
         _insert(tree, key, torch.cat([known, slots[len(known) :]]), len(known))
+    faults.at("kv.restore.after")
     return count - len(known)
 
 
@@ -149,8 +152,10 @@ def _copy(pool: AnchoredPool, rank: int, line: JournalLine, slots: torch.Tensor,
         raise NoRestore(f"the cache of rank {rank} has another shape")
     if int(there.min()) < 0 or int(there.max()) >= len(pool.layers[0]):
         raise NoRestore(f"the table of rank {rank} names slots that there are not")
-    for mine, other in zip(pool.layers, as_layers(_Bytes(content), pool.layers), strict=True):
+    for number, (mine, other) in enumerate(zip(pool.layers, as_layers(_Bytes(content), pool.layers), strict=True)):
         mine[slots] = other[there]
+        if number == 0:
+            faults.at("kv.restore.mid")
 
 
 class _Bytes:
