@@ -85,7 +85,7 @@ def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("point", ["kv.journal", "kv.restore.before", "kv.restore.mid", "kv.restore.after"])
+@pytest.mark.parametrize("point", ["kv.journal", "kv.restore.before", "kv.restore.after"])
 def test_a_rank_is_killed_at_a_point_of_a_restore(caching: Server, point: str) -> None:
     """Rank 0 has to take a request over for that, so others are killed until it does."""
     assert caching.directory is not None
