@@ -85,8 +85,9 @@ class Anchor:
     def close(self) -> None:
         """Hold nothing again from here on. What is held stays."""
         self._closed.set()
-        with suppress(OSError, AttributeError):
-            self._watched.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+        with suppress(OSError):  # it is closed already
+            if self._watched is not None:
+                self._watched.shutdown(socket.SHUT_RDWR)
         self._watch.join(2 * ANSWERS_WITHIN)
 
     def _inherit(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory | None, int | None]:

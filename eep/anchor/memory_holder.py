@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class MemoryHolder:
-    """Call :meth:`serve` when :meth:`readable` says so."""
+    """Serves for as long as its owner waits for something else (:meth:`wait`)."""
 
     def __init__(self, path: str) -> None:
         self._held: dict[tuple[int, str], tuple[int, int, int]] = {}

@@ -58,14 +58,14 @@ class AnchoredPool:
 
     def take_cache(self, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         memory, _ = self.anchor.attach(CACHE, sum(each.nbytes for each in (*keys, *values)), SharedMemory)
-        self.layers = as_layers(memory, [*keys, *values])
+        self.layers = as_layers(_bytes_of(memory), [*keys, *values])
 
 
-def as_layers(memory: Any, like: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors over memory, one after the other, of the shapes and types of ``like``."""
+def as_layers(content: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors over bytes, one after the other, of the shapes and types of ``like``."""
     found, offset = [], 0
     for each in like:
-        found.append(memory.bytes_at(offset, each.nbytes).view(each.dtype).view(each.shape))
+        found.append(content[offset : offset + each.nbytes].view(each.dtype).view(each.shape))
         offset += each.nbytes
     return found
 
@@ -104,8 +104,8 @@ def _anchor_cache(result: None, cache: Any, *_: Any, **__: Any) -> None:
 
 
 def row_of(request: Any) -> int | None:
-    """The row of a request in the table. Version 0.5.21 has moved it."""
-    row: int | None = request.kv.req_pool_idx if hasattr(request, "kv") else request.req_pool_idx
+    """The row of a request in the table. Later versions than 0.5.17 have it in ``kv``, which 0.5.17 has too."""
+    row: int | None = getattr(request.kv if hasattr(request.kv, "req_pool_idx") else request, "req_pool_idx", None)
     return row
 
 

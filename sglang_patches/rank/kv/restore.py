@@ -56,8 +56,10 @@ def take_lost_life(request: Any) -> LostLife | None:
 def restore(scheduler: Any, request: Any, lost: LostLife) -> int:
     """How many tokens of its context the request need not have computed."""
     pool = get_pool()
+    if pool is None or getattr(scheduler.tree_cache, "disable", True):
+        return 0
     tokens = array("q", [*request.origin_input_ids, *request.output_ids])
-    if pool is None or len(tokens) <= LEAST or getattr(scheduler.tree_cache, "disable", True):
+    if len(tokens) <= LEAST:
         return 0
     count = 0
     try:
@@ -152,20 +154,10 @@ def _copy(pool: AnchoredPool, rank: int, line: JournalLine, slots: torch.Tensor,
         raise NoRestore(f"the cache of rank {rank} has another shape")
     if int(there.min()) < 0 or int(there.max()) >= len(pool.layers[0]):
         raise NoRestore(f"the table of rank {rank} names slots that there are not")
-    for number, (mine, other) in enumerate(zip(pool.layers, as_layers(_Bytes(content), pool.layers), strict=True)):
+    for number, (mine, other) in enumerate(zip(pool.layers, as_layers(content, pool.layers), strict=True)):
         mine[slots] = other[there]
         if number == 0:
             faults.at("kv.restore.mid")
-
-
-class _Bytes:
-    """Memory that is a tensor already."""
-
-    def __init__(self, content: torch.Tensor) -> None:
-        self._content = content
-
-    def bytes_at(self, offset: int, size: int) -> torch.Tensor:
-        return self._content[offset : offset + size]
 
 
 def _key(request: Any, tokens: array[int]) -> Any:

@@ -221,3 +221,15 @@ def test_the_life_travels_with_the_request_once() -> None:
     assert restore.take_lost_life(request) == LOST
     assert parameters.custom_params is None
     assert restore.take_lost_life(request) is None
+
+
+@pytest.mark.parametrize(
+    "request_of_a_version",
+    [
+        SimpleNamespace(kv=SimpleNamespace(req_pool_idx=5)),
+        SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=9), req_pool_idx=5),
+    ],
+    ids=["0.5.21", "0.5.17"],
+)
+def test_the_row_of_a_request_is_found_in_every_version(request_of_a_version: Any) -> None:
+    assert anchored_pool.row_of(request_of_a_version) == 5
