@@ -63,6 +63,7 @@ def test_nothing_of_warming_up_is_found_in_the_cache(caching: Server, network: A
     assert load.wanted == wanted(network, AS_IN_WARMING_UP)
 
 
+@pytest.mark.long
 def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
     assert caching.directory is not None
     choose = random.Random(7)
@@ -72,7 +73,9 @@ def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
     with load:
         for rank in (2, 1):
             wait_for_answers(load)
-            assert story.wait_until_noticed(story.kill(rank))
+            # Just after an answer the next request has only begun: its rank dies some steps later.
+            story.target.arm(rank, "kv.journal", "kill", skip=LONG_ANSWER // 2)
+            assert story.target.wait_until_fired(rank, "kv.journal", 120.0)
             assert story.wait_until_all_run(RANKS), caching.log[-3000:]
         wait_for_answers(load)
     story.close()
@@ -81,7 +84,6 @@ def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
     taken = [(int(had), int(needed)) for had, needed in re.findall(r"has (\d+) of (\d+) tokens from rank", caching.log)]
     assert taken, "every context was computed again"
     assert all(had <= needed - 1 for had, needed in taken)
-    assert any(had == needed - 1 for had, needed in taken), taken
 
 
 @pytest.mark.long
