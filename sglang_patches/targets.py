@@ -135,6 +135,11 @@ TARGETS = (
     HookTarget("managers.scheduler.Scheduler.run_batch", "overlap scheduling: a step is launched", ("batch",)),
     HookTarget("managers.scheduler.Scheduler._apply_war_barrier", "overlap scheduling: a step is run again"),
     HookTarget(
+        "managers.scheduler.Scheduler.is_disable_overlap_for_batch",
+        "overlap scheduling: results are handed out before the next step is launched",
+        ("batch", "last_batch"),
+    ),
+    HookTarget(
         "managers.scheduler.Scheduler.process_batch_result",
         "overlap scheduling: results are handed out",
         ("batch", "result"),

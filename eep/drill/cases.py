@@ -24,7 +24,8 @@ CASES = {
     "kills-64": DrillPlan(
         device="cuda", seconds=150, clients=64, spares=2, fault_mix=replace(SINGLE_KILLS, gap=(5.0, 9.0))
     ),
-    # Nine seconds without a token after a rejoin: more rows than the largest graph on some ranks, fewer on others.
+    # Seconds without a token after a kill or a rejoin: a rank that judged its last step between the exchange of sizes and
+    # the next one (it had a request with penalties) was one step behind its peers from then on (Session.settle, owed).
     "kills-140": DrillPlan(
         device="cuda", seconds=90, clients=140, spares=2, fault_mix=replace(SINGLE_KILLS, gap=(5.0, 9.0))
     ),

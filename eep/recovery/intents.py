@@ -17,7 +17,12 @@ _LANE = "eep/session"
 
 
 class _PackedIntent(ctypes.Structure):
-    _fields_ = (("digest", ctypes.c_uint64), ("through", ctypes.c_uint64), ("steps", ctypes.c_uint64))
+    _fields_ = (
+        ("digest", ctypes.c_uint64),
+        ("through", ctypes.c_uint64),
+        ("steps", ctypes.c_uint64),
+        ("owed", ctypes.c_uint64),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Intent:
     """How many steps the rank must run again."""
     buffer: int | None
     """The number of the buffer that the oldest of these steps goes through; None if there is none."""
+    owed: int | None = None
+    """The number of the buffer of a step that all ranks agreed on before, and that this rank has yet to begin."""
 
 
 class IntentExchange:
@@ -70,9 +77,25 @@ def steps_remain(intents: Mapping[int, Intent]) -> bool:
     return any(intent.steps > 1 for intent in intents.values())
 
 
+def owed_buffer(intents: Mapping[int, Intent]) -> int | None:
+    """The buffer of the step that some ranks have yet to begin; None if there is none. They agreed on one step, so on one
+    buffer."""
+    return min((intent.owed for intent in intents.values() if intent.owed is not None), default=None)
+
+
 def _pack(intent: Intent) -> _PackedIntent:
-    return _PackedIntent(intent.digest, 0 if intent.buffer is None else 1 + intent.buffer, intent.steps)
+    return _PackedIntent(intent.digest, _pack_buffer(intent.buffer), intent.steps, _pack_buffer(intent.owed))
 
 
 def _unpack(packed: _PackedIntent) -> Intent:
-    return Intent(int(packed.digest), int(packed.steps), int(packed.through) - 1 if packed.through else None)
+    return Intent(
+        int(packed.digest), int(packed.steps), _unpack_buffer(int(packed.through)), _unpack_buffer(int(packed.owed))
+    )
+
+
+def _pack_buffer(buffer: int | None) -> int:
+    return 0 if buffer is None else 1 + buffer
+
+
+def _unpack_buffer(packed: int) -> int | None:
+    return packed - 1 if packed else None

@@ -16,6 +16,10 @@ leaves their epoch. So ranks may have different steps to run again, and differen
 does not care which step a rank is in, as long as all ranks go through the same buffer. Each rank repeats its oldest step:
 first the ranks that do so through the first buffer, then those of the second, and so on until no rank has any left.
 
+A rank may also have agreed to a step with the others and not have begun it yet: it *owes* that step. Others may have begun it
+already, and repeat it. Or the view has ranks in it that never heard of it. So a rank begins what it owes when no rank has
+anything left to repeat, and those that owe nothing take part with an empty step.
+
 The session knows nothing of SGLang: a batch is a callable.
 """
 
@@ -36,7 +40,7 @@ from eep.errors import EepError, RankRemoved, StepFailed
 from eep.process_group.world import World
 from eep.recovery.callbacks import Repair, RunEmpty
 from eep.recovery.contract import check_peers, check_placements
-from eep.recovery.intents import Intent, IntentExchange, agreed_digest, buffers_in_order, steps_remain
+from eep.recovery.intents import Intent, IntentExchange, agreed_digest, buffers_in_order, owed_buffer, steps_remain
 from eep.recovery.trust import Trust
 from eep.view import View
 
@@ -53,6 +57,16 @@ class _Step:
     wait: Callable[[], object]
     """Returns when the work that the batch started is over."""
     result: Any = None
+
+
+@dataclass(frozen=True)
+class _Repeats:
+    """What the ranks do in an epoch before they are at the boundary again."""
+
+    buffers: Sequence[int] = ()
+    """Through which each rank repeats its oldest step, or takes part with an empty one."""
+    owed: int | None = None
+    """The buffer of the step that some rank owes."""
 
 
 class Session:
@@ -155,23 +169,24 @@ class Session:
         result: T = self._begin(_Step(buffer, again or batch, wait or _nothing), batch, ahead).result
         return result
 
-    def settle(self, leave: int = 0) -> None:
+    def settle(self, leave: int = 0, *, owed: int | None = None) -> None:
         """Judges the steps that have begun, oldest first, and repeats those that are bad.
 
-        When this returns, all of them are over and good, except for the newest ``leave``.
+        When this returns, all of them are over and good, except for the newest ``leave``. ``owed``: to be given between
+        :meth:`collect` and :meth:`begin`, if this rank is about to begin a step; the number of its buffer.
         """
         while len(self._steps) > leave:
             self._steps[0].wait()
             if self._trust.all_is_well():
                 self._hand_out(self._steps[0].result)
             else:
-                self._redo()
+                self._redo(owed)
 
     def close(self) -> None:
         self.member.close()
 
     def _begin(self, step: _Step, batch: Callable[[], Any], ahead: int) -> _Step:
-        self.settle(ahead)
+        self.settle(ahead, owed=step.buffer)
         if not self._has_run:
             self._has_run = True
             faults.at("join.first_step")
@@ -187,20 +202,23 @@ class Session:
         self._steps.popleft().result = result
         faults.at("step.trusted")
 
-    def _redo(self) -> None:
+    def _redo(self, owed: int | None = None) -> None:
         """The oldest step is bad, and so is every step that was begun on top of it."""
         for step in self._steps:
             step.wait()
         self._trust.give_up()
         self.repeated += 1
-        self._go_on()
+        self._go_on(owed)
 
-    def _go_on(self) -> None:
-        """Enters the newest view and repeats there what this rank or its peers must run again, until all of it is good."""
+    def _go_on(self, owed: int | None = None) -> None:
+        """Enters the newest view and repeats there what this rank or its peers must run again, until all of it is good.
+
+        ``owed``: the buffer of the step that this rank begins when this returns, if it owes one.
+        """
         while True:
-            buffers = self._enter()
+            repeats = self._enter(owed)
             mine = self._steps[0] if self._steps else None
-            for buffer in buffers:
+            for buffer in repeats.buffers:
                 if is_mine := mine is not None and buffer == mine.buffer:
                     faults.at("step.again")
                     trusted = self._trust.result_of(mine.again)
@@ -212,11 +230,15 @@ class Session:
                 if is_mine:
                     self._hand_out(trusted[0])
             else:
-                if not self._has_more:
+                if self._has_more:
+                    continue
+                if repeats.owed is None or owed is not None:
+                    return
+                if self._trust.result_of(partial(self._run_empty, repeats.owed)) is not None:
                     return
 
-    def _enter(self) -> list[int]:
-        """Enters the newest view together with all its ranks. Returns the buffers through which steps are repeated."""
+    def _enter(self, owed: int | None) -> _Repeats:
+        """Enters the newest view together with all its ranks."""
         while True:
             view = self.member.boundary(self._repair_for)
             if view is None:
@@ -224,12 +246,12 @@ class Session:
                     f"{self.member.removed}; end this process: the rank may join again as a new incarnation"
                 )
             if view.epoch == self._epoch and not self._steps and not self._has_more:
-                return []
+                return _Repeats()
             if self._digest is None:
                 self.member.wait_for_view(after=view.epoch)
                 continue
             faults.at("intents.before")
-            heard = self._trust.result_of(self._exchange_intents)
+            heard = self._trust.result_of(partial(self._exchange_intents, owed))
             if heard is None:
                 continue
             faults.at("intents.after")
@@ -243,7 +265,7 @@ class Session:
                 continue
             self._epoch = view.epoch
             self._has_more = steps_remain(intents)
-            return buffers_in_order(intents)
+            return _Repeats(buffers_in_order(intents), owed_buffer(intents))
 
     def _repair_for(self, view: View) -> None:
         """The member has applied ``view``; it says that this rank has settled when this returns."""
@@ -254,11 +276,11 @@ class Session:
         self._digest = self._repair(view)
         faults.at("routing.published")
 
-    def _exchange_intents(self) -> dict[int, Intent]:
+    def _exchange_intents(self, owed: int | None) -> dict[int, Intent]:
         if self._digest is None:
             raise EepError("ranks exchange no intents while experts are missing; wait for the next view")
         oldest = self._steps[0].buffer if self._steps else None
-        return self._intents.exchange(Intent(self._digest, len(self._steps), oldest))
+        return self._intents.exchange(Intent(self._digest, len(self._steps), oldest, owed))
 
     def _check(self, view: View, intents: Mapping[int, Intent]) -> None:
         for endpoint in self._endpoints:

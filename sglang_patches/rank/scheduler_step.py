@@ -32,6 +32,7 @@ def register() -> None:
     hooks.hook("managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather", _all_gather)
     hooks.hook("managers.tp_worker.TpModelWorker.forward_batch_generation", _run_step)
     hooks.hook("managers.scheduler.Scheduler.run_batch", _run_batch)
+    hooks.hook("managers.scheduler.Scheduler.is_disable_overlap_for_batch", _note_order)
     hooks.hook("managers.scheduler.Scheduler.process_batch_result", _process)
     hooks.hook("layers.sampler.Sampler._sync_token_ids_across_tp", _sample_alone, "replace")
     hooks.hook("managers.scheduler_components.batch_result_processor.release_kv_cache", overlap.release)
@@ -115,7 +116,7 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
             return original(scheduler, kept, *arguments, **named)
 
     if overlap.must_wait_for_last_step(batch):
-        end_if_removed(here.rank, session.settle)
+        end_if_removed(here.rank, lambda: session.settle(owed=rank_data_plane.get_plane().using))
         overlap.count_tokens(scheduler, batch)
     with overlap.launch(scheduler, again) as launched:
         result = original(scheduler, batch, *arguments, **named)
@@ -123,12 +124,27 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
     return result
 
 
+_owes_step = False
+"""Whether SGLang has yet to launch the step whose sizes the ranks have exchanged."""
+
+
+def _note_order(original: Callable[..., bool], scheduler: Any, batch: Any, *arguments: Any, **named: Any) -> bool:
+    """SGLang asks whether to hand out the results of the last step before it launches ``batch``."""
+    global _owes_step
+    hands_out_first = original(scheduler, batch, *arguments, **named)
+    _owes_step = bool(hands_out_first and batch)
+    return hands_out_first
+
+
 def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any, *arguments: Any, **named: Any) -> T:
     """SGLang is about to hand out the results of a step, which is judged only now."""
+    global _owes_step
     here = rank_session.get_session()
     session = here.joined
+    owed = rank_data_plane.get_plane().using if _owes_step else None
+    _owes_step = False
     if session is not None and overlap.overlaps(scheduler):
-        end_if_removed(here.rank, lambda: session.settle(overlap.count_launched_after(result)))
+        end_if_removed(here.rank, lambda: session.settle(overlap.count_launched_after(result), owed=owed))
     handed_out = original(scheduler, batch, result, *arguments, **named)
     anchored_pool.note(batch)
     return handed_out

@@ -21,11 +21,19 @@ from tests import moe
 
 CONFIG = moe.Config()
 DEADLINE_MS = 3000.0
+LONG_DEADLINE_MS = 15_000.0
+"""Longer than a healthy rank is ever waited for, also on a machine that is busy."""
 LAYERS = 3
 _APART = 1_000_000
 
 
-def main(repair: Repair = lambda view: 7, overlapped: bool = False, deadline_ms: float = DEADLINE_MS) -> None:
+def main(
+    repair: Repair = lambda view: 7,
+    overlapped: bool = False,
+    deadline_ms: float = DEADLINE_MS,
+    settles_first: float = 0.0,
+) -> None:
+    """``settles_first``: in what share of its steps this rank judges the last one before it begins the next."""
     torch.set_num_threads(1)
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
@@ -65,6 +73,9 @@ def main(repair: Repair = lambda view: 7, overlapped: bool = False, deadline_ms:
                 chosen = sum(told) % 2  # any buffer will do, as long as all ranks choose the same
                 now = Pass(buffers[chosen], rank, seed if has_batch else -1, session, last)
                 seed += has_batch
+                if idle.random() < settles_first:
+                    time.sleep(0.02)  # the others have begun by now, and may lose a rank meanwhile
+                    session.settle(owed=chosen)
                 session.begin(now, chosen, ahead=int(overlapped))
                 session.settle(leave=int(overlapped))
             except eep.RankRemoved:
@@ -81,6 +92,11 @@ def main(repair: Repair = lambda view: 7, overlapped: bool = False, deadline_ms:
 def overlapping() -> None:
     """The next step begins before the result of the last is used, as in a server with overlap scheduling."""
     main(overlapped=True)
+
+
+def settling() -> None:
+    """As :func:`overlapping`. Some steps are begun only when the last is known to be good, as those with penalties are."""
+    main(overlapped=True, deadline_ms=LONG_DEADLINE_MS, settles_first=0.3)
 
 
 class Pass:

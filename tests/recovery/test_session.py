@@ -107,6 +107,28 @@ def test_kills_at_random_moments_up_to_three_at_once(program: Callable[[], None]
     asyncio.run(body())
 
 
+def test_a_rank_that_judges_its_last_step_before_the_next_keeps_in_step_with_the_others() -> None:
+    """It has agreed to the next step and not begun it when the view changes. The others have, or do so without it later."""
+    choose = random.Random(20261117)
+    killed = dict.fromkeys(ALL, 0)
+
+    async def body() -> None:
+        async with supervised(session_rank.settling, forked=True) as supervisor:
+            for _ in range(12):
+                await until_all_commit(supervisor)
+                await asyncio.sleep(choose.uniform(0.0, 0.2))
+                before = record(supervisor).view.epoch
+                rank = choose.choice(ALL)
+                killed[rank] += 1
+                os.kill(supervisor.pids[rank], signal.SIGKILL)
+                await until(supervisor, lambda: record(supervisor).view.epoch > before)  # noqa: B023  (it ends here)
+            view = await until_all_commit(supervisor)
+            assert view.incarnations == tuple(killed.values()), "ranks that were not killed were lost as well"
+            check_journals(supervisor)
+
+    asyncio.run(body())
+
+
 def all_lines(supervisor: Supervisor) -> list[dict[str, Any]]:
     incarnations = record(supervisor).view.incarnations
     lives = [(rank, life) for rank in ALL for life in range(incarnations[rank] + 1)]
