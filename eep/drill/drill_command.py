@@ -17,7 +17,8 @@ def register(commands: Any) -> None:
         help="start a server with four ranks, load it with mixed requests, do faults at random, and check every token",
         description="Starts a real SGLang server with a small random model, asks for the fault-free answers, then has "
         "clients ask for them again and again while ranks are killed and stopped. Prints and writes a result as JSON. "
-        "The exit code is 0 only if no request failed, no token was wrong, all ranks came back and nothing is left over.",
+        "The exit code is 0 only if no request failed, no token was wrong, the server never stood still without a reason, "
+        "all ranks came back and nothing is left over.",
     )
     parser.add_argument("--case", help="begin with the plan of that name; --list names them")
     parser.add_argument("--list", action="store_true", help="list the plans that are kept, and end")

@@ -1,8 +1,8 @@
 """A whole drill: a server with four ranks, a mixed load, faults at random, and a result as a document.
 
-It passes if no request failed, no token was wrong, every rank is back at the end and nothing is left over. In bfloat16 an
-answer depends on what else is in its batch, so there the share of answers that stayed the same is told beside that of
-a control without faults, and only lengths are checked.
+It passes if no request failed, no token was wrong, the server never stood still without a reason, every rank is back at the
+end and nothing is left over. In bfloat16 an answer depends on what else is in its batch, so there the share of answers that
+stayed the same is told beside that of a control without faults, and only lengths are checked.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any
 from eep.drill.devices import DEVICES, Device
 from eep.drill.mixed_load import MixedLoad
 from eep.drill.query_answers import Answer, first_difference
-from eep.drill.random_faults import FaultMix, RandomFaults
+from eep.drill.random_faults import FaultMix, RandomFaults, stops_of
 from eep.drill.references import References, agreement, learn
 from eep.drill.request_mix import REQUEST_MIXES, RequestMix, make_queries
 from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.silences import LONGEST, find_silences
 from eep.drill.step_search import find_bad_steps, read_steps
 from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
@@ -138,6 +139,12 @@ def drill_server(
         "faults": [{**asdict(fault), "at": round(fault.at - began, 3)} for fault in faults.done],
         "faults_by_kind": dict(Counter(fault.kind for fault in faults.done)),
         "largest_gap_ms": round(1000 * load.largest_gap(began, ended), 1),
+        "silences": [
+            {"at": round(each.at - began, 3), "seconds": round(each.seconds, 3), "epoch": each.epoch}
+            for each in find_silences(
+                load.token_times(), story.views, stops_of(faults.done), began, ended, LONGEST[plan.device]
+            )
+        ],
         "all_back": all_back,
         "epoch": story.views[-1][1].epoch if story.views else None,
     }
@@ -181,6 +188,7 @@ def _complaints(result: dict[str, Any]) -> list[str]:
         (result["wrong_count"], f"{result['wrong_count']} answers were wrong"),
         (result["references"]["unsteady"], "greedy answers differed without any fault"),
         (not result["all_back"], "not all ranks came back"),
+        (result["silences"], f"no client heard anything although ranks ran: {result['silences']}"),
         (result["left_over"], f"left over: {result['left_over']}"),
     ]
     return [text for is_so, text in told if is_so]

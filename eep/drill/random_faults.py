@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -62,6 +62,11 @@ class DoneFault:
     """The ranks that it hit, each with its life; none for a spare."""
     seconds: float = 0.0
     """How long a stopped rank was to stand still, or a joiner was left to join."""
+
+
+def stops_of(faults: Iterable[DoneFault]) -> list[tuple[float, float]]:
+    """From when to when a rank was stopped. It gets a second more, to catch up."""
+    return [(fault.at, fault.at + fault.seconds + 1.0) for fault in faults if fault.kind == STOP]
 
 
 @dataclass(frozen=True, slots=True)

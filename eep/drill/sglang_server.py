@@ -1,11 +1,13 @@
 """A real SGLang server on this machine: started in a session of its own, asked over HTTP, and stopped.
 
 Every process of a server carries a mark in its environment, so that a test finds what is left over whatever its parent is.
+The server ends with the thread that launched it, also if that is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -29,6 +31,8 @@ _DERIVED_PORTS = (0, *range(233, 242))
 """SGLang listens on these beside the port that it is given."""
 _MARK = "EEP_TEST_SERVER"
 _SHARED_MEMORY = Path("/dev/shm")
+_SET_PARENT_DEATH_SIGNAL = 1
+_LIBC = ctypes.CDLL(None)
 
 ONE_RANK = ("--tp-size", "1")
 FOUR_RANKS = ("--tp-size", "4", "--dp-size", "4", "--enable-dp-attention", "--ep-size", "4", "--ep-backend", "eep")
@@ -72,7 +76,12 @@ class Server:
         """Start it, and do not wait until it answers."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
 
     def __enter__(self) -> Server:
@@ -245,3 +254,8 @@ def shared_memory_of(pid: int) -> set[Path]:
     mapped = [line.split(maxsplit=5)[5:] for line in _read(pid, "maps").decode(errors="replace").splitlines()]
     paths = {Path(name) for names in mapped for name in names if not name.endswith(" (deleted)")}
     return {path for path in paths if path.parent == _SHARED_MEMORY}
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before it becomes the server."""
+    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,3 +65,26 @@ def test_a_file_in_shared_memory_is_left_over_only_if_it_was_the_servers_own(
     own.unlink()
     assert foreign.exists()
     assert server.leftovers(within=0) == []
+
+
+LAUNCHES = """
+import sys, time
+from pathlib import Path
+from eep.drill.sglang_server import Server
+server = Server(Path(), (), Path(sys.argv[1]))
+server._command = [sys.executable, "-c", "import time; time.sleep(600)"]
+server.launch()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_the_drill_that_launched_it(tmp_path: Path, number: signal.Signals) -> None:
+    drill = subprocess.Popen([sys.executable, "-c", LAUNCHES, str(tmp_path / "log")], stdout=subprocess.PIPE)
+    with drill:
+        assert drill.stdout is not None
+        pid = int(drill.stdout.readline())
+        with open(os.pidfd_open(pid)) as server:
+            drill.send_signal(number)
+            assert select.select([server], [], [], 30)[0], "the server outlived the drill"
