@@ -13,6 +13,12 @@ class EepError(RuntimeError):
 class StepFailed(EepError):
     """The results of this step cannot be trusted: a peer was lost, or sent wrong data, while it ran. Run the step again."""
 
+    def __init__(self, message: str = "", ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        """The ranks of the instance that are known to be the cause: they died, gave no answer or sent wrong data. None where
+        another rank ended the epoch and its reason is not known here."""
+
 
 class EpochRevoked(StepFailed):
     """The epoch ended while the step ran. Apply the next view, then run the step again."""

@@ -2,7 +2,8 @@
 
 On the survivors, when a collective has raised :class:`eep.EpochRevoked`::
 
-    eep.pg.deactivate_ranks(pg, [2])        # the same group goes on over the others; ranks keep their numbers
+    dead = eep.pg.dead_ranks(pg)            # (2,)
+    eep.pg.deactivate_ranks(pg, dead)       # the same group goes on over the others; ranks keep their numbers
     ...
     if eep.pg.get_peer_state(pg, [2]) == ["waiting"]:
         eep.pg.recover_ranks(pg, [2])       # between two steps, on every survivor
@@ -35,6 +36,7 @@ __all__ = [
     "apply_view",
     "check",
     "deactivate_ranks",
+    "dead_ranks",
     "get_active_ranks",
     "get_peer_state",
     "join",
@@ -53,6 +55,13 @@ def get_active_ranks(pg: Any) -> tuple[int, ...]:
     return _eep(pg).active()
 
 
+def dead_ranks(pg: Any) -> tuple[int, ...]:
+    """The ranks of ``pg`` that are in the view although their process has ended: those to go on without."""
+    group = _eep(pg)
+    dead = group.world.endpoint.dead_peers()
+    return tuple(rank for rank in group.active() if group.world_rank(rank) in dead)
+
+
 def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
     """Goes on without ``ranks``. Every survivor calls it; pending calls end with :class:`eep.EpochRevoked`."""
     group = _eep(pg)
@@ -60,7 +69,8 @@ def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE
 
 
 def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[str]:
-    """Of each rank: ``active``, ``waiting`` (asks to be let in), ``starting`` (there, not ready) or ``absent``."""
+    """Of each rank: ``active``, ``dead`` (in the view, and its process has ended), ``waiting`` (asks to be let in),
+    ``starting`` (there, not ready) or ``absent``."""
     group = _eep(pg)
     return [group.agreement.state_of(group.world_rank(rank)) for rank in ranks]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from collections.abc import Iterable, Mapping
 from typing import Self
 
@@ -175,6 +176,14 @@ class Endpoint:
     def has_left(self, rank: int) -> bool:
         """Whether that peer closed on purpose. What it owed was written before it said so."""
         return self._peers.has_left(rank)
+
+    def dead_peers(self) -> tuple[int, ...]:
+        """The peers in the view whose process has ended although they did not leave."""
+        processes = {process: rank for (rank, _), process in self.peer_processes.items()}
+        ended = select.poll()
+        for process in processes:
+            ended.register(process, select.POLLIN)
+        return tuple(sorted(rank for process, _ in ended.poll(0) if not self.has_left(rank := processes[process])))
 
     def suspect(self, rank: int) -> None:
         """Ends this rank's waits for ``rank`` in this epoch."""

@@ -33,15 +33,25 @@ class Agreement:
         self._votes = world.open_lane(_VOTES, range(world.size))
 
     def found(self, timeout: float) -> View:
-        """Waits for all ranks of the launch, and enters the first view with them."""
+        """Waits for all ranks of the launch, and enters the first view with them. PeerUnreachable if one of them is not
+        there in time, or has been there and has ended."""
         end = time.monotonic() + timeout
+        seen: dict[int, int] = {}
         with self._world.changing:
             while True:
                 latest = self._log.latest()
                 if latest is not None and self._is_in(latest):
-                    return self._world.apply(latest, end - time.monotonic())
+                    return self._enter_first(latest, end)
                 self._refuse_if_running(latest)
-                offers = self._world.prepare(range(self._world.size), max(0.0, end - time.monotonic()))
+                alive = self._rendezvous.claimed_ranks()
+                _check_none_has_ended([rank for rank in seen if rank not in alive])
+                seen |= alive
+                try:
+                    offers = self._world.prepare(range(self._world.size), _a_while(end))
+                except PeerUnreachable:
+                    if time.monotonic() >= end:
+                        raise
+                    continue
                 incarnations = {rank: offer.incarnation for rank, offer in offers.items()}
                 incarnations[self._world.rank] = self._world.endpoint.incarnation
                 first = View(
@@ -51,7 +61,7 @@ class Agreement:
                 )
                 committed = self._log.commit(first)
                 if self._is_in(committed):
-                    return self._world.apply(committed, max(0.0, end - time.monotonic()))
+                    return self._enter_first(committed, end)
                 if time.monotonic() >= end:
                     raise PeerUnreachable(f"the ranks could not agree on a first view within {timeout:.0f} s")
                 time.sleep(_LOOKS_EVERY)
@@ -116,10 +126,11 @@ class Agreement:
                 self._world.endpoint.announce(OwnerState.ALONE)
 
     def state_of(self, rank: int) -> str:
-        """``active``; ``waiting`` (a new incarnation asks to be let in); ``starting`` (it is there); or ``absent``."""
+        """``active``; ``dead`` (in the view, and its process has ended); ``waiting`` (a new incarnation asks to be let in);
+        ``starting`` (it is there); or ``absent``."""
         view = self._world.view
         if rank in view.active:
-            return "active"
+            return "dead" if rank in self._world.endpoint.dead_peers() else "active"
         newest = self._rendezvous.latest(rank)
         if newest is None or newest <= view.incarnations[rank]:
             return "absent"
@@ -144,17 +155,30 @@ class Agreement:
             return self._enter(latest, end)
         return self._world.view
 
+    def _enter_first(self, view: View, end: float) -> View:
+        """Enters the first view of a launch, which begins with all its ranks or not at all."""
+        while True:
+            try:
+                return self._world.apply(view, _a_while(end))
+            except PeerUnreachable:
+                _check_none_has_ended(self._dead_in(view))
+                if time.monotonic() >= end:
+                    raise
+
     def _enter(self, view: View, end: float) -> View:
         """Enters a view that others have entered before; those of them that have died since are left out."""
         while True:
             try:
-                return self._world.apply(view, min(1.0, max(0.1, end - time.monotonic())))
+                return self._world.apply(view, _a_while(end))
             except PeerUnreachable:
-                alive = self._rendezvous.claimed_ranks()
-                dead = [rank for rank in view.active if alive.get(rank) != view.incarnations[rank]]
+                dead = self._dead_in(view)
                 if not dead or time.monotonic() >= end:
                     raise
                 view = self._log.commit(view.without(dead))
+
+    def _dead_in(self, view: View) -> list[int]:
+        alive = self._rendezvous.claimed_ranks()
+        return [rank for rank in view.active if alive.get(rank) != view.incarnations[rank]]
 
     def _vote(self, yes: bool, timeout: float) -> bool:
         ballot = ctypes.c_uint8(yes)
@@ -191,3 +215,13 @@ class Agreement:
                 f"an instance runs in {self._rendezvous.path} without this rank (epoch {latest.epoch}, rank {running[0]} "
                 "lives); start with eep.pg.Options(defer_join=True) and join it, or choose another rendezvous"
             )
+
+
+def _a_while(end: float) -> float:
+    """How long to wait before looking whether there is still something to wait for."""
+    return min(1.0, max(0.1, end - time.monotonic()))
+
+
+def _check_none_has_ended(ranks: list[int]) -> None:
+    if ranks:
+        raise PeerUnreachable(f"rank {ranks[0]} has ended before all ranks were in; start all of them again")

@@ -27,6 +27,9 @@ class GroupEndpoint(Protocol):
     def context(self) -> NativeContext: ...
 
     @property
+    def rank(self) -> int: ...
+
+    @property
     def view(self) -> View: ...
 
     @property
@@ -40,6 +43,8 @@ class GroupEndpoint(Protocol):
     def stream(self) -> int | None: ...
 
     def has_left(self, rank: int) -> bool: ...
+
+    def dead_peers(self) -> tuple[int, ...]: ...
 
 
 class Lane:
@@ -168,14 +173,17 @@ class Lane:
             raise (
                 self._failure(name)
                 if not self._endpoint.is_ok
-                else StepFailed(f"{name}: rank {rank} is not in the view (epoch {self._endpoint.view.epoch})")
+                else StepFailed(f"{name}: rank {rank} is not in the view (epoch {self._endpoint.view.epoch})", (rank,))
             )
 
     def _failure(self, name: str, timeout: float | None = None) -> StepFailed:
         status = self._endpoint.status()
         kind = EpochRevoked if status.revoked else StepFailed
-        waited = f" (its timeout was {timeout:g} s)" if timeout is not None and status.suspects else ""
-        return kind(f"{name} cannot be trusted: {status}{waited}; run it again after the next view")
+        dead = self._endpoint.dead_peers()
+        who = "".join(f"; rank {rank} has died" for rank in dead)
+        waited = f" (its timeout was {timeout:g} s)" if timeout is not None and set(status.suspects) - set(dead) else ""
+        cause = tuple(sorted({*dead, *status.suspects, *status.corrupt}))
+        return kind(f"{name} cannot be trusted: {status}{who}{waited}; run it again after the next view", cause)
 
 
 class DeviceLane(Lane):

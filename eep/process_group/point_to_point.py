@@ -69,6 +69,9 @@ class Messages:
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> EepWork:
         _check("recv", tensor)
         work = EepWork(f"recv from {'any rank' if source is None else f'rank {source}'}", [tensor])
+        if source == self._endpoint.rank:
+            work.end(error=ValueError(f"recv: rank {source} is this rank itself, which sends itself no messages"))
+            return work
         with self._changed:
             self._refuse_if_closed("recv")
             deadline = time.monotonic() + self.timeout

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from eep.process_group.callback_threads import CallbackThreads
+
+_callbacks = CallbackThreads()
+
 
 class EepWork(Work):
     """Ends once, with the ranks that answered or with an exception, which :meth:`wait` raises."""
@@ -25,6 +29,8 @@ class EepWork(Work):
         self._lock = threading.Lock()
         self._done = False
         self._waited: threading.Event | None = None
+        self._over: torch.futures.Future[None] | None = None
+        """Made with the future, which follows it."""
         self._future: torch.futures.Future[Any] | None = None
 
     def run(self, body: Callable[[], tuple[int, ...]]) -> None:
@@ -41,11 +47,11 @@ class EepWork(Work):
             if self._done:
                 return
             self.answered, self._error, self._done = answered, error, True
-            waited, future = self._waited, self._future
+            waited, over = self._waited, self._over
         if waited is not None:
             waited.set()
-        if future is not None:
-            self._settle(future)
+        if over is not None:
+            _callbacks.run(lambda: over.set_result(None))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         with self._lock:
@@ -86,17 +92,19 @@ class EepWork(Work):
         return self._source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
+        """Its callbacks run in a thread of their own. If the call fails, it raises ``RuntimeError`` with the words of what
+        :meth:`wait` raises: torch's C++ code, DDP's for one, takes no other exception for an error."""
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = torch.futures.Future()
+            over = self._over = torch.futures.Future()
+            self._future = over.then(self._outcome)
             done = self._done
         if done:
-            self._settle(future)
-        return future
+            over.set_result(None)
+        return self._future
 
-    def _settle(self, future: torch.futures.Future[Any]) -> None:
-        if self._error is None:
-            future.set_result(self._result)
-        else:
-            future.set_exception(self._error if isinstance(self._error, Exception) else RuntimeError(str(self._error)))
+    def _outcome(self, _: object) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result

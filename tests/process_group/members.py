@@ -186,6 +186,17 @@ class MemberProgram:
                 return i, type(error).__name__
         return limit, ""
 
+    def trouble_in(self, name: str, seed: int) -> tuple[int, ...]:
+        """Which ranks the end of a row of calls is blamed on."""
+        while True:
+            try:
+                self.run(name, seed)
+            except eep.StepFailed as error:
+                return error.ranks
+
+    def dead_ranks(self) -> tuple[int, ...]:
+        return eep.pg.dead_ranks(self.groups["world"])
+
     def start_async(self, seed: int, group: str = "world", length: int = 5) -> None:
         pg = self.groups[group]
         tensor = values(seed, pg.rank(), (length,), torch.float32)

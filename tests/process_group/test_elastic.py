@@ -193,6 +193,31 @@ def test_a_joiner_is_alone_until_it_joins_and_no_rank_waits_for_it(group: Start)
     check_sums(members, [0, 1, 2], 8)
 
 
+def test_the_dead_are_named(group: Start) -> None:
+    members = group(4)
+    assert members[0].call("dead_ranks") == ()
+    members[1].send("run_until_trouble", "all_reduce", 1)
+    members[3].send("run_until_trouble", "all_reduce", 1)
+    members[0].send("trouble_in", "all_reduce", 1)
+    members[2].kill()
+    assert members[0].answer() == (2,)
+    for rank in (1, 3):
+        members[rank].answer()
+    for rank in (0, 1, 3):
+        assert members[rank].call("dead_ranks") == (2,)
+        assert members[rank].call("peer_state", [0, 1, 2, 3]) == ["active", "active", "dead", "active"]
+    go_on_without(members, [2], [0, 1, 3])
+    assert members[0].call("dead_ranks") == ()
+    assert members[0].call("peer_state", [2]) == ["absent"]
+
+
+def test_a_rank_that_left_is_not_dead(group: Start) -> None:
+    members = group(2)
+    members[1].call("destroy")
+    members[1].kill()
+    assert members[0].call("dead_ranks") == ()
+
+
 def test_ten_cycles_of_kill_and_rejoin_under_load(group: Start) -> None:
     members = group(4)
     members.all(range(4), "new_group", "pair", [0, 1, 2, 3])

@@ -55,6 +55,14 @@ def messages(world: World) -> Messages:
     return Messages(world.endpoint, world.open_lane("messages", range(2)), CALL_S)
 
 
+def test_a_rank_receives_nothing_from_itself(messages: Messages) -> None:
+    """It sends itself nothing either. Both are said at once."""
+    with pytest.raises(ValueError, match="this rank itself"):
+        messages.receive(torch.zeros(1), 0, 0).wait(SOON)
+    with pytest.raises(ValueError, match="this rank itself"):
+        messages.send(torch.zeros(1), 0, 0).wait(SOON)
+
+
 def check_not_left_behind(call: Callable[[], EepWork]) -> None:
     """It may go well or be refused; only waiting in vain is an error."""
     with contextlib.suppress(eep.EepError):

@@ -1,0 +1,70 @@
+"""The launch of an instance: its ranks begin together, and none waits for one that has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import eep
+from eep.data_plane.rendezvous import Rendezvous
+from eep.process_group.agreement import Agreement
+from eep.process_group.view_log import ViewLog
+from eep.view import View
+from tests.process_group.worlds import CALL_S, SOON, Worlds
+
+Make = Callable[[int], Worlds]
+
+
+def test_a_rank_that_ends_right_after_its_launch_keeps_no_other_waiting(worlds: Make, tmp_path: Path) -> None:
+    """It was in the first view, and the other had not reached it yet."""
+    made = worlds(2)
+    first, second = made.start(0), made.start(1)
+    place = Rendezvous(tmp_path / "ranks")
+    ViewLog(place.path).commit(View(1, (0, 1), (0, 0)))
+    first.close()
+    began = time.monotonic()
+    with pytest.raises(eep.PeerUnreachable, match="rank 0 has ended"):
+        Agreement(second, place, temporary=False).found(CALL_S)
+    assert time.monotonic() - began < SOON.total_seconds()
+
+
+def test_a_rank_that_ends_before_all_are_there_keeps_no_other_waiting(worlds: Make, tmp_path: Path) -> None:
+    """There is no view yet, since rank 2 has not come."""
+    made = worlds(3)
+    first, second = made.start(0), made.start(1)
+    outcome: list[Exception] = []
+
+    def found() -> None:
+        try:
+            Agreement(second, Rendezvous(tmp_path / "ranks"), temporary=False).found(CALL_S)
+        except eep.PeerUnreachable as error:
+            outcome.append(error)
+
+    waiting = threading.Thread(target=found, daemon=True)
+    waiting.start()
+    time.sleep(0.3)  # so that it has seen rank 0
+    first.close()
+    waiting.join(SOON.total_seconds())
+    assert not waiting.is_alive()
+    assert "rank 0 has ended" in str(outcome[0])
+
+
+def test_a_rank_that_comes_late_is_waited_for(worlds: Make, tmp_path: Path) -> None:
+    made = worlds(2)
+    views: list[View] = []
+
+    def start(rank: int) -> None:
+        world = made.start(rank)
+        views.append(Agreement(world, Rendezvous(tmp_path / "ranks"), temporary=False).found(CALL_S))
+
+    threads = [threading.Thread(target=start, args=(rank,), daemon=True) for rank in range(2)]
+    threads[0].start()
+    time.sleep(1.5)  # longer than rank 0 waits before it looks around
+    threads[1].start()
+    for thread in threads:
+        thread.join(SOON.total_seconds())
+    assert views == [View(1, (0, 1), (0, 0))] * 2
