@@ -177,6 +177,10 @@ class Endpoint:
         """Whether that peer closed on purpose. What it owed was written before it said so."""
         return self._peers.has_left(rank)
 
+    def has_closed(self, rank: int, group: int) -> bool:
+        """Whether that peer says of a process group, by the word for it (``closed_group``), that it was closed."""
+        return self._peers.has_closed(rank, group)
+
     def dead_peers(self) -> tuple[int, ...]:
         """The peers in the view whose process has ended although they did not leave."""
         processes = {process: rank for (rank, _), process in self.peer_processes.items()}

@@ -22,6 +22,7 @@ from eep.abi.peer_table import (
     TRANSPORT_LOCAL,
     TRANSPORT_MAPPED,
     TRANSPORT_NONE,
+    ControlPage,
     PeerTable,
     slot_of,
 )
@@ -218,6 +219,12 @@ class Peers:
         with self._mappings:
             offer = self._offers.get(rank)
             return offer is not None and offer.state is OwnerState.LEFT
+
+    def has_closed(self, rank: int, group: int) -> bool:
+        """Whether that peer has that word for one of its lanes."""
+        with self._mappings:
+            offer = self._offers.get(rank)
+            return offer is not None and group in tuple(ControlPage.from_address(offer.control.address).groups)
 
     @property
     def refused_requests(self) -> int:

@@ -12,12 +12,20 @@ from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.process_group.gate import Gate
 from eep.view import View
 
+GROUP_BITS = 39
+
 
 def group_id(name: str, uses: int = 0) -> int:
-    """The number by which the members of a group find each other's lanes. Never 0. ``uses``: how many groups of that name
-    have ended in this view."""
+    """The number by which the members of a group find each other's lanes, of :data:`GROUP_BITS` bits and never 0. ``uses``:
+    how many groups of that name have ended in this view."""
     text = f"{name}\0{uses}" if uses else name
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (1 << GROUP_BITS) or 1
+
+
+def closed_group(group: int, epoch: int) -> int:
+    """What stands for a group that its owner has closed in that epoch (``eep_group_closed``)."""
+    return 1 << 63 | epoch << GROUP_BITS | group
 
 
 class GroupEndpoint(Protocol):
@@ -43,6 +51,8 @@ class GroupEndpoint(Protocol):
     def stream(self) -> int | None: ...
 
     def has_left(self, rank: int) -> bool: ...
+
+    def has_closed(self, rank: int, group: int) -> bool: ...
 
     def dead_peers(self) -> tuple[int, ...]: ...
 
@@ -145,6 +155,14 @@ class Lane:
         finally:
             self._gate.leave()
         return True
+
+    def left(self, ranks: int) -> int:
+        """Those of ``ranks`` (a bit mask) that have left the instance or this group: they will write no more."""
+        closed = closed_group(self._identity, self._endpoint.view.epoch)
+        there = (rank for rank in range(self._endpoint.max_ranks) if ranks >> rank & 1)
+        return sum(
+            1 << rank for rank in there if self._endpoint.has_left(rank) or self._endpoint.has_closed(rank, closed)
+        )
 
     def pokes(self) -> int:
         return self._context.pokes() if self._open else 0

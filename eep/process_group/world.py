@@ -195,10 +195,11 @@ class World:
         if not self.endpoint.has_left(life[0]):
             self.revoke(view.epoch)
             return
-        # A suspicion names no epoch. So it is told where no view can be entered meanwhile.
+        # What it had finished stays where it is, and calls on the host see by themselves that no more will come. Kernels
+        # on a device do not. A suspicion names no epoch, so it is told where no view can be entered meanwhile.
         self.gate.enter()
         try:
-            for endpoint in self.endpoints:
+            for endpoint in self.endpoints[1:]:
                 if _is_in(endpoint.view, life):
                     endpoint.suspect(life[0])
         finally:

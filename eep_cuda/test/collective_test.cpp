@@ -170,6 +170,8 @@ void test_lanes_open_and_close() {
   uint32_t lane = 9;
   eep_group group{0, 2, 0, {0, 1}};
   REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("must not be 0"));
+  group = {EEP_GROUP_LIMIT, 2, 0, {0, 1}};
+  REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("below 2^39"));
   group = {1, 2, 0, {1, 2}};
   REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("does not belong"));
   group = {1, 3, 0, {0, 1, 1}};
@@ -185,7 +187,7 @@ void test_lanes_open_and_close() {
   REQUIRE(eep_lane_open(context, &group, &lane) == EEP_ERROR_ARGUMENT && last_error_says("all 3 lanes"));
   REQUIRE(ranks.open(0, 2, {0, 1}) == 1);  // growth
   REQUIRE(ranks.ranks[0].control.groups[1] == 2);
-  REQUIRE(eep_lane_close(context, 1) == EEP_OK && ranks.ranks[0].control.groups[1] == 0);
+  REQUIRE(eep_lane_close(context, 1) == EEP_OK && ranks.ranks[0].control.groups[1] == eep_group_closed(2, 1));
   REQUIRE(eep_lane_close(context, 1) == EEP_ERROR_ARGUMENT);
   REQUIRE(ranks.open(0, 4, {0}) == 1);
 
@@ -204,9 +206,34 @@ void test_lanes_open_and_close() {
   REQUIRE(eep_collective(context, &args, nullptr) == EEP_ERROR_ARGUMENT && last_error_says("gave no address"));
 }
 
+// A member that has done its part and closed its lane owes nothing more. One that comes later finds what it left, and
+// is told at once, long before the deadline, that no more will come. In the next view the group is another.
+void test_what_a_closed_lane_owed_is_still_there() {
+  Ranks ranks(2);
+  float given = 5, got = 0;
+  const auto broadcast = [&](uint32_t rank, uint32_t lane, float& value) {
+    eep_collective_args args = call_of(lane, EEP_BROADCAST);
+    args.root = 0, args.in = args.out = &value, args.bytes = 4, args.element = EEP_ELEMENT_F32;
+    args.deadline_ns = 600 * kSecond;
+    REQUIRE(eep_collective(ranks.ranks[rank].context, &args, nullptr) == EEP_OK);
+    return args.answered;
+  };
+  const uint32_t late[] = {ranks.open(1, 1, {0, 1}), ranks.open(1, 2, {0, 1})};
+  for (uint64_t id : {1, 2}) {  // the lane of the first is not used for the second
+    const uint32_t lane = ranks.open(0, id, {0, 1});
+    REQUIRE(broadcast(0, lane, given) == 3);
+    REQUIRE(eep_lane_close(ranks.ranks[0].context, lane) == EEP_OK);
+    given += 1;
+  }
+  for (uint32_t i : {0, 1}) REQUIRE(broadcast(1, late[i], got) == 3 && got == 5 + i);
+  REQUIRE(ranks.status(1) == 0);
+  REQUIRE(broadcast(1, late[1], got) != 3 && ranks.status(1) == EEP_STATUS_SUSPECT);
+}
+
 }  // namespace
 
 void test_collectives() {
+  test_what_a_closed_lane_owed_is_still_there();
   test_lanes_open_and_close();
   for (uint32_t count : {1, 2, 3, 5}) test_every_kind(count);
   test_lanes_do_not_disturb_each_other();

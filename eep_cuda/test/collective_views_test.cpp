@@ -133,6 +133,7 @@ void test_a_lane_that_was_taken_again_holds_nothing_of_the_group_before() {
   Ranks ranks(2);
   uint32_t answered = 0;
   on_ranks(2, [&](uint32_t rank) {
+    for (uint64_t id : {8, 9}) ranks.open(rank, id, {0, 1});  // so that no other lane is free
     const uint32_t lane = ranks.open(rank, 1, {0, 1});
     uint32_t seen = 0;
     REQUIRE(reduce_one(ranks, rank, seen) == EEP_OK && seen == 3);

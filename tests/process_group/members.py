@@ -278,6 +278,9 @@ class MemberProgram:
     def destroy(self) -> None:
         dist.destroy_process_group()
 
+    def destroy_group(self, name: str) -> None:
+        dist.destroy_process_group(self.groups.pop(name))
+
     def use_after_destroy(self) -> None:
         pg = dist.group.WORLD
         dist.destroy_process_group()

@@ -72,8 +72,17 @@ typedef struct {
   uint32_t reserved2[13];
   uint64_t state;  // owner: eep_owner_state
   uint64_t reserved3[7];
-  uint64_t groups[EEP_MAX_LANES];  // owner: the process group that each of its lanes serves; 0 for none
+  uint64_t groups[EEP_MAX_LANES];  // owner: the process group that each of its lanes serves; 0 for none. CPU: one that
+                                   // was closed stays until the lane is used again (eep_group_closed)
 } eep_control_page;
+
+// The id of a group is not 0, and below this.
+#define EEP_GROUP_LIMIT (UINT64_C(1) << 39)
+// What stands in `groups` for a group that its owner has closed in that epoch: what it owed to the others can be read
+// for as long, and it will write no more.
+static inline uint64_t eep_group_closed(uint64_t group, uint64_t epoch) {
+  return UINT64_C(1) << 63 | epoch << 39 | group;
+}
 
 // What the owner of a control page says of itself. It is evidence, not membership.
 typedef enum {

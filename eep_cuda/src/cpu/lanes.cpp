@@ -8,7 +8,8 @@ namespace eep {
 namespace {
 
 int check_group(const eep_context& context, const eep_group& group) {
-  if (!group.id) return fail(EEP_ERROR_ARGUMENT, "the id of a group must not be 0: 0 marks a free lane");
+  if (!group.id || group.id >= EEP_GROUP_LIMIT)
+    return fail(EEP_ERROR_ARGUMENT, "the id of a group must not be 0, which marks a free lane, and be below 2^39");
   if (!group.size || group.size > context.shape.max_ranks)
     return fail(EEP_ERROR_ARGUMENT, "a group has between 1 and %u members, got %u", context.shape.max_ranks,
                 group.size);
@@ -35,6 +36,26 @@ void clear(const eep_context& context, uint32_t lane) {
     store_relaxed(own.pipe(slot)->taken, uint64_t{0});
     for (uint32_t cell = 0; cell < EEP_PIPE_CELLS; ++cell) store_relaxed(own.cell(slot, cell)->flag, uint64_t{0});
   }
+}
+
+// The lane whose word is that, or -1.
+int find(const eep_control_page& page, uint64_t word, uint32_t lanes) {
+  for (uint32_t lane = 0; lane < lanes; ++lane)
+    if (load_acquire(page.groups[lane]) == word) return static_cast<int>(lane);
+  return -1;
+}
+
+// The lane that a group gets: its own if it has one, else one that was never used, else the one that was closed first.
+// A member that comes late may still want to read what a group left in its lane.
+uint32_t choose_lane(const eep_context& context, uint64_t group) {
+  const uint32_t lanes = context.shape.lanes;
+  const Lane* lane = context.lanes.lane.get();
+  uint32_t chosen = lanes;
+  for (uint32_t i = 0; i < lanes; ++i) {
+    if (lane[i].group.id == group) return i;
+    if (!lane[i].group.id && (chosen == lanes || lane[i].closed < lane[chosen].closed)) chosen = i;
+  }
+  return chosen;
 }
 
 int check_open(const eep_context& context, uint32_t lane, const char* call) {
@@ -77,15 +98,21 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
 }
 
 int find_lane(const Members& members, uint32_t rank, uint32_t lanes) {
-  for (uint32_t lane = 0; lane < lanes; ++lane)
-    if (load_acquire(members.control[rank]->groups[lane]) == members.group) return static_cast<int>(lane);
-  return -1;
+  return find(*members.control[rank], members.group, lanes);
 }
 
-uint64_t left_among(const Members& members, uint64_t ranks) {
+int find_lane_to_read(const Members& members, uint32_t rank, uint32_t lanes) {
+  const int open = find_lane(members, rank, lanes);
+  return open >= 0 ? open : find(*members.control[rank], eep_group_closed(members.group, members.epoch), lanes);
+}
+
+uint64_t left_among(const Members& members, uint64_t ranks, uint32_t lanes) {
   uint64_t left = 0;
   for_each_rank(ranks, [&](uint32_t rank) {
-    if (load_acquire(members.control[rank]->state) == EEP_OWNER_LEFT) left |= rank_bit(rank);
+    const eep_control_page& page = *members.control[rank];
+    if (load_acquire(page.state) == EEP_OWNER_LEFT ||
+        find(page, eep_group_closed(members.group, members.epoch), lanes) >= 0)
+      left |= rank_bit(rank);
   });
   return left;
 }
@@ -96,13 +123,7 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane) 
   using namespace eep;
   if (const int error = check_group(*context, *group)) return error;
   const std::lock_guard lock(context->lanes.mutex);
-  const uint32_t lanes = context->shape.lanes;
-  uint32_t chosen = lanes;
-  for (uint32_t i = lanes; i-- > 0;) {
-    const uint64_t id = context->lanes.lane[i].group.id;
-    if (!id && (chosen == lanes || context->lanes.lane[chosen].group.id != group->id)) chosen = i;
-    if (id == group->id) chosen = i;
-  }
+  const uint32_t lanes = context->shape.lanes, chosen = choose_lane(*context, group->id);
   if (chosen == lanes)
     return fail(EEP_ERROR_ARGUMENT, "all %u lanes serve a group already; close one, or make the region with more",
                 lanes);
@@ -124,7 +145,9 @@ int eep_lane_close(eep_context* context, uint32_t lane) {
   using namespace eep;
   const std::lock_guard lock(context->lanes.mutex);
   if (const int error = check_open(*context, lane, "close")) return error;
-  store_release(context->control->groups[lane], uint64_t{0});
-  context->lanes.lane[lane].group.id = 0;
+  Lane& closed = context->lanes.lane[lane];
+  store_release(context->control->groups[lane], eep_group_closed(closed.group.id, context->table.epoch));
+  closed.group.id = 0;
+  closed.closed = ++context->lanes.closings;
   return EEP_OK;
 }

@@ -15,6 +15,7 @@ namespace eep {
 // so each also remembers what a slower member may still need of the epoch before.
 struct Lane {
   eep_group group;  // its id is 0 while the lane is free; guarded by Lanes::mutex
+  uint64_t closed;  // after how many others it was closed last; 0 if it never was
 
   struct Calls {
     uint64_t epoch;
@@ -41,6 +42,7 @@ struct Lane {
 struct Lanes {
   std::mutex mutex;
   std::unique_ptr<Lane[]> lane;  // [shape.lanes]
+  uint64_t closings = 0;
 };
 
 // A group as one call sees it. Arrays are by rank, and only filled for active members.
@@ -64,9 +66,11 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
 
 // The lane at which `rank` serves the group, or -1 while it does not.
 int find_lane(const Members& members, uint32_t rank, uint32_t lanes);
+// The same, or the lane at which it has served the group in this epoch: what it owed is still there.
+int find_lane_to_read(const Members& members, uint32_t rank, uint32_t lanes);
 
-// Those of `ranks` that say of themselves that they left.
-uint64_t left_among(const Members& members, uint64_t ranks);
+// Those of `ranks` that say of themselves that they left, or that they left the group.
+uint64_t left_among(const Members& members, uint64_t ranks, uint32_t lanes);
 
 }  // namespace eep
 

@@ -45,7 +45,7 @@ bool wait_for_peer(eep_context& context, const Members& members, uint32_t rank, 
   BoundedWait wait(*context.control, members.epoch, deadline_ns, longest_sleep_ns);
   while (true) {
     wait.begin_look();
-    const uint64_t left = wait.is_slow() ? left_among(members, rank_bit(rank)) : 0;
+    const uint64_t left = wait.is_slow() ? left_among(members, rank_bit(rank), context.shape.lanes) : 0;
     const Look seen = look();
     if (seen == Look::kReady) return true;
     if (seen == Look::kNever) {
@@ -193,7 +193,7 @@ int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t po
   while (!is_revoked(*context->control, members.epoch)) {
     wait.begin_look();
     sources &= ~given_up(*context->control);
-    const uint64_t left = wait.is_slow() ? left_among(members, sources) : 0;
+    const uint64_t left = wait.is_slow() ? left_among(members, sources, context->shape.lanes) : 0;
     for (uint64_t rest = sources; rest; rest &= rest - 1) {
       const uint32_t rank = static_cast<uint32_t>(std::countr_zero(rest));
       const uint64_t sequence = received_in(*context, members, rank).sequence + 1;

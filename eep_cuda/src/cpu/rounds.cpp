@@ -110,9 +110,9 @@ void Rounds::find_lanes() {
   BoundedWait wait(*context_.control, members_.epoch, deadline_ns_, kLookForLane);
   while (missing) {
     wait.begin_look();
-    const uint64_t left = left_among(members_, missing);
+    const uint64_t left = left_among(members_, missing, context_.shape.lanes);
     for_each_rank(missing, [&](uint32_t rank) {
-      const int lane = find_lane(members_, rank, context_.shape.lanes);
+      const int lane = find_lane_to_read(members_, rank, context_.shape.lanes);
       if (lane < 0) return;
       state_.lane_of[rank] = static_cast<uint8_t>(lane);
       state_.known |= rank_bit(rank);
@@ -181,7 +181,7 @@ uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
     wait.begin_look();
     // A member that says it left has written all that it owed before. What is not here on a look after that never
     // comes.
-    const uint64_t left = wait.is_slow() ? left_among(members_, missing) : 0;
+    const uint64_t left = wait.is_slow() ? left_among(members_, missing, context_.shape.lanes) : 0;
     for_each_rank(missing, [&](uint32_t rank) {
       const int half = find_half(rank, round);
       if (half == kNever) leave_epoch();
