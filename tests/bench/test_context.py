@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from bench.context import clients, restore_switch
 from bench.context.__main__ import CHUNK, server_arguments
-from bench.context.clients import count_tokens
+from bench.context.clients import Known, LongClients, count_tokens
 from bench.context.pauses import Pauses, measure
 from bench.context.plan import PREFILL, RESTORED, Turn, make_prompts, parse_contexts, plan
 from bench.context.report import complaints, page, plot, summary, why_computed
@@ -195,6 +196,41 @@ def test_tokens_are_counted_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(clients.urllib.request, "urlopen", lambda *_, **__: Shown())
     assert count_tokens("http://here") == (4100, 5)
+
+
+KNOWN = Known([[5], [6], [7]], [[1, 2, 3, 4]] * 3)
+
+
+def test_long_clients_ask_ranks_in_turn_and_check_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(url: str, prompt: list[int], tokens: int, *, number: int, rank: int, seen: Any, **_: Any) -> Answer:
+        seen(tokens)
+        return Answer(number, 0.0, [1, 2, 3, 4 if number else 9], rank=rank)
+
+    monkeypatch.setattr(clients, "ask", ask)
+    asking = LongClients("", KNOWN, ranks=2)
+    asking.wait_for_tokens(4)
+    asking.join()
+    assert sorted((answer.prompt, answer.rank) for answer in asking.answers) == [(0, 0), (1, 1), (2, 0)]
+    assert asking.failed == []
+    assert [answer.prompt for answer in asking.wrong] == [0]
+
+
+def test_long_clients_that_fail_before_the_kill_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "ask", lambda *_, number, **__: Answer(number, 0.0, problem="HTTP 503"))
+    with pytest.raises(RuntimeError, match="HTTP 503"):
+        LongClients("", KNOWN, ranks=2).wait_for_tokens(1)
+
+
+def test_long_clients_are_waited_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+    monkeypatch.setattr(clients, "_WITHIN", 0.05)
+    monkeypatch.setattr(clients, "ask", lambda *_, number, **__: hold.wait(60) and Answer(number, 0.0))
+    asking = LongClients("", KNOWN, ranks=2)
+    with pytest.raises(RuntimeError, match="got 0 tokens"):
+        asking.wait_for_tokens(1)
+    with pytest.raises(TimeoutError, match="3 long requests"):
+        asking.join()
+    hold.set()
 
 
 def test_a_cache_has_room_for_what_a_rank_has_and_takes_over() -> None:
