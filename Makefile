@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-gpu bench-serving-gpu demo demo-gpu drill drill-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-context bench-gpu bench-serving-gpu demo demo-gpu drill drill-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -119,6 +119,9 @@ bench-serving-gpu: build-gpu  ## four ranks against one on a GPU, and where the 
 
 bench-failover: build setup-sglang  ## what a kill costs the clients of the real SGLang server, and what readiness costs
 	$(PY) -m bench.failover
+
+bench-context: build setup-sglang  ## what a kill costs requests with long contexts, restored and computed again
+	$(PY) -m bench.context
 
 bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks on one GPU; after test-gpu has built the libraries
 	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) -m bench.exchange --device cuda

@@ -208,6 +208,19 @@ TARGETS = (
     HookTarget("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
     HookTarget("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
     HookTarget(
+        "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",
+        "a few tokens after a long prefix cost what decodes cost",
+        (
+            *("query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices", "seq_lens"),
+            *("extend_prefix_lens", "extend_seq_lens", "causal"),
+        ),
+    ),
+    HookTarget(
+        "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_decode",
+        "the same",
+        ("query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices", "seq_lens", "causal"),
+    ),
+    HookTarget(
         "layers.moe.fused_moe_native.moe_forward_native",
         "torch-native experts by local slot",
         ("layer", "x", "topk_output"),

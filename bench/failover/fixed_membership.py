@@ -15,24 +15,21 @@ is thrown takes the server with it. However the switch is, the ranks note when t
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.common.server_switch import ServerSwitch, find_switch
 from bench.failover import step_log
 
-_VARIABLE = "EEP_BENCH_SWITCH"
 _MODULE = "bench.failover.fixed_membership"
-_ROOT = Path(__file__).resolve().parents[2]
 _ELASTIC, _FIXED, _RANKS_FIXED = 0, 1, 2
 
 OF_A_RANK: dict[str, Callable[..., Any]] = {
     "collect": lambda session, gather: gather(),
     "run": lambda session, batch, buffer=0: batch(),
     "begin": lambda session, batch, buffer=0, *, again=None, wait=None, ahead=0: batch(),
-    "settle": lambda session, leave=0: None,
+    "settle": lambda session, leave=0, *, owed=None: None,
 }
 """What the methods of :class:`eep.recovery.session.Session` do while the switch is thrown."""
 OF_A_STEP_AHEAD: dict[str, Callable[..., Any]] = {
@@ -46,46 +43,32 @@ OF_THE_FRONT_END: dict[str, Callable[..., Any]] = {
 }
 
 
-class Switch:
-    """In the bench: a byte that all processes of the server see."""
+class Switch(ServerSwitch):
+    """In the bench: elastic or not."""
 
     def __init__(self, folder: Path, *, stuck: bool = False) -> None:
         """A ``stuck`` one leaves elasticity on, whatever is done to it."""
-        folder.mkdir()
+        super().__init__(folder, _MODULE)
         self._stuck = stuck
-        self._path, self._folder = folder / "switch", folder
-        self._path.write_bytes(bytes([_ELASTIC]))
-        about = folder / "eep_bench-0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: eep-bench\nVersion: 0\n")
-        (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\neep_bench = {_MODULE}:register\n")
-
-    def environment(self) -> dict[str, str]:
-        """What a server must be started with to have the switch."""
-        paths = [str(self._folder), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {_VARIABLE: str(self._path), "PYTHONPATH": os.pathsep.join(paths)}
 
     def throw(self, *, elastic: bool, front_end: bool = True) -> None:
         """No request may be under way, unless it is thrown for the ranks alone."""
-        with self._path.open("r+b") as file:  # in place: the file is mapped
-            file.write(bytes([_ELASTIC if elastic or self._stuck else _FIXED if front_end else _RANKS_FIXED]))
+        self.turn(_ELASTIC if elastic or self._stuck else _FIXED if front_end else _RANKS_FIXED)
 
     def steps(self) -> list[list[float]]:
         """When the latest steps of each rank began (``time.monotonic``)."""
-        return step_log.read_steps(self._folder)
+        return step_log.read_steps(self.folder)
 
 
 def register() -> None:
     """In every process of the server."""
-    path = os.environ.get(_VARIABLE)
-    if path is None:
+    found = find_switch()
+    if found is None:
         return
+    switch, folder = found
     from eep.recovery.session import Session
     from sglang_patches.front_end.replay import FrontEnd
     from sglang_patches.rank.overlap import LaunchedStep
-
-    with open(path, "rb") as file:
-        switch = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
 
     def replace(owner: type, name: str, fixed: Callable[..., Any]) -> None:
         elastic = getattr(owner, name)
@@ -99,7 +82,7 @@ def register() -> None:
     for owner, methods in ((Session, OF_A_RANK), (LaunchedStep, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
         for name, fixed in methods.items():
             replace(owner, name, fixed)
-    _note_steps(Session, Path(path).parent)
+    _note_steps(Session, folder)
 
 
 def _note_steps(session: type[Any], folder: Path) -> None:

@@ -89,7 +89,7 @@ def kill_all(story: Story, ranks: int, order: Sequence[int], spares: int, say: C
         for number, rank in enumerate(order, 1):
             time.sleep(2 * WINDOW if number > 1 else WINDOW)
             need_spares(story.target, min(spares, 1))
-            fault = _kill(story, rank)
+            fault = kill_now(story, rank)
             if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):
                 raise RuntimeError(f"kill {number}: rank {rank} was lost and did not come back")
             say(f"kill {number:2} of {len(order)}: {fault}")
@@ -108,8 +108,8 @@ def need_spares(target: Target, count: int) -> None:
         raise RuntimeError(f"{ready} of {count} spares were ready in time: the server's log may say why")
 
 
-def _kill(story: Story, rank: int) -> Fault:
-    """As :meth:`Story.kill`, without the time that it takes to ask for the process."""
+def kill_now(story: Story, rank: int) -> Fault:
+    """As :meth:`Story.kill`, without the time that it takes to ask for the process. RuntimeError if it has none."""
     pid = story.target.ranks()[rank].pid
     if pid is None:
         raise RuntimeError(f"rank {rank} has no process")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eep.drill import mps
 
@@ -33,8 +33,13 @@ class Device:
         with mps.daemon() as variables:
             yield variables
 
+    def caching(self) -> Device:
+        """With SGLang's prefix cache, which drills do without: with it, answers depend more on what was asked before."""
+        return replace(self, flags=tuple(flag for flag in self.flags if flag != _NO_PREFIX_CACHE))
 
-_EVERYWHERE = ("--random-seed", "1", "--disable-radix-cache", "--skip-server-warmup")
+
+_NO_PREFIX_CACHE = "--disable-radix-cache"
+_EVERYWHERE = ("--random-seed", "1", _NO_PREFIX_CACHE, "--skip-server-warmup")
 
 CPU = Device(
     name="cpu",

@@ -28,10 +28,11 @@ def ask(
     number: int = 0,
     timeout: float = 120.0,
     rank: int | None = None,
+    seen: Callable[[int], None] = lambda tokens: None,
     **sampling: Any,
 ) -> Answer:
     """One streamed request to ``/generate``, greedy unless ``sampling`` says otherwise; ``rank`` is to serve it, if it is in.
-    Never raises: see ``problem``."""
+    ``seen`` is told how many tokens have come, whenever some have. Never raises: see ``problem``."""
     answer = Answer(number, time.monotonic(), rank=rank)
     body = {
         "input_ids": list(prompt),
@@ -48,6 +49,7 @@ def ask(
             fresh = new_tokens(chunk, len(answer.tokens))
             answer.tokens += fresh
             answer.times += [now] * len(fresh)
+            seen(len(answer.tokens))
             meta = chunk.get("meta_info") or {}
             answer.usage = (int(meta.get("prompt_tokens", 0)), int(meta.get("completion_tokens", len(answer.tokens))))
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -14,6 +14,7 @@ from typing import Any
 from eep.drill import block_fp8
 
 VOCABULARY = 512
+CONTEXT = 8192
 _BYTES = 256
 _END = "<|end|>"
 
@@ -46,17 +47,20 @@ SIZES = {
 }
 
 
-def make_model(path: str | os.PathLike[str], seed: int = 0, size: str = "tiny", *, fp8: bool = False) -> Path:
-    """Write the checkpoint into the directory ``path``, which may exist if it is empty. ``fp8``: its experts in that."""
+def make_model(
+    path: str | os.PathLike[str], seed: int = 0, size: str = "tiny", *, fp8: bool = False, context: int = CONTEXT
+) -> Path:
+    """Write the checkpoint into the directory ``path``, which may exist if it is empty. ``fp8``: its experts in that.
+    ``context``: how many tokens a prompt and its answer may have; the weights do not depend on it."""
     if size not in SIZES:
         raise ValueError(f"there is no size {size!r} of model: choose from {', '.join(SIZES)}")
-    folder = write_model(path, SIZES[size], seed)
+    folder = write_model(path, SIZES[size], seed, context)
     if fp8:
         block_fp8.rewrite_checkpoint(folder)
     return folder
 
 
-def write_model(path: str | os.PathLike[str], size: Size, seed: int = 0) -> Path:
+def write_model(path: str | os.PathLike[str], size: Size, seed: int = 0, context: int = CONTEXT) -> Path:
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty directory: name another, or remove it")
@@ -76,7 +80,7 @@ def write_model(path: str | os.PathLike[str], size: Size, seed: int = 0) -> Path
         num_experts=size.experts,
         num_experts_per_tok=size.top_k,
         norm_topk_prob=True,
-        max_position_embeddings=8192,
+        max_position_embeddings=context,
         tie_word_embeddings=False,
         initializer_range=size.spread,
         bos_token_id=None,

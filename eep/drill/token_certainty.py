@@ -59,16 +59,19 @@ def clear_prompts(
     least: float = LEAST,
     *,
     continued: bool = False,
+    timeout: float = 120.0,
 ) -> list[list[int]]:
     """The first ``count`` candidates of whose answers the model is sure at every place. ValueError if there are too few.
 
-    ``continued``: their continuations are asked for too.
+    ``continued``: their continuations are asked for too. ``timeout``: seconds that the answer to one may take.
     """
     found: list[list[int]] = []
     tried, left = 0, iter(candidates)
     with ThreadPoolExecutor(AT_ONCE) as clients:
         while some := list(islice(left, count)):
-            for prompt, ahead in zip(some, clients.map(lambda each: margin(url, each, tokens), some), strict=True):
+            for prompt, ahead in zip(
+                some, clients.map(lambda each: margin(url, each, tokens, timeout), some), strict=True
+            ):
                 tried += 1
                 if ahead >= least and (not continued or goes_on_alike(url, prompt, tokens)):
                     found.append(list(prompt))

@@ -141,3 +141,10 @@ def test_a_server_is_started_with_what_its_device_needs(
     assert environment["MORE"] == "1"
     assert DEVICES[name].environment.items() <= environment.items()
     assert ("EEP_CPU_GAPS" in environment) == (name == "cpu")
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_with_a_prefix_cache_differs_in_nothing_else(name: str) -> None:
+    flags = DEVICES[name].flags
+    assert "--disable-radix-cache" in flags
+    assert DEVICES[name].caching().flags == tuple(flag for flag in flags if flag != "--disable-radix-cache")

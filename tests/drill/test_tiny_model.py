@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,9 +54,13 @@ def test_a_size_is_what_the_checkpoint_has(tmp_path: Path) -> None:
         make_model(tmp_path / "huge", size="huge")
 
 
-def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> None:
-    import json
+def test_a_model_for_longer_contexts_has_the_same_weights(model: Path, tmp_path: Path) -> None:
+    longer = make_model(tmp_path / "longer", context=20000)
+    assert json.loads((longer / "config.json").read_text())["max_position_embeddings"] == 20000
+    assert (longer / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
+
+def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 

@@ -8,9 +8,8 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from eep.drill.devices import Device
 from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
@@ -101,11 +100,6 @@ def check_end(server: Server) -> None:
     assert told_to_end, "the log does not say when the server was told to end"
     assert RANK_STARTS in served
     assert RANK_STARTS not in ended, "no rank is relaunched at the end"
-
-
-def caching(device: Device) -> Device:
-    """With SGLang's prefix cache, which drills do without: with it, answers depend more on what was asked before."""
-    return replace(device, flags=tuple(flag for flag in device.flags if flag != "--disable-radix-cache"))
 
 
 def scrape(server: Server) -> dict[str, float]:

@@ -18,7 +18,6 @@ from eep.drill.load import Load
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from sglang_patches.rank.warm_up import ASKED_FOR
-from tests.sglang.drills import caching as with_cache
 from tests.sglang.drills import wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)  # a server is started, on a machine that may be busy
@@ -35,7 +34,7 @@ def caching(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory)
     """With the slots that are there by default, so that a rank alone cannot reach all experts."""
     place = tmp_path_factory.mktemp("caching")
     arguments = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
-    server = Server(model, arguments, place / "log", {ASKED_FOR: "1"}, directory=place / "d", device=with_cache(CPU))
+    server = Server(model, arguments, place / "log", {ASKED_FOR: "1"}, directory=place / "d", device=CPU.caching())
     with server:
         yield server
     assert server.leftovers() == []

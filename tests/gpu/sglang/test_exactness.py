@@ -12,7 +12,7 @@ from eep.drill.load import Load, ask
 from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 from eep.drill.token_certainty import clear_prompts
 from tests.gpu.sglang.conftest import serving
-from tests.sglang.drills import Drilled, caching, wait_for_answers
+from tests.sglang.drills import Drilled, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -64,7 +64,7 @@ def test_four_ranks_answer_as_one_does_with_a_prefix_cache_through_a_kill(
 ) -> None:
     """Nothing is found there that a rank computed alone, while it warmed up, or that a step left which was cut short."""
     place = tmp_path_factory.mktemp("caching")
-    with serving(model, place, mps, *FOUR_RANKS, "--eep-spares", "1", device=caching(CUDA)) as server:
+    with serving(model, place, mps, *FOUR_RANKS, "--eep-spares", "1", device=CUDA.caching()) as server:
         for prompt, wanted in zip(alone.beginnings.prompts, alone.beginnings.wanted, strict=True):
             for rank in range(4):
                 assert ask(server.url, prompt, len(wanted), rank=rank).tokens == wanted

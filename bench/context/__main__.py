@@ -1,0 +1,252 @@
+"""What does a kill cost requests with long contexts, when they are restored and when they are computed again?
+
+Starts the real SGLang server with four ranks. For each kill some clients stream a long answer to a prompt of N tokens each,
+no two alike, and others beside them ask short prompts. In mid-answer one rank gets SIGKILL. Of every kill: the largest gap
+between tokens of the long requests that the rank had, of its short ones, and of the requests of other ranks; and how many
+tokens of contexts were restored from the memory of the lost rank, and how many were computed again. Lengths take turns on
+one server, and so do the two ways: contexts restored, as they are by default, and restoring switched off (see
+bench/context/restore_switch.py). Every token is compared with that of a fault-free answer.
+
+On a GPU every context is computed again, so only that is measured there.
+
+Writes context-DEVICE.json, .md and .png; if it is interrupted, of the kills that are over. The exit code is 0 only if all
+kills were done, no request failed, no token was wrong, contexts were restored, and nothing was left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.common.arguments import add_files, make_parser, say_written
+from bench.common.provenance import provenance
+from bench.context.clients import SHORT, Known, LongClients, count_tokens, flush, learn
+from bench.context.pauses import Pauses, measure
+from bench.context.plan import PREFILL, RESTORED, Turn, parse_contexts, plan
+from bench.context.report import complaints, page, plot, summary, why_computed
+from bench.context.restore_switch import Switch
+from bench.failover.kills import kill_now
+from eep.drill.devices import DEVICES, Device
+from eep.drill.load import Load
+from eep.drill.query_answers import Answer
+from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.story import Story
+from eep.drill.tiny_model import make_model
+
+RANKS = 4
+WAYS_OF = {"cpu": (RESTORED, PREFILL), "cuda": (PREFILL,)}
+SHORT_PROMPTS, SHORT_TOKENS = 8, 24
+CHUNK = 2048
+"""Tokens that a rank prefills in a step: what SGLang's default of 8192 comes to with four ranks."""
+_SPARE_TOKENS = 4096
+"""Room in the cache of a rank beside long requests."""
+
+
+@dataclass
+class Outcome:
+    """What the kills have shown so far."""
+
+    kills: list[Pauses] = field(default_factory=list)
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, turn: Turn, long: LongClients, short: Load) -> None:
+        self.answered += len(long.answers) + len(short.answers)
+        self.failed += [answer.problem for answer in (*long.failed, *short.failed)]
+        self.wrong += [_told(turn, "long", answer) for answer in long.wrong]
+        self.wrong += [_told(turn, "short", answer) for answer in short.wrong]
+
+
+def main() -> int:
+    options = parse()
+    gc.disable()  # or the clients stand still at times, while it looks through the answers that there are
+    device = DEVICES[options.device].caching()
+    with tempfile.TemporaryDirectory(prefix="eep-bench-") as place, device.prepared() as needed:
+        results, kills = run(options, Path(place), device, needed)
+    text = page(results)
+    print(text, flush=True)
+    if not options.no_files:
+        write(options, results, kills, text)
+    return int(bool(results["complaints"]))
+
+
+def parse() -> argparse.Namespace:
+    parser = make_parser(
+        "bench.context",
+        __doc__,
+        "examples:\n"
+        "  python -m bench.context                                       about six minutes on two cores\n"
+        "  python -m bench.context --context 512 --kills 2 --no-files    does it work? two minutes\n"
+        "  python -m bench.context --context 128,512,2048,8192 --kills 48\n"
+        "  python -m bench.context --device cuda --context 512,8192,32768",
+    )
+    add = parser.add_argument
+    add("--context", default="128,512,2048", metavar="N[,N...]", help="tokens of long prompts (default: 128,512,2048)")
+    add("--kills", type=int, default=20, help="of all lengths and ways together (default: 20)")
+    add("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
+    add("--long", type=int, default=8, help="clients with long prompts; at least four, a rank has some (default: 8)")
+    add("--short", type=int, default=4, help="clients with short prompts (default: 4)")
+    add("--tokens", type=int, default=64, help="of a long answer; the kill comes after a quarter (default: 64)")
+    add("--seed", type=int, default=1, help="decides prompts and the order of kills (default: 1)")
+    add("--note", default="", help="a sentence about the machine, for the page: what else ran on it (default: none)")
+    add_files(parser)
+    options = parser.parse_args()
+    try:
+        options.contexts = parse_contexts(options.context)
+    except ValueError as error:
+        parser.error(f"--context {error}")
+    cells = len(options.contexts) * len(WAYS_OF[options.device])
+    for name, least in {"kills": cells, "long": RANKS, "short": 0, "tokens": 8}.items():
+        if getattr(options, name) < least:
+            parser.error(f"--{name} must be at least {least} here, got {getattr(options, name)}")
+    return options
+
+
+def run(
+    options: argparse.Namespace, place: Path, device: Device, needed: dict[str, str]
+) -> tuple[dict[str, Any], list[Pauses]]:
+    load_before = round(os.getloadavg()[0], 2)
+    results: dict[str, Any] = provenance()  # before anything runs: the commit is the one that is measured
+    switch = Switch(place / "switch")
+    arguments = server_arguments(options.contexts, options.long, options.tokens)
+    context = max(options.contexts) + 2 * options.tokens
+    say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
+    server = Server(
+        make_model(place / "model", size=device.model, context=context),
+        arguments,
+        place / "server.log",
+        {**needed, **switch.environment()},
+        place / "d",
+        device,
+    )
+    with server:
+        outcome = kill_in_turns(options, server, switch)
+    results["setting"] = {
+        **{name: getattr(options, name) for name in ("device", "contexts", "kills", "long", "short", "tokens", "seed")},
+        "sglang": importlib.metadata.version("sglang"),
+        "server": [*device.flags, *arguments],
+        "ranks": RANKS,
+        "kill_after": options.tokens // 4,
+        "chunk": CHUNK,
+        "note": options.note,
+        "load_average": [load_before, round(os.getloadavg()[0], 2)],
+    }
+    results["requests"] = {
+        "answered": outcome.answered,
+        "failed": len(outcome.failed),
+        "wrong": len(outcome.wrong),
+    }
+    results |= {"problems": outcome.failed[:20], "wrong": outcome.wrong[:20], "why_computed": why_computed(server.log)}
+    results |= {"left_over": server.leftovers(), "cells": summary(outcome.kills)}
+    results["kills"] = [asdict(kill) for kill in outcome.kills]
+    results["complaints"] = complaints(results)
+    return results, outcome.kills
+
+
+def server_arguments(contexts: Sequence[int], long: int, tokens: int) -> tuple[str, ...]:
+    """A cache has room for what a rank serves and, if all of it goes there, what another had."""
+    room = 2 * -(-long // RANKS) * (max(contexts) + tokens) + _SPARE_TOKENS
+    return (
+        *FOUR_RANKS,
+        # Patience with ranks that share their cores: only deaths are measured here.
+        *("--eep-timeout-ms", "20000"),
+        *("--incremental-streaming-output", "--enable-metrics"),
+        *("--max-total-tokens", str(room)),
+        # SGLang shares this among the ranks.
+        *("--chunked-prefill-size", str(CHUNK * RANKS), "--max-prefill-tokens", str(CHUNK * RANKS)),
+    )
+
+
+def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch) -> Outcome:
+    """All kills. When interrupted it gives those that are over, if there are any: they took minutes."""
+    assert server.directory is not None
+    outcome, choose = Outcome(), random.Random(options.seed)
+    continued = options.device == "cuda"
+    say("asking short prompts for their fault-free answers")
+    short = learn(server.url, choose, SHORT_PROMPTS, SHORT, SHORT_TOKENS, continued=continued)
+    known: dict[int, Known] = {}
+    for context in options.contexts:
+        say(f"asking {options.long} prompts of {context} tokens for their fault-free answers")
+        known[context] = learn(
+            server.url, choose, options.long, (context, context), options.tokens, continued=continued
+        )
+    story = Story(server.directory, Load(server.url, [], [], clients=0), say=lambda text: None)
+    turns = plan(options.contexts, WAYS_OF[options.device], options.kills, RANKS, options.seed)
+    try:
+        for number, turn in enumerate(turns, 1):
+            pauses = kill_once(options, server.url, story, switch, turn, known[turn.context], short, outcome)
+            say(
+                f"kill {number:2} of {len(turns)}: {turn.context:6} tokens, {turn.way:8}: pause of {pauses.moved_requests} "
+                f"moved {1000 * pauses.moved:.0f} ms, of others {1000 * pauses.others:.0f} ms, usual "
+                f"{1000 * pauses.usual:.0f} ms; {pauses.restored_tokens} tokens restored, {pauses.recomputed_tokens} not"
+            )
+    except KeyboardInterrupt:
+        if not outcome.kills:
+            raise
+        say(f"interrupted after {len(outcome.kills)} of {len(turns)} kills")
+    finally:
+        story.close()
+    return outcome
+
+
+def kill_once(
+    options: argparse.Namespace,
+    url: str,
+    story: Story,
+    switch: Switch,
+    turn: Turn,
+    known: Known,
+    short: Known,
+    outcome: Outcome,
+) -> Pauses:
+    if not story.wait_until_all_run(RANKS):
+        raise RuntimeError("not all ranks run, before a kill")
+    flush(url)
+    switch.set(restored=turn.way == RESTORED)
+    before = count_tokens(url)
+    with Load(url, short.prompts, short.wanted, options.short, ranks=RANKS) as beside:
+        clients = LongClients(url, known, RANKS)
+        clients.wait_for_tokens(options.tokens // 4)
+        fault = kill_now(story, turn.rank)
+        if not (story.wait_until_noticed(fault) and story.wait_until_all_run(RANKS)):
+            raise RuntimeError(f"rank {turn.rank} was lost and did not come back")
+        clients.join()
+    restored, recomputed = (now - then for now, then in zip(count_tokens(url), before, strict=True))
+    outcome.add(turn, clients, beside)
+    pauses = measure(turn, fault, clients.answers, beside.answers, restored, recomputed)
+    outcome.kills.append(pauses)
+    return pauses
+
+
+def _told(turn: Turn, kind: str, answer: Answer) -> dict[str, Any]:
+    return {**asdict(turn), "kind": kind, "prompt": answer.prompt, "asked_of": answer.rank, "tokens": answer.tokens}
+
+
+def write(options: argparse.Namespace, results: dict[str, Any], kills: Sequence[Pauses], text: str) -> None:
+    options.results.mkdir(parents=True, exist_ok=True)
+    name = options.results / f"context-{options.device}"
+    name.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    name.with_suffix(".md").write_text(text)
+    subject = f"A rank of the SGLang server is killed under long contexts, {RANKS} ranks on {options.device}"
+    plot(name.with_suffix(".png"), kills, subject)
+    say_written([name.with_suffix(suffix) for suffix in (".json", ".md", ".png")])
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

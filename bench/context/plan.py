@@ -1,0 +1,52 @@
+"""Which rank is killed when, under contexts of which length, and whether they are restored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+RESTORED, PREFILL = "restored", "prefill"
+WAYS = {RESTORED: "restored from the lost rank's memory", PREFILL: "computed again, by prefill"}
+LEAST, MOST = 32, 1 << 20
+"""Tokens of a context. Contexts that are shorter are hardly ever restored."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One kill to do."""
+
+    context: int
+    """Tokens of each long prompt."""
+    way: str
+    rank: int
+
+
+def parse_contexts(text: str) -> list[int]:
+    """Lengths with commas between, in order, each once. ValueError says what is wrong."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"{text!r}: give numbers of tokens with commas between, such as 128,2048") from None
+    if found[0] < LEAST or found[-1] > MOST:
+        raise ValueError(f"{text!r}: a context has from {LEAST} to {MOST} tokens")
+    return found
+
+
+def plan(contexts: Sequence[int], ways: Sequence[str], kills: int, ranks: int, seed: int) -> list[Turn]:
+    """Lengths and ways in turns, so that whatever changes on the machine meanwhile hits all of them. The ways of a length
+    follow each other and hit the same rank; which is first, and which rank it is, the seed decides."""
+    choose, turns = random.Random(seed), list[Turn]()
+    victims: list[int] = []
+    while len(turns) < kills:
+        for context in choose.sample(list(contexts), len(contexts)):
+            victims = victims or choose.sample(range(ranks), ranks)
+            rank = victims.pop()
+            turns += [Turn(context, way, rank) for way in choose.sample(list(ways), len(ways))]
+    return turns[:kills]
+
+
+def make_prompts(choose: random.Random, count: int, least: int, most: int) -> list[list[int]]:
+    """Of random tokens, each with another first one: no two have a prefix in common. At most 247 of them."""
+    firsts = choose.sample(range(3, 250), count)
+    return [[first, *choose.choices(range(3, 250), k=choose.randint(least, most) - 1)] for first in firsts]
