@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,7 +92,8 @@ class Rank:
         assert self.lost.journal is not None
         self.slots_there = [3 * place % SLOTS for place in range(CONTEXT)]
         self.lost.table[4] = torch.tensor(self.slots_there, dtype=torch.int32)
-        self.lost.journal.note([4], [fingerprint("request")], [len(PROMPT) + len(ANSWERED) - 1])
+        self.lost.journal.name(4, fingerprint("request"))
+        self.count(len(PROMPT) + len(ANSWERED) - 1)
         self.view = View(5, (0, 1, 3), (0, 0, 3, 0))
         member = SimpleNamespace(wait_for_view=lambda **_: None, newest_view=self.view)
         session = SimpleNamespace(joined=SimpleNamespace(view=self.view, member=member))
@@ -101,6 +103,11 @@ class Rank:
         self.request = SimpleNamespace(
             rid="request~1", origin_input_ids=array("q", PROMPT), output_ids=array("q", ANSWERED), extra_key=None
         )
+
+    def count(self, tokens: int) -> None:
+        """So many tokens are judged, the lost rank has noted."""
+        assert self.lost.journal is not None
+        self.lost.journal.count(np.array([4]), np.array([tokens]))
 
     @staticmethod
     def _pool(directory: Path, monkeypatch: pytest.MonkeyPatch, rank: int, life: int) -> AnchoredPool:
@@ -221,15 +228,3 @@ def test_the_life_travels_with_the_request_once() -> None:
     assert restore.take_lost_life(request) == LOST
     assert parameters.custom_params is None
     assert restore.take_lost_life(request) is None
-
-
-@pytest.mark.parametrize(
-    "request_of_a_version",
-    [
-        SimpleNamespace(kv=SimpleNamespace(req_pool_idx=5)),
-        SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=9), req_pool_idx=5),
-    ],
-    ids=["0.5.21", "0.5.17"],
-)
-def test_the_row_of_a_request_is_found_in_every_version(request_of_a_version: Any) -> None:
-    assert anchored_pool.row_of(request_of_a_version) == 5
