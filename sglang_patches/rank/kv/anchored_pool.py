@@ -132,7 +132,7 @@ def _withdraw_all(table: Any, *_: Any, **__: Any) -> None:
 
 
 def note(batch: Any) -> None:
-    """The results of a step that was judged good are handed out: its tokens are in the cache.
+    """The results of a step that was judged good are handed out: its tokens are in the cache. They may be a part of a prompt.
 
     SGLang's batch is as it was launched, and a request may have lost its row since. The row may have another owner, but none
     with a name: that one's first step was launched later, and steps are handed out in the order of their launch.
@@ -143,14 +143,9 @@ def note(batch: Any) -> None:
     faults.at("kv.journal")
     if not batch.forward_mode.is_decode():
         for request, row in zip(batch.reqs, rows.tolist(), strict=False):
-            if _is_computed(request) and row_of(request) == row:
+            if row_of(request) == row:
                 _pool.journal.name(row, fingerprint(request.rid))
     _pool.journal.count(rows, batch.seq_lens_cpu.numpy())
-
-
-def _is_computed(request: Any) -> bool:
-    """A prompt that is not computed to its end does not count."""
-    return len(request.output_ids) > 0
 
 
 def _bytes_of(memory: Memory) -> torch.Tensor:

@@ -152,6 +152,26 @@ def test_answers_and_prompts_in_one_step(scheduler: Scheduler) -> None:
     assert (scheduler.noted("a"), scheduler.noted("b")) == (31, 20)
 
 
+def test_a_prompt_is_noted_part_by_part(scheduler: Scheduler) -> None:
+    a = Request("a", 100, row=3)
+    for parts, tokens in ((1, 40), (2, 80), (3, 100)):
+        scheduler.hand_out(scheduler.launch((a, tokens - a.computed)))
+        assert scheduler.noted("a") == tokens, f"{parts} parts are computed"
+    scheduler.hand_out(scheduler.decode(a))
+    assert scheduler.noted("a") == 101
+
+
+def test_with_overlap_the_part_of_a_prompt_that_is_under_way_is_not_noted(scheduler: Scheduler) -> None:
+    a = Request("a", 100, row=3)
+    first = scheduler.launch((a, 40))
+    second = scheduler.launch((a, 40))
+    scheduler.hand_out(first)
+    assert scheduler.noted("a") == 40
+    scheduler.free(a)
+    scheduler.hand_out(second)
+    assert scheduler.noted("a") == 0, "it is aborted"
+
+
 def test_a_flush_withdraws_everything(scheduler: Scheduler) -> None:
     a = Request("a", 30, row=3)
     scheduler.hand_out(scheduler.launch((a, 30)))

@@ -155,6 +155,15 @@ def test_what_is_there_already_is_not_copied(rank: Rank) -> None:
     assert len(rank.scheduler.token_to_kv_pool_allocator.free_slots) == 90 - (count - 5)
 
 
+def test_of_a_prompt_what_is_computed_comes_along(rank: Rank) -> None:
+    rank.request.output_ids = array("q")
+    rank.count(24)
+    assert rank.restore() == 24
+    ((tokens, slots, _),) = rank.scheduler.tree_cache.inserted
+    assert tokens == PROMPT[:24]
+    assert torch.equal(rank.mine.layers[0][slots], rank.lost.layers[0][rank.slots_there[:24]])
+
+
 def taken_over(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of the copy the next life of rank 2 begins."""
     original = restore._copy
