@@ -67,7 +67,7 @@ def _restore(scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, t
         if unused:
             allocator.free(slots[:unused])
     if len(known) < count:
-        _insert(tree, key, torch.cat([known, slots[len(known) :]]), len(known))
+        _insert(tree, allocator, key, known, slots[len(known) :])
     faults.at("kv.restore.after")
     return count - len(known)
 
@@ -103,7 +103,13 @@ def _known(tree: Any, key: Any) -> torch.Tensor:
     return known.to(torch.int64)
 
 
-def _insert(tree: Any, key: Any, slots: torch.Tensor, known: int) -> None:
+def _insert(tree: Any, allocator: Any, key: Any, known: torch.Tensor, fresh: torch.Tensor) -> None:
+    """From here on ``fresh`` is the tree's. If that fails half way, what the tree has not taken is free again."""
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
-    tree.insert(InsertParams(key=key, value=slots, prev_prefix_len=known))
+    try:
+        tree.insert(InsertParams(key=key, value=torch.cat([known, fresh]), prev_prefix_len=len(known)))
+    except BaseException:
+        taken = _known(tree, key)
+        allocator.free(fresh[~torch.isin(fresh, taken)])
+        raise

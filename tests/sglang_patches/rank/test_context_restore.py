@@ -161,6 +161,35 @@ def test_a_context_that_cannot_be_had_is_computed(
     assert sorted(rank.allocator.free_slots) == before, "slots were lost"
 
 
+@pytest.mark.parametrize("taken", [0, 20, 42])
+def test_slots_that_the_tree_did_not_take_are_given_back(
+    rank: Caching, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """Whatever it has, it frees itself one day. To free it here as well would give it to two requests."""
+
+    def insert(made: Any) -> None:
+        rank.tree.known = made.value[:taken].tolist()
+        raise RuntimeError("half way")
+
+    rank.tree.known = [11, 12, 13]
+    monkeypatch.setattr(rank.tree, "insert", insert)
+    before = set(rank.allocator.free_slots)
+    assert rank.restore() == 0
+    assert len(rank.allocator.free_slots) == len(set(rank.allocator.free_slots))
+    assert set(rank.allocator.free_slots) == before - set(rank.tree.known)
+
+
+def test_slots_that_the_tree_may_have_taken_are_left_to_it(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    def insert(made: Any) -> None:
+        monkeypatch.setattr(rank.tree, "match_prefix", insert)
+        raise RuntimeError("half way")
+
+    monkeypatch.setattr(rank.tree, "insert", insert)
+    before = len(rank.allocator.free_slots)
+    assert rank.restore() == 0
+    assert len(rank.allocator.free_slots) == before - (len(PROMPT) + len(ANSWERED) - 1)
+
+
 def test_the_life_travels_with_the_request_once() -> None:
     parameters = SimpleNamespace(custom_params={LOST_LIFE: [2, 3, "request"], "__req__": None})
     request = SimpleNamespace(sampling_params=parameters)
