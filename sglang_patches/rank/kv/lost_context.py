@@ -54,6 +54,7 @@ class LostContext:
         count = min(self._line.tokens, most) // page * page
         if count < LEAST:
             raise NoRestore(f"rank {self._rank} has noted {self._line.tokens} tokens of it")
+        faults.at("kv.restore.before")
         return count
 
     def copy(self, slots: torch.Tensor, first: int = 0) -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from eep import faults
 from sglang_patches import hooks
 from sglang_patches.rank.kv.anchored_pool import get_pool
 from sglang_patches.rank.kv.lost_context import LostContext, LostLife, NoRestore
@@ -54,7 +53,6 @@ def _add(original: Callable[..., T], adder: Any, request: Any, *arguments: Any, 
             report(request, lost, 0, tokens, "there was no room to copy it")
         else:
             report(request, lost, len(slots), tokens)
-            faults.at("kv.restore.after")
     elif slots is not None:
         _begin_with(request, slots[:0])
         allocator.free(slots)
@@ -70,7 +68,6 @@ def _copied(adder: Any, request: Any, lost: LostLife, tokens: int) -> torch.Tens
     _check_can_begin_with(adder, request, tokens - count)
     if count > allocator.available_size():
         return None
-    faults.at("kv.restore.before")
     slots: torch.Tensor | None = allocator.alloc(count)
     if slots is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from eep import faults
 from sglang_patches.rank.kv.anchored_pool import get_pool
 from sglang_patches.rank.kv.lost_context import LostLife
 
@@ -14,6 +15,7 @@ logger = logging.getLogger(__name__)
 def report(request: Any, lost: LostLife, count: int, tokens: int, problem: object = None) -> None:
     """It has ``count`` of its tokens from the lost rank. ``problem``: why it has none."""
     if problem is None:
+        faults.at("kv.restore.after")
         logger.info("request %s has %d of %d tokens from rank %d", request.rid, count, tokens, lost.rank)
     else:
         logger.warning("the context of request %s is computed again, %d tokens: %s", request.rid, tokens, problem)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from eep import faults
 from sglang_patches.rank.kv import own_prefix
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool, get_pool
 from sglang_patches.rank.kv.lost_context import LEAST, LostContext, LostLife, NoRestore
@@ -53,7 +52,6 @@ def _restore(scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, t
     tree, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
     context = LostContext(pool, lost, allocator.get_kvcache())
     count = context.tokens(len(tokens) - 1, tree.page_size)
-    faults.at("kv.restore.before")
     slots, unused = _allocate(scheduler, count), 0
     try:
         key = _key(request, tokens[:count])
@@ -68,7 +66,6 @@ def _restore(scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, t
             allocator.free(slots[:unused])
     if len(known) < count:
         _insert(tree, allocator, key, known, slots[len(known) :])
-    faults.at("kv.restore.after")
     return count - len(known)
 
 
