@@ -106,7 +106,7 @@ def test_a_prompt_that_moves_takes_its_computed_parts_along(caching: Server, net
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("point", ["kv.journal", "kv.restore.before", "kv.restore.mid", "kv.restore.after"])
+@pytest.mark.parametrize("point", ["kv.journal", "kv.restore.before", "kv.restore.after"])
 def test_a_rank_is_killed_at_a_point_of_a_restore(caching: Server, point: str) -> None:
     """Rank 0 has to take a request over for that, so others are killed until it does."""
     assert caching.directory is not None
@@ -131,6 +131,27 @@ def test_a_rank_is_killed_at_a_point_of_a_restore(caching: Server, point: str) -
     story.close()
     assert [answer.problem for answer in load.failed] == []
     assert [(answer.prompt, answer.tokens) for answer in load.wrong] == []
+
+
+@pytest.mark.long
+def test_a_rank_is_killed_in_the_middle_of_a_copy(caching: Server, network: Any) -> None:
+    """Of a prompt that rank 0 does not know: it would copy nothing."""
+    assert caching.directory is not None
+    choose = random.Random(13)
+    story = Story(caching.directory, Load(caching.url, [], []))
+    assert story.wait_until_all_run(RANKS)
+    story.target.arm(0, "kv.restore.mid", "kill")
+    for _ in range(6):
+        prompt = [choose.randrange(256) for _ in range(2 * PART)]
+        story.target.arm(1, "kv.journal", "kill", skip=2 + TOKENS // 2)
+        answer = ask(caching.url, prompt, TOKENS, rank=1)
+        assert (answer.problem, answer.tokens) == ("", by_itself(network, prompt))
+        assert story.wait_until_all_run(RANKS), caching.log[-3000:]
+        if story.target.wait_until_fired(0, "kv.restore.mid", 0.0):
+            break
+    else:
+        pytest.fail("rank 0 never copied a context")
+    story.close()
 
 
 def test_conversations_go_on_from_the_cache_through_kills(caching: Server, network: Any) -> None:
