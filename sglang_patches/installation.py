@@ -14,6 +14,7 @@ AREAS = (
     "rank.dispatcher",
     "rank.weight_loader",
     "rank.kv.anchored_pool",
+    "rank.kv.own_prefix",
     "rank.scheduler_step",
     "rank.warm_up",
     "rank.step_record",

@@ -41,6 +41,17 @@ TARGETS = (
     HookTarget("mem_cache.memory_pool.ReqToTokenPool.__init__", "the rows of the cache outlive it too"),
     HookTarget("mem_cache.memory_pool.ReqToTokenPool.free", "a row that is given up has no context", ("req",)),
     HookTarget("mem_cache.memory_pool.ReqToTokenPool.clear", "rows that are given up have no context"),
+    HookTarget(
+        "managers.schedule_policy.PrefillAdder.add_one_req",
+        "without a prefix cache, a request brings its context",
+        ("req",),
+    ),
+    HookTarget(
+        "mem_cache.unified_radix_cache.UnifiedRadixCache.prefix_device_indices",
+        "the slots of a context that a request brought",
+        ("req",),
+        since="0.5.22",
+    ),
     HookTarget("server_args.ServerArgs.add_cli_args", "the flags", ("parser",)),
     HookTarget("server_args.ServerArgs.from_cli_args", "the flags, and those that they imply", ("cls", "args")),
     HookTarget(

@@ -75,7 +75,7 @@ class Anchor:
     def find(self, rank: int, name: str) -> tuple[HeldMemory, int] | None:
         """What is held for a rank under a name, and a descriptor of it, which the caller closes; None if there is nothing."""
         try:
-            answer, descriptor = _ask(self._directory, {"do": "find", "rank": rank, "name": name, "incarnation": 0})
+            answer, descriptor = _ask(self._directory, {"do": "find", "rank": rank, "name": name})
         except EepError:
             return None
         if descriptor is None:

@@ -5,7 +5,6 @@ Unix socket is one request, a JSON object, and one packet is its answer:
 
     hold     with one descriptor: keep this for a rank, under a name, in place of what an earlier life of it had
     find     answers with the descriptor, its size, and the life that it is from
-    release  let go of it
     list     what is held
 
 Only processes of the same user are heard, and no request can make the holder wait. Everything is let go when it ends.
@@ -93,21 +92,15 @@ class MemoryHolder:
         request = json.loads(packet)
         if request["do"] == "list":
             return {"ok": True, "held": [self._described(*key) for key in sorted(self._held)]}, []
-        rank, name, life = int(request["rank"]), str(request["name"]), int(request["incarnation"])
+        rank, name = int(request["rank"]), str(request["name"])
         if request["do"] == "hold":
-            self._hold((rank, name), life, int(request["size"]), received)
+            self._hold((rank, name), int(request["incarnation"]), int(request["size"]), received)
             return {"ok": True}, []
+        if request["do"] != "find":
+            raise Refused(f"there is no request {request['do']!r}")
         if (rank, name) not in self._held:
             raise Refused(f"nothing is held as {name} for rank {rank}")
-        held_life, _, descriptor = self._held[rank, name]
-        if request["do"] == "find":
-            return {"ok": True, **self._described(rank, name)}, [descriptor]
-        if request["do"] != "release":
-            raise Refused(f"there is no request {request['do']!r}")
-        if held_life > life:
-            raise Refused(f"what is held as {name} for rank {rank} is of a later life, {held_life}")
-        os.close(self._held.pop((rank, name))[2])
-        return {"ok": True}, []
+        return {"ok": True, **self._described(rank, name)}, [self._held[rank, name][2]]
 
     def _hold(self, key: tuple[int, str], life: int, size: int, received: list[int]) -> None:
         if len(received) != 1:

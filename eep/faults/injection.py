@@ -44,7 +44,7 @@ PLACES: Mapping[str, str] = {
     "kv.journal": "the results of a good step are handed out; how far its requests are is not noted yet",
     "kv.restore.before": "before the rank copies the context of a request from a lost rank",
     "kv.restore.mid": "a part of the context is copied",
-    "kv.restore.after": "the context is copied, and in the prefix cache",
+    "kv.restore.after": "the context is copied, and the request has it",
     "join.loaded": "a new incarnation has loaded everything; the supervisor does not know it",
     "join.ready": "a new incarnation has said that it is ready",
     "join.mapped": "a new incarnation has entered its first view; it has not checked its experts",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eep.drill.devices import CPU
-from eep.drill.load import Load
+from eep.drill.load import Load, ask
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 from sglang_patches.rank.warm_up import ASKED_FOR
@@ -23,6 +23,9 @@ from tests.sglang.drills import wait_for_answers
 pytestmark = pytest.mark.timeout(900)  # a server is started, on a machine that may be busy
 
 RANKS, TOKENS = 4, 16
+PART, PARTS = 64, 3
+IN_PARTS = ("--chunked-prefill-size", str(RANKS * PART))
+"""SGLang divides it among the ranks."""
 LONG_ANSWER = 100
 """Most of the time of such a request goes into its answer: that is where a kill finds it."""
 AS_IN_WARMING_UP = [[first, *[1] * ones] for first, ones in ((1, 1), (2, 2), (3, 14), (4, 15), (7, 30), (20, 6))]
@@ -33,7 +36,7 @@ AS_IN_WARMING_UP = [[first, *[1] * ones] for first, ones in ((1, 1), (2, 2), (3,
 def caching(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With the slots that are there by default, so that a rank alone cannot reach all experts."""
     place = tmp_path_factory.mktemp("caching")
-    arguments = (*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
+    arguments = (*FOUR_RANKS, *IN_PARTS, "--eep-timeout-ms", "10000", "--eep-faults", "on")
     server = Server(model, arguments, place / "log", {ASKED_FOR: "1"}, directory=place / "d", device=CPU.caching())
     with server:
         yield server
@@ -86,6 +89,22 @@ def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
 
 
 @pytest.mark.long
+def test_a_prompt_that_moves_takes_its_computed_parts_along(caching: Server, network: Any) -> None:
+    assert caching.directory is not None
+    choose = random.Random(11)
+    prompt = [choose.randrange(256) for _ in range(2 * PARTS * PART)]
+    story = Story(caching.directory, Load(caching.url, [], []))
+    assert story.wait_until_all_run(RANKS)
+    story.target.arm(2, "kv.journal", "kill", skip=PARTS)
+    answer = ask(caching.url, prompt, TOKENS, rank=2)
+    assert story.target.wait_until_fired(2, "kv.journal", 1.0)
+    assert (answer.problem, answer.tokens) == ("", by_itself(network, prompt))
+    assert f"has {PARTS * PART} of {len(prompt)} tokens from rank 2" in caching.log
+    assert story.wait_until_all_run(RANKS), caching.log[-3000:]
+    story.close()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["kv.journal", "kv.restore.before", "kv.restore.after"])
 def test_a_rank_is_killed_at_a_point_of_a_restore(caching: Server, point: str) -> None:
     """Rank 0 has to take a request over for that, so others are killed until it does."""
@@ -111,6 +130,27 @@ def test_a_rank_is_killed_at_a_point_of_a_restore(caching: Server, point: str) -
     story.close()
     assert [answer.problem for answer in load.failed] == []
     assert [(answer.prompt, answer.tokens) for answer in load.wrong] == []
+
+
+@pytest.mark.long
+def test_a_rank_is_killed_in_the_middle_of_a_copy(caching: Server, network: Any) -> None:
+    """Of a prompt that rank 0 does not know: it would copy nothing."""
+    assert caching.directory is not None
+    choose = random.Random(13)
+    story = Story(caching.directory, Load(caching.url, [], []))
+    assert story.wait_until_all_run(RANKS)
+    story.target.arm(0, "kv.restore.mid", "kill")
+    for _ in range(6):
+        prompt = [choose.randrange(256) for _ in range(2 * PART)]
+        story.target.arm(1, "kv.journal", "kill", skip=2 + TOKENS // 2)
+        answer = ask(caching.url, prompt, TOKENS, rank=1)
+        assert (answer.problem, answer.tokens) == ("", by_itself(network, prompt))
+        assert story.wait_until_all_run(RANKS), caching.log[-3000:]
+        if story.target.wait_until_fired(0, "kv.restore.mid", 0.0):
+            break
+    else:
+        pytest.fail("rank 0 never copied a context")
+    story.close()
 
 
 def test_conversations_go_on_from_the_cache_through_kills(caching: Server, network: Any) -> None:

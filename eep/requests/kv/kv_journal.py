@@ -5,6 +5,8 @@ the table has a line here: the wire id of the request that has the row, and how 
 steps that were judged good. Entries of those tokens never change while the request has the row. A line is withdrawn before
 the row is given up. So a reader needs no lock: it copies what it needs, and then looks whether the line still stands.
 
+A line is named once, when a prompt is computed. After each step only its count changes, and one store does so for all rows.
+
 The next life of a rank takes the memory over. It numbers the journal anew first, so that no reader takes its entries for
 those of the life before.
 """
@@ -12,7 +14,6 @@ those of the life before.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,28 +58,30 @@ class KvJournal(_Journal):
         super().__init__(memory)
         if len(self._lines) != rows:
             raise ValueError(f"a journal of {rows} rows takes {journal_bytes(rows)} bytes, and these are {memory.size}")
+        self._requests, self._tokens = self._lines["request"], self._lines["tokens"]
         self._header["generation"] += 1
         self.withdraw_all()
         self._header["rows"], self._header["life"], self._header["magic"] = rows, life, MAGIC
         self._header["generation"] += 1
 
-    def note(self, rows: Sequence[int], requests: Sequence[tuple[int, int]], tokens: Sequence[int]) -> None:
-        """A step was judged good: these rows have so many tokens of these requests in the cache."""
-        at = np.asarray(rows, np.int64)
-        named = np.asarray(requests, np.uint64).reshape(-1, 2)
-        is_new = (self._lines["request"][at] != named).any(axis=1)
-        if is_new.any():
-            self._lines["tokens"][at[is_new]] = 0  # a line that names its request has no tokens of another
-            self._lines["request"][at[is_new]] = named[is_new]
-        self._lines["tokens"][at] = tokens
+    def name(self, row: int, request: tuple[int, int]) -> None:
+        """This request has this row. What the row has of it, :meth:`count` says."""
+        if tuple(self._requests[row].tolist()) != request:
+            self._tokens[row] = 0  # a line that names its request has no tokens of another
+            self._requests[row] = request
+
+    def count(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """A step was judged good: these rows have so many tokens in the cache. A row may have been given up since the step
+        was launched. Its line has no name, and nobody reads its count."""
+        self._tokens[rows] = tokens
 
     def withdraw(self, row: int) -> None:
-        self._lines["tokens"][row] = 0
-        self._lines["request"][row] = 0
+        self._tokens[row] = 0
+        self._requests[row] = 0
 
     def withdraw_all(self) -> None:
-        self._lines["tokens"] = 0
-        self._lines["request"] = 0
+        self._tokens[:] = 0
+        self._requests[:] = 0
 
 
 class JournalReader(_Journal):

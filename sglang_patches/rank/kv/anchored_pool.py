@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from eep import faults
@@ -47,6 +49,16 @@ class AnchoredPool:
         self.table: torch.Tensor | None = None
         self.layers: list[torch.Tensor] = []
         """Keys of each layer, then values of each layer."""
+
+        self._indices: torch.Tensor | None = None
+        self._rows: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def rows_of(self, indices: torch.Tensor) -> npt.NDArray[np.int64]:
+        """SGLang makes a new tensor only when other requests are in the batch. To see through a tensor takes as long as all
+        else that is done after a step."""
+        if indices is not self._indices:
+            self._indices, self._rows = indices, indices.numpy()
+        return self._rows
 
     def take_table(self, shape: tuple[int, ...]) -> torch.Tensor:
         rows = shape[0]
@@ -120,33 +132,20 @@ def _withdraw_all(table: Any, *_: Any, **__: Any) -> None:
 
 
 def note(batch: Any) -> None:
-    """The results of a step that was judged good are handed out: its tokens are in the cache."""
-    if _pool is None or _pool.journal is None:
+    """The results of a step that was judged good are handed out: its tokens are in the cache. They may be a part of a prompt.
+
+    SGLang's batch is as it was launched, and a request may have lost its row since. The row may have another owner, but none
+    with a name: that one's first step was launched later, and steps are handed out in the order of their launch.
+    """
+    if _pool is None or _pool.journal is None or not batch.reqs:
         return
-    rows, requests, tokens = [], [], []
-    for request in batch.reqs:
-        count = _tokens_in_cache(request)
-        if count > 0 and isinstance(row := row_of(request), int):
-            rows.append(row)
-            requests.append(_fingerprint_of(request))
-            tokens.append(count)
-    if rows:
-        faults.at("kv.journal")
-        _pool.journal.note(rows, requests, tokens)
-
-
-def _tokens_in_cache(request: Any) -> int:
-    """The newest token of an answer is not in the cache yet. A prompt that is not computed to its end does not count: with
-    overlap, its next part may be under way, and is not judged."""
-    answered = len(request.output_ids)
-    return len(request.origin_input_ids) + answered - 1 if answered else 0
-
-
-def _fingerprint_of(request: Any) -> tuple[int, int]:
-    found: tuple[int, int] | None = getattr(request, "_eep_fingerprint", None)
-    if found is None:
-        found = request._eep_fingerprint = fingerprint(request.rid)
-    return found
+    rows = _pool.rows_of(batch.req_pool_indices)
+    faults.at("kv.journal")
+    if not batch.forward_mode.is_decode():
+        for request, row in zip(batch.reqs, rows.tolist(), strict=False):
+            if row_of(request) == row:
+                _pool.journal.name(row, fingerprint(request.rid))
+    _pool.journal.count(rows, batch.seq_lens_cpu.numpy())
 
 
 def _bytes_of(memory: Memory) -> torch.Tensor:

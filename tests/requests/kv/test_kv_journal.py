@@ -16,10 +16,17 @@ def memory() -> np.ndarray:
     return np.zeros(journal_bytes(ROWS), np.uint8)
 
 
+def note(journal: KvJournal, *lines: tuple[int, str, int]) -> None:
+    """Rows, requests and tokens of a step."""
+    for row, wire, _ in lines:
+        journal.name(row, fingerprint(wire))
+    journal.count(np.array([row for row, _, _ in lines]), np.array([tokens for _, _, tokens in lines]))
+
+
 def test_a_survivor_finds_what_was_noted() -> None:
     shared = memory()
     journal, reader = KvJournal(shared, ROWS, life=3), JournalReader(shared)
-    journal.note([2, 5], [fingerprint("a"), fingerprint("b~1")], [10, 700])
+    note(journal, (2, "a", 10), (5, "b~1", 700))
     line = reader.find(3, "b~1")
     assert line is not None
     assert (line.row, line.tokens) == (5, 700)
@@ -30,21 +37,46 @@ def test_a_survivor_finds_what_was_noted() -> None:
 def test_a_line_that_was_withdrawn_or_given_to_another_no_longer_stands() -> None:
     shared = memory()
     journal, reader = KvJournal(shared, ROWS, life=0), JournalReader(shared)
-    journal.note([2], [fingerprint("a")], [10])
+    note(journal, (2, "a", 10))
     line = reader.find(0, "a")
     assert line is not None
-    journal.note([2], [fingerprint("a")], [11])
+    note(journal, (2, "a", 11))
     assert reader.stands(line), "it has only grown"
     journal.withdraw(2)
     assert not reader.stands(line)
     assert reader.find(0, "a") is None
-    journal.note([2], [fingerprint("c")], [50])
+    note(journal, (2, "c", 50))
     assert not reader.stands(line)
+
+
+def test_a_count_that_comes_after_the_row_was_given_up_names_nothing() -> None:
+    """With overlap, a step may hold a request that has ended since."""
+    shared = memory()
+    journal, reader = KvJournal(shared, ROWS, life=0), JournalReader(shared)
+    note(journal, (2, "a", 10))
+    line = reader.find(0, "a")
+    assert line is not None
+    journal.withdraw(2)
+    journal.count(np.array([2]), np.array([11]))
+    assert not reader.stands(line)
+    assert reader.find(0, "a") is None
+    journal.name(2, fingerprint("b"))
+    assert reader.find(0, "b") is None, "the count was another request's"
+
+
+def test_a_name_that_is_given_again_keeps_its_count() -> None:
+    shared = memory()
+    journal, reader = KvJournal(shared, ROWS, life=0), JournalReader(shared)
+    note(journal, (2, "a", 10))
+    journal.name(2, fingerprint("a"))
+    line = reader.find(0, "a")
+    assert line is not None
+    assert line.tokens == 10
 
 
 def test_the_next_life_begins_with_nothing() -> None:
     shared = memory()
-    KvJournal(shared, ROWS, life=0).note([2], [fingerprint("a")], [10])
+    note(KvJournal(shared, ROWS, life=0), (2, "a", 10))
     reader = JournalReader(shared)
     line = reader.find(0, "a")
     assert line is not None
@@ -74,7 +106,7 @@ def test_a_line_is_always_of_the_request_that_had_the_row_last(steps: list[tuple
             journal.withdraw(row)
             rows.pop(row, None)
         else:
-            journal.note([row], [fingerprint(name)], [tokens])
+            note(journal, (row, name, tokens))
             rows[row] = (name, tokens)
     for name in "abcdef":
         line = reader.find(0, name)

@@ -1,10 +1,8 @@
-"""A rank takes over the context of a request from the memory of a lost one, or does without."""
+"""A rank takes over the context of a request from the memory of a lost one into the prefix cache, or does without."""
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,19 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from eep.anchor.anchor import SOCKET
-from eep.anchor.memory_holder import MemoryHolder
-from eep.requests.kv.kv_journal import KvJournal, fingerprint
+from eep import faults
+from eep.requests.kv.kv_journal import KvJournal
 from eep.view import View
-from sglang_patches.rank import rank_session
-from sglang_patches.rank.kv import anchored_pool, restore
-from sglang_patches.rank.kv.anchored_pool import AnchoredPool
-from sglang_patches.rank.kv.restore import LostLife
+from sglang_patches.rank.kv import anchored_pool, lost_context, restore
 from sglang_patches.replayed_fields import LOST_LIFE
-
-LAYERS, SLOTS, ROWS, CONTEXT = 2, 200, 6, 128
-LOST = LostLife(2, 3, "request")
-PROMPT, ANSWERED = list(range(40, 80)), [7, 8, 9]
+from tests.sglang_patches.rank.lost_rank import ANSWERED, LOST, PROMPT, ROWS, SLOTS, Rank, lost_rank
 
 
 @pytest.fixture(autouse=True)
@@ -62,129 +53,89 @@ class Tree:
         pass
 
 
-class Allocator:
-    def __init__(self) -> None:
-        self.free_slots = list(range(100, 190))
+class Caching:
+    """The rank that takes over has a prefix cache."""
 
-    def available_size(self) -> int:
-        return len(self.free_slots)
+    def __init__(self, ranks: Rank) -> None:
+        self.ranks, self.tree, self.allocator = ranks, Tree(), ranks.allocator
 
-    def alloc(self, count: int) -> torch.Tensor | None:
-        if count > len(self.free_slots):
-            return None
-        taken, self.free_slots = self.free_slots[:count], self.free_slots[count:]
-        return torch.tensor(taken)
-
-    def free(self, slots: torch.Tensor) -> None:
-        self.free_slots += slots.tolist()
-
-
-class Rank:
-    """Rank 0, which takes over, beside what rank 2 has left behind."""
-
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lost, self.mine = (self._pool(directory, monkeypatch, *who) for who in ((2, 3), (0, 0)))
-        monkeypatch.setattr(anchored_pool, "_pool", self.mine)
-        for number, layer in enumerate(self.lost.layers):
-            layer.copy_(torch.arange(layer.numel(), dtype=layer.dtype).view(layer.shape) + 10000 * number)
-        assert self.lost.table is not None
-        assert self.lost.journal is not None
-        self.slots_there = [3 * place % SLOTS for place in range(CONTEXT)]
-        self.lost.table[4] = torch.tensor(self.slots_there, dtype=torch.int32)
-        self.lost.journal.note([4], [fingerprint("request")], [len(PROMPT) + len(ANSWERED) - 1])
-        self.view = View(5, (0, 1, 3), (0, 0, 3, 0))
-        member = SimpleNamespace(wait_for_view=lambda **_: None, newest_view=self.view)
-        session = SimpleNamespace(joined=SimpleNamespace(view=self.view, member=member))
-        monkeypatch.setattr(rank_session, "get_session", lambda: session)
-        self.session = session
-        self.scheduler = SimpleNamespace(tree_cache=Tree(), token_to_kv_pool_allocator=Allocator())
-        self.request = SimpleNamespace(
-            rid="request~1", origin_input_ids=array("q", PROMPT), output_ids=array("q", ANSWERED), extra_key=None
-        )
-
-    @staticmethod
-    def _pool(directory: Path, monkeypatch: pytest.MonkeyPatch, rank: int, life: int) -> AnchoredPool:
-        for name, value in (("EEP_CONTROL_DIR", directory), ("EEP_RANK", rank), ("EEP_INCARNATION", life)):
-            monkeypatch.setenv(name, str(value))
-        pool = AnchoredPool()
-        pool.take_table((ROWS, CONTEXT))
-        shape = torch.empty(SLOTS, 2, 4)
-        pool.take_cache([shape] * LAYERS, [shape] * LAYERS)
-        return pool
-
-    def restore(self, lost: LostLife = LOST) -> int:
-        return restore.restore(self.scheduler, self.request, lost)
+    def restore(self) -> int:
+        scheduler = SimpleNamespace(tree_cache=self.tree, token_to_kv_pool_allocator=self.allocator)
+        return restore.restore(scheduler, self.ranks.request, LOST)
 
 
 @pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    holder, (told, ends) = MemoryHolder(str(tmp_path / SOCKET)), os.pipe()
-    thread = threading.Thread(target=holder.wait, args=(told,), daemon=True)
-    thread.start()
-    made = Rank(tmp_path, monkeypatch)
-    yield made
-    made.lost.anchor.close()
-    made.mine.anchor.close()
-    os.write(ends, b"x")
-    thread.join(10)
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Caching]:
+    with lost_rank(tmp_path, monkeypatch) as ranks:
+        yield Caching(ranks)
 
 
-def test_everything_but_the_newest_token_comes_along(rank: Rank) -> None:
+def test_everything_but_the_newest_token_comes_along(rank: Caching) -> None:
     count = len(PROMPT) + len(ANSWERED) - 1
     assert rank.restore() == count
-    ((tokens, slots, known),) = rank.scheduler.tree_cache.inserted
+    ((tokens, slots, known),) = rank.tree.inserted
     assert (tokens, slots, known) == ([*PROMPT, *ANSWERED][:count], list(range(100, 100 + count)), 0)
-    for mine, there in zip(rank.mine.layers, rank.lost.layers, strict=True):
-        assert torch.equal(mine[slots], there[rank.slots_there[:count]])
+    for mine, there in zip(rank.ranks.mine.layers, rank.ranks.lost.layers, strict=True):
+        assert torch.equal(mine[slots], there[rank.ranks.slots_there[:count]])
 
 
-def test_what_is_there_already_is_not_copied(rank: Rank) -> None:
-    rank.scheduler.tree_cache.known = [11, 12, 13, 14, 15]
+def test_what_is_there_already_is_not_copied(rank: Caching) -> None:
+    rank.tree.known = [11, 12, 13, 14, 15]
     count = len(PROMPT) + len(ANSWERED) - 1
     assert rank.restore() == count - 5
-    ((_, slots, known),) = rank.scheduler.tree_cache.inserted
+    ((_, slots, known),) = rank.tree.inserted
     assert (slots[:5], known) == ([11, 12, 13, 14, 15], 5)
-    assert torch.equal(rank.mine.layers[0][slots[5:]], rank.lost.layers[0][rank.slots_there[5:count]])
-    assert len(rank.scheduler.token_to_kv_pool_allocator.free_slots) == 90 - (count - 5)
+    assert torch.equal(rank.ranks.mine.layers[0][slots[5:]], rank.ranks.lost.layers[0][rank.ranks.slots_there[5:count]])
+    assert len(rank.allocator.free_slots) == 90 - (count - 5)
 
 
-def taken_over(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_prompt_what_is_computed_comes_along(rank: Caching) -> None:
+    rank.ranks.request.output_ids = array("q")
+    rank.ranks.count(24)
+    assert rank.restore() == 24
+    ((tokens, slots, _),) = rank.tree.inserted
+    assert tokens == PROMPT[:24]
+    assert torch.equal(rank.ranks.mine.layers[0][slots], rank.ranks.lost.layers[0][rank.ranks.slots_there[:24]])
+
+
+def taken_over(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of the copy the next life of rank 2 begins."""
-    original = restore._copy
 
-    def copy(*arguments: Any, **named: Any) -> None:
-        original(*arguments, **named)
-        found = rank.mine.anchor.find(2, anchored_pool.JOURNAL)
-        assert found is not None
-        os.close(found[1])
-        KvJournal(restore._attached(rank.mine, 2, anchored_pool.JOURNAL).numpy(), ROWS, 4)
+    def begin(point: str) -> None:
+        if point == "kv.restore.mid":
+            KvJournal(lost_context._attached(rank.ranks.mine, 2, anchored_pool.JOURNAL).numpy(), ROWS, 4)
 
-    monkeypatch.setattr(restore, "_copy", copy)
+    monkeypatch.setattr(faults, "at", begin)
 
 
-def is_in(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank.session.joined.view = rank.session.joined.member.newest_view = View(5, (0, 1, 2, 3), (0, 0, 3, 0))
+def is_in(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank.ranks.session.joined.view = rank.ranks.session.joined.member.newest_view = View(5, (0, 1, 2, 3), (0, 0, 3, 0))
 
 
-def is_full(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank.scheduler.token_to_kv_pool_allocator.free_slots = [1, 2, 3]
+def is_full(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank.allocator.free_slots = [1, 2, 3]
 
 
-def is_withdrawn(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rank.lost.journal is not None
-    rank.lost.journal.withdraw(4)
+def is_withdrawn(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rank.ranks.lost.journal is not None
+    rank.ranks.lost.journal.withdraw(4)
 
 
-def names_no_slot(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rank.lost.table is not None
-    rank.lost.table[4, 9] = SLOTS
+def names_no_slot(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rank.ranks.lost.table is not None
+    rank.ranks.lost.table[4, 9] = SLOTS
 
 
-def sglang_raises(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def is_of_another_kind(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a model with a sliding window, which has two pools."""
+    rank.allocator.cache = SimpleNamespace(swa_kv_pool=None, full_kv_pool=None)
+
+
+def sglang_raises(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise NotImplementedError("not ported")
 
-    monkeypatch.setattr(rank.scheduler.tree_cache, "match_prefix", fail)
+    monkeypatch.setattr(rank.tree, "match_prefix", fail)
 
 
 @pytest.mark.parametrize(
@@ -196,23 +147,47 @@ def sglang_raises(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
         (is_withdrawn, "has noted nothing of it"),
         (names_no_slot, "names slots that there are not"),
         (sglang_raises, "not ported"),
+        (is_of_another_kind, "a cache of this kind is not kept"),
     ],
 )
 def test_a_context_that_cannot_be_had_is_computed(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: Any, said: str
+    rank: Caching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: Any, said: str
 ) -> None:
     what(rank, monkeypatch)
-    before = sorted(rank.scheduler.token_to_kv_pool_allocator.free_slots)
+    before = sorted(rank.allocator.free_slots)
     assert rank.restore() == 0
     assert said in caplog.text
-    assert rank.scheduler.tree_cache.inserted == []
-    assert sorted(rank.scheduler.token_to_kv_pool_allocator.free_slots) == before, "slots were lost"
+    assert rank.tree.inserted == []
+    assert sorted(rank.allocator.free_slots) == before, "slots were lost"
 
 
-def test_nothing_is_said_where_there_is_no_prefix_cache(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
-    rank.scheduler.tree_cache.disable = True
+@pytest.mark.parametrize("taken", [0, 20, 42])
+def test_slots_that_the_tree_did_not_take_are_given_back(
+    rank: Caching, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """Whatever it has, it frees itself one day. To free it here as well would give it to two requests."""
+
+    def insert(made: Any) -> None:
+        rank.tree.known = made.value[:taken].tolist()
+        raise RuntimeError("half way")
+
+    rank.tree.known = [11, 12, 13]
+    monkeypatch.setattr(rank.tree, "insert", insert)
+    before = set(rank.allocator.free_slots)
     assert rank.restore() == 0
-    assert caplog.text == ""
+    assert len(rank.allocator.free_slots) == len(set(rank.allocator.free_slots))
+    assert set(rank.allocator.free_slots) == before - set(rank.tree.known)
+
+
+def test_slots_that_the_tree_may_have_taken_are_left_to_it(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    def insert(made: Any) -> None:
+        monkeypatch.setattr(rank.tree, "match_prefix", insert)
+        raise RuntimeError("half way")
+
+    monkeypatch.setattr(rank.tree, "insert", insert)
+    before = len(rank.allocator.free_slots)
+    assert rank.restore() == 0
+    assert len(rank.allocator.free_slots) == before - (len(PROMPT) + len(ANSWERED) - 1)
 
 
 def test_the_life_travels_with_the_request_once() -> None:
@@ -221,15 +196,3 @@ def test_the_life_travels_with_the_request_once() -> None:
     assert restore.take_lost_life(request) == LOST
     assert parameters.custom_params is None
     assert restore.take_lost_life(request) is None
-
-
-@pytest.mark.parametrize(
-    "request_of_a_version",
-    [
-        SimpleNamespace(kv=SimpleNamespace(req_pool_idx=5)),
-        SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=9), req_pool_idx=5),
-    ],
-    ids=["0.5.21", "0.5.17"],
-)
-def test_the_row_of_a_request_is_found_in_every_version(request_of_a_version: Any) -> None:
-    assert anchored_pool.row_of(request_of_a_version) == 5

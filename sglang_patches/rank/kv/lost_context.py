@@ -1,0 +1,105 @@
+"""What a lost rank has left behind of a request: found by its journal, and copied from its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eep import faults
+from eep.data_plane.memory.shm import SharedMemory
+from eep.requests.kv.kv_journal import JournalReader
+from eep.view import View
+from sglang_patches.rank import rank_session
+from sglang_patches.rank.kv.anchored_pool import CACHE, JOURNAL, TABLE, AnchoredPool, as_layers
+
+_KNOWN_WITHIN = 5.0
+"""Seconds until this rank knows, too, that the other is gone."""
+LEAST = 16
+"""Fewer tokens are computed sooner than they are found."""
+
+
+class NoRestore(Exception):
+    """Why a context is computed instead."""
+
+
+@dataclass(frozen=True)
+class LostLife:
+    rank: int
+    incarnation: int
+    wire: str
+
+    def is_in(self, view: View) -> bool:
+        return self.rank in view.active and view.incarnations[self.rank] == self.incarnation
+
+
+class LostContext:
+    """The context of one request. NoRestore if there is none."""
+
+    def __init__(self, pool: AnchoredPool, lost: LostLife, cache: Any) -> None:
+        """``cache``: SGLang's. It may have parts beside those in ``pool``, such as states of a recurrent model."""
+        if not pool.layers or getattr(cache, "k_buffer", [None])[0] is not pool.layers[0]:
+            raise NoRestore("a cache of this kind is not kept")
+        _check_is_gone(lost)
+        self._pool, self._rank = pool, lost.rank
+        self._journal = JournalReader(_attached(pool, lost.rank, JOURNAL).numpy())
+        line = self._journal.find(lost.incarnation, lost.wire)
+        if line is None:
+            raise NoRestore(f"rank {lost.rank} has noted nothing of it")
+        self._line = line
+
+    def tokens(self, most: int, page: int) -> int:
+        """How many tokens of it to copy, whole pages and ``most`` at most. NoRestore if that is not worth the while."""
+        count = min(self._line.tokens, most) // page * page
+        if count < LEAST:
+            raise NoRestore(f"rank {self._rank} has noted {self._line.tokens} tokens of it")
+        faults.at("kv.restore.before")
+        return count
+
+    def copy(self, slots: torch.Tensor, first: int = 0) -> None:
+        """The entries of the tokens from ``first`` on. NoRestore if they are not the request's."""
+        if not len(slots):
+            return
+        mine, table = self._pool.layers, self._pool.table
+        assert table is not None
+        rows = _attached(self._pool, self._rank, TABLE)
+        if rows.nbytes != table.nbytes:
+            raise NoRestore(f"the table of rank {self._rank} has another shape")
+        there = rows.view(torch.int32).view(table.shape)[self._line.row, first : first + len(slots)].long()
+        content = _attached(self._pool, self._rank, CACHE)
+        if content.nbytes != sum(layer.nbytes for layer in mine):
+            raise NoRestore(f"the cache of rank {self._rank} has another shape")
+        if int(there.min()) < 0 or int(there.max()) >= len(mine[0]):
+            raise NoRestore(f"the table of rank {self._rank} names slots that there are not")
+        for number, (layer, other) in enumerate(zip(mine, as_layers(content, mine), strict=True)):
+            layer[slots] = other[there]
+            if number == 0:
+                faults.at("kv.restore.mid")
+        if not self._journal.stands(self._line):
+            raise NoRestore(f"the memory of rank {self._rank} was taken over meanwhile")
+
+
+def _check_is_gone(lost: LostLife) -> None:
+    """A rank that is in may change what it has while it is copied. The front end may know of a loss before this rank does,
+    which can run no step before it has the view without the lost one: so there is nothing to miss."""
+    session = rank_session.get_session().joined
+    if session is None:
+        raise NoRestore("this rank is not in yet")
+    view: View | None = session.view
+    if view is not None and lost.is_in(view):
+        session.member.wait_for_view(after=view.epoch, within=_KNOWN_WITHIN)
+        view = session.member.newest_view
+    if view is None or lost.is_in(view):
+        raise NoRestore(f"rank {lost.rank} still has it")
+
+
+def _attached(pool: AnchoredPool, rank: int, name: str) -> torch.Tensor:
+    found = pool.anchor.find(rank, name)
+    if found is None:
+        raise NoRestore(f"nothing of rank {rank} is held")
+    held, descriptor = found
+    memory = SharedMemory.adopt(descriptor, held.size)
+    content = memory.bytes_at(0, held.size)
+    memory.close()  # the tensor keeps the mapping
+    return content
