@@ -161,8 +161,8 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 def _prepared(plan: DrillPlan, device: Device) -> Device:
     """The device with the flags of this plan: SGLang takes the last of those that are given twice."""
-    flags = [flag for flag in device.flags if not (plan.prefix_cache and flag == "--disable-radix-cache")]
-    return replace(device, flags=(*flags, "--dtype", plan.dtype))
+    wanted = device.caching() if plan.prefix_cache else device
+    return replace(wanted, flags=(*wanted.flags, "--dtype", plan.dtype))
 
 
 def _arguments(plan: DrillPlan) -> tuple[str, ...]:
