@@ -16,7 +16,8 @@ from tests.sglang.drills import Drilled
 
 SLOTS_FOR_ALL = ("--eep-redundant-experts", "48")
 """Every rank holds every expert, so that the last one can serve."""
-SPARES_OF_ROOMY = 3
+SPARES_OF_ROOMY = 6
+"""Enough for two losses of three ranks, so that the second need not wait for new spares."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,7 +60,7 @@ def serving(
 @pytest.fixture(scope="module")
 def bounded(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
     """The slots that there are by default: tokens cross ranks, and a loss makes others bring in experts."""
-    with serving(model, tmp_path_factory.mktemp("bounded"), mps, *FOUR_RANKS, "--eep-spares", "1") as server:
+    with serving(model, tmp_path_factory.mktemp("bounded"), mps, *FOUR_RANKS, "--eep-spares", "2") as server:
         yield Drilled.of(server, prompts=8, tokens=64, continued=True)
 
 
