@@ -23,6 +23,7 @@ AREAS = (
     "server.private_sockets",
     "server.controller",
     "server.detokenizer",
+    "server.sent_text",
     "front_end.tokenizer_hooks",
     "front_end.broadcasts",
     "front_end.route_guard",

@@ -83,6 +83,11 @@ TARGETS = (
     HookTarget("managers.detokenizer_manager.DetokenizerManager.__init__", "an exception ends no other process"),
     HookTarget("managers.detokenizer_manager.DetokenizerManager.event_loop", "an exception ends no other process"),
     HookTarget(
+        "managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output",
+        "no text is sent twice to the client of a request that has moved",
+        ("recv_obj",),
+    ),
+    HookTarget(
         "entrypoints.http_server._setup_and_run_http_server",
         "routes that would end ranks are refused; readiness; the status of a server that resigned",
         ("server_args", "tokenizer_manager"),

@@ -1,8 +1,9 @@
 """A whole drill: a server with four ranks, a mixed load, faults at random, and a result as a document.
 
-It passes if no request failed, no token was wrong, the server never stood still without a reason, every rank is back at the
-end and nothing is left over. In bfloat16 an answer depends on what else is in its batch, so there the share of answers that
-stayed the same is told beside that of a control without faults, and only lengths are checked.
+It passes if no request failed, no token was wrong, no rank was lost that was left alone, the server never stood still without
+a reason, every rank is back at the end and nothing is left over. In bfloat16 an answer depends on what else is in its batch,
+so there the share of answers that stayed the same is told beside that of a control without faults, and only lengths are
+checked.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from eep.drill.silences import LONGEST, find_silences
 from eep.drill.step_search import find_bad_steps, read_steps
 from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
+from eep.drill.unasked_losses import find_unasked
 
 RANKS = 4
 _SHOWN = 20
@@ -138,6 +140,10 @@ def drill_server(
         "alike": None if plan.exact else {"under_faults": load.alike(), "control": control},
         "faults": [{**asdict(fault), "at": round(fault.at - began, 3)} for fault in faults.done],
         "faults_by_kind": dict(Counter(fault.kind for fault in faults.done)),
+        "lost_unasked": find_unasked(
+            [view for at, view, _ in story.views if at <= ended],
+            {life for fault in faults.done for life in fault.ranks},
+        ),
         "largest_gap_ms": round(1000 * load.largest_gap(began, ended), 1),
         "silences": [
             {"at": round(each.at - began, 3), "seconds": round(each.seconds, 3), "epoch": each.epoch}
@@ -187,6 +193,7 @@ def _complaints(result: dict[str, Any]) -> list[str]:
         (result["failed_count"], f"{result['failed_count']} requests failed"),
         (result["wrong_count"], f"{result['wrong_count']} answers were wrong"),
         (result["references"]["unsteady"], "greedy answers differed without any fault"),
+        (result["lost_unasked"], f"ranks were lost that were left alone (rank, life): {result['lost_unasked']}"),
         (not result["all_back"], "not all ranks came back"),
         (result["silences"], f"no client heard anything although ranks ran: {result['silences']}"),
         (result["left_over"], f"left over: {result['left_over']}"),
@@ -212,7 +219,9 @@ def _wrong(load: MixedLoad) -> list[tuple[str, int]]:
 def _told(load: MixedLoad, answer: Answer, began: float) -> dict[str, Any]:
     wanted = load.wanted_of(answer)
     place = first_difference(wanted, answer)
+    texts = {} if wanted.text == answer.text else {"text": answer.text, "wanted_text": wanted.text}
     return {
+        **texts,
         "query": answer.prompt,
         "kind": load.kind_of(answer),
         "began": round(answer.started - began, 3),
