@@ -61,6 +61,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many requests a rank runs at once at most."""
     max_queued: int | None = None
     """How many open requests there may be beyond those that all ranks can run at once; None for any number."""
+    keeps_context: bool = True
+    """The caches of a rank outlive it, so that its requests bring their contexts along."""
     shares_gpu: bool = False
     """There are fewer GPUs than ranks."""
 

@@ -38,6 +38,11 @@ _UNALIKE = "a rank that joins later would differ from its peers"
 
 TARGETS = (
     HookTarget("mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal", "a cache that outlives its rank"),
+    HookTarget("mem_cache.memory_pool.MLATokenToKVPool._create_buffers", "a cache that outlives its rank"),
+    HookTarget(
+        "mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes",
+        "the next life of a rank has as large a cache",
+    ),
     HookTarget("mem_cache.memory_pool.ReqToTokenPool.__init__", "the rows of the cache outlive it too"),
     HookTarget("mem_cache.memory_pool.ReqToTokenPool.free", "a row that is given up has no context", ("req",)),
     HookTarget("mem_cache.memory_pool.ReqToTokenPool.clear", "rows that are given up have no context"),

@@ -61,7 +61,7 @@ __all__ = [
     "load",
 ]
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 _ERRORS: dict[int, type[Exception]] = {
     ErrorCode.ERROR_ARGUMENT: ValueError,
@@ -142,9 +142,21 @@ class NativeLibrary(Protocol):
         /,
     ) -> int: ...
 
-    # ---- weights ----
+    # ---- copies ----
     def eep_copy_batch(
         self, count: int, to: Pointers, source: Pointers, sizes: Sizes, stream: int | None, /
+    ) -> int: ...
+    def eep_copy_rows(
+        self,
+        arrays: int,
+        to: Pointers,
+        source: Pointers,
+        row_bytes: Sizes,
+        rows: int,
+        to_rows: int,
+        source_rows: int,
+        stream: int | None,
+        /,
     ) -> int: ...
 
     # ---- control pages ----
@@ -192,6 +204,13 @@ _PROTOTYPES = {
     "eep_copy_batch": (
         c_int,
         (c_uint32, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint64), c_void_p),
+    ),
+    "eep_copy_rows": (
+        c_int,
+        (
+            *(c_uint32, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint64)),
+            *(c_uint64, c_void_p, c_void_p, c_void_p),
+        ),
     ),
     "eep_control_state": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from eep.errors import RankRemoved
 from sglang_patches import hooks
 from sglang_patches.rank import overlap, rank_data_plane, rank_session, warm_up
-from sglang_patches.rank.kv import anchored_pool
+from sglang_patches.rank.kv import context_notes
 
 T = TypeVar("T")
 
@@ -108,6 +108,7 @@ def _stepping() -> Iterator[None]:
 def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *arguments: Any, **named: Any) -> T:
     here = rank_session.get_session()
     session = here.joined
+    context_notes.launched(batch)
     if _is_stepping or session is None or not overlap.overlaps(scheduler):
         return original(scheduler, batch, *arguments, **named)
 
@@ -146,7 +147,7 @@ def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any
     if session is not None and overlap.overlaps(scheduler):
         end_if_removed(here.rank, lambda: session.settle(overlap.count_launched_after(result), owed=owed))
     handed_out = original(scheduler, batch, result, *arguments, **named)
-    anchored_pool.note(batch)
+    context_notes.note(batch)
     return handed_out
 
 

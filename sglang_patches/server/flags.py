@@ -101,6 +101,13 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Whether the supervisor relaunches a rank that died (default: on).",
     )
     add(
+        "--eep-keep-context",
+        choices=("on", "off"),
+        default=None,
+        help="Whether the KV cache of a rank outlives it, so that requests that move to another rank bring their context "
+        "along instead of having it computed again (default: on; on a GPU off).",
+    )
+    add(
         "--eep-spares",
         type=int,
         metavar="N",
@@ -191,10 +198,15 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),
         spares=spares,
+        keeps_context=_is_on(arguments.eep_keep_context, default=device_of(arguments) == "cpu"),
         running_per_rank=_running(arguments) // ranks,
         max_queued=getattr(arguments, "max_queued_requests", None),
         shares_gpu=device_of(arguments) != "cpu" and gpu_sharing.are_shared(arguments, max_ranks),
     )
+
+
+def _is_on(given: str | None, *, default: bool) -> bool:
+    return default if given is None else given == "on"
 
 
 def draws_by_seed(arguments: argparse.Namespace) -> bool:

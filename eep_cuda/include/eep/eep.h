@@ -234,12 +234,18 @@ EEP_API void eep_poke(eep_context* context);
 EEP_API int eep_recv(eep_context* context, uint32_t lane, uint32_t source, void* data, uint64_t bytes,
                      uint64_t deadline_ns, uint32_t* done);
 
-// ---- weights ----
+// ---- copies ----
 
 // Copies `count` blocks, which do not overlap, to where they are wanted: between any memory that this device reaches,
 // at the speed of a copy however small the blocks are. On a GPU in the order of `stream`; the arrays may go at once.
 EEP_API int eep_copy_batch(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes,
                            void* stream);
+// Copies rows between arrays that have as many bytes to a row: row `from_rows[i]` of each `from` becomes row
+// `to_rows[i]` of the `to` with the same number. On a GPU in the order of `stream`, a launch for many arrays, and the
+// lists of rows are in its memory; the other lists are the host's, and may go at once. The caller knows that the arrays
+// have these rows.
+EEP_API int eep_copy_rows(uint32_t arrays, void* const* to, const void* const* from, const uint64_t* row_bytes,
+                          uint64_t rows, const int64_t* to_rows, const int64_t* from_rows, void* stream);
 
 // ---- control ----
 

@@ -156,6 +156,12 @@ int check_copies(uint32_t count, void* const* to, const void* const* from, const
   return EEP_OK;
 }
 
+int check_row_copies(uint32_t arrays, void* const* to, const void* const* from, const uint64_t* row_bytes,
+                     uint64_t rows, const int64_t* to_rows, const int64_t* from_rows) {
+  if (rows && (!to_rows || !from_rows)) return fail(EEP_ERROR_ARGUMENT, "there are rows to copy, but no list of them");
+  return rows ? check_copies(arrays, to, from, row_bytes) : EEP_OK;
+}
+
 }  // namespace eep
 
 uint32_t eep_abi_version(void) { return EEP_ABI_VERSION; }

@@ -81,8 +81,8 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
     for (const auto load : {eep::load_moves, eep::load_reductions})
       if (const int error = check_cuda(load(), "loading the kernels")) return error;
   }
-  for (const auto load :
-       {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier, eep::load_weights})
+  for (const auto load : {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier,
+                          eep::load_weights, eep::load_rows})
     if (const int error = check_cuda(load(), "loading the kernels")) return error;
   if (const int error = check_cuda(cudaDeviceSynchronize(), "creating a buffer")) return error;
   *out = context.release();

@@ -138,6 +138,7 @@ cudaError_t load_barrier();
 cudaError_t load_moves();
 cudaError_t load_reductions();
 cudaError_t load_weights();
+cudaError_t load_rows();
 
 }  // namespace eep
 

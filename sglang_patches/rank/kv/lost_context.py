@@ -8,20 +8,16 @@ from typing import Any
 import torch
 
 from eep import faults
-from eep.data_plane.memory.shm import SharedMemory
-from eep.requests.kv.kv_journal import JournalReader
+from eep.data_plane.memory.row_copy import copy_rows
 from eep.view import View
 from sglang_patches.rank import rank_session
-from sglang_patches.rank.kv.anchored_pool import CACHE, JOURNAL, TABLE, AnchoredPool, as_layers
+from sglang_patches.rank.kv.anchored_pool import AnchoredPool
+from sglang_patches.rank.kv.lost_pool import NoRestore, get_lost_pool
 
 _KNOWN_WITHIN = 5.0
 """Seconds until this rank knows, too, that the other is gone."""
 LEAST = 16
 """Fewer tokens are computed sooner than they are found."""
-
-
-class NoRestore(Exception):
-    """Why a context is computed instead."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,12 @@ class LostContext:
 
     def __init__(self, pool: AnchoredPool, lost: LostLife, cache: Any) -> None:
         """``cache``: SGLang's. It may have parts beside those in ``pool``, such as states of a recurrent model."""
-        if not pool.layers or getattr(cache, "k_buffer", [None])[0] is not pool.layers[0]:
+        if pool.cache is None or pool.cache is not cache:
             raise NoRestore("a cache of this kind is not kept")
         _check_is_gone(lost)
-        self._pool, self._rank = pool, lost.rank
-        self._journal = JournalReader(_attached(pool, lost.rank, JOURNAL).numpy())
-        line = self._journal.find(lost.incarnation, lost.wire)
+        self._mine, self._rank = pool, lost.rank
+        self._lost = get_lost_pool(pool, lost.rank, lost.incarnation)
+        line = self._lost.journal.find(lost.incarnation, lost.wire)
         if line is None:
             raise NoRestore(f"rank {lost.rank} has noted nothing of it")
         self._line = line
@@ -61,22 +57,14 @@ class LostContext:
         """The entries of the tokens from ``first`` on. NoRestore if they are not the request's."""
         if not len(slots):
             return
-        mine, table = self._pool.layers, self._pool.table
-        assert table is not None
-        rows = _attached(self._pool, self._rank, TABLE)
-        if rows.nbytes != table.nbytes:
-            raise NoRestore(f"the table of rank {self._rank} has another shape")
-        there = rows.view(torch.int32).view(table.shape)[self._line.row, first : first + len(slots)].long()
-        content = _attached(self._pool, self._rank, CACHE)
-        if content.nbytes != sum(layer.nbytes for layer in mine):
-            raise NoRestore(f"the cache of rank {self._rank} has another shape")
-        if int(there.min()) < 0 or int(there.max()) >= len(mine[0]):
+        there = self._lost.table[self._line.row, first : first + len(slots)].cpu().long()
+        if int(there.min()) < 0 or int(there.max()) >= len(self._mine.layers[0]):
             raise NoRestore(f"the table of rank {self._rank} names slots that there are not")
-        for number, (layer, other) in enumerate(zip(mine, as_layers(content, mine), strict=True)):
-            layer[slots] = other[there]
-            if number == 0:
-                faults.at("kv.restore.mid")
-        if not self._journal.stands(self._line):
+        copy_rows(self._mine.layers, self._lost.layers, slots.long().contiguous(), there.to(slots.device))
+        faults.at("kv.restore.mid")
+        if slots.is_cuda:
+            torch.cuda.current_stream(slots.device).synchronize()
+        if not self._lost.journal.stands(self._line):
             raise NoRestore(f"the memory of rank {self._rank} was taken over meanwhile")
 
 
@@ -92,14 +80,3 @@ def _check_is_gone(lost: LostLife) -> None:
         view = session.member.newest_view
     if view is None or lost.is_in(view):
         raise NoRestore(f"rank {lost.rank} still has it")
-
-
-def _attached(pool: AnchoredPool, rank: int, name: str) -> torch.Tensor:
-    found = pool.anchor.find(rank, name)
-    if found is None:
-        raise NoRestore(f"nothing of rank {rank} is held")
-    held, descriptor = found
-    memory = SharedMemory.adopt(descriptor, held.size)
-    content = memory.bytes_at(0, held.size)
-    memory.close()  # the tensor keeps the mapping
-    return content

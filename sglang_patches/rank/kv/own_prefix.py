@@ -14,7 +14,8 @@ import torch
 
 from sglang_patches import hooks
 from sglang_patches.rank.kv.anchored_pool import get_pool
-from sglang_patches.rank.kv.lost_context import LostContext, LostLife, NoRestore
+from sglang_patches.rank.kv.lost_context import LostContext, LostLife
+from sglang_patches.rank.kv.lost_pool import NoRestore
 from sglang_patches.rank.kv.report import report
 
 T = TypeVar("T")

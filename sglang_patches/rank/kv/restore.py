@@ -14,7 +14,8 @@ import torch
 
 from sglang_patches.rank.kv import own_prefix
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool, get_pool
-from sglang_patches.rank.kv.lost_context import LEAST, LostContext, LostLife, NoRestore
+from sglang_patches.rank.kv.lost_context import LEAST, LostContext, LostLife
+from sglang_patches.rank.kv.lost_pool import NoRestore
 from sglang_patches.rank.kv.report import report
 from sglang_patches.replayed_fields import LOST_LIFE
 

@@ -20,7 +20,7 @@ from eep.anchor.memory_holder import MemoryHolder
 from eep.requests.kv.kv_journal import fingerprint
 from eep.view import View
 from sglang_patches.rank import rank_session
-from sglang_patches.rank.kv import anchored_pool
+from sglang_patches.rank.kv import anchored_pool, lost_pool
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
 from sglang_patches.rank.kv.lost_context import LostLife
 
@@ -56,6 +56,7 @@ class Rank:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost, self.mine = (self._pool(directory, monkeypatch, *who) for who in ((2, 3), (0, 0)))
         monkeypatch.setattr(anchored_pool, "_pool", self.mine)
+        monkeypatch.setattr(lost_pool, "_lost", {})
         for number, layer in enumerate(self.lost.layers):
             layer.copy_(torch.arange(layer.numel(), dtype=layer.dtype).view(layer.shape) + 10000 * number)
         assert self.lost.table is not None
@@ -70,6 +71,7 @@ class Rank:
         monkeypatch.setattr(rank_session, "get_session", lambda: session)
         self.session = session
         self.allocator = Allocator(self.mine.layers)
+        self.mine.cache = self.allocator.cache
         self.request = SimpleNamespace(
             rid="request~1", origin_input_ids=array("q", PROMPT), output_ids=array("q", ANSWERED), extra_key=None
         )
@@ -86,7 +88,7 @@ class Rank:
         pool = AnchoredPool()
         pool.take_table((ROWS, CONTEXT))
         shape = torch.empty(SLOTS, 2, 4)
-        pool.take_cache([shape] * LAYERS, [shape] * LAYERS)
+        pool.take_cache([shape] * LAYERS * 2)
         return pool
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eep.requests.kv.kv_journal import JournalReader, KvJournal, journal_bytes
-from sglang_patches.rank.kv import anchored_pool
+from sglang_patches.rank.kv import anchored_pool, context_notes
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
 
 ROWS = 8
@@ -55,11 +55,11 @@ class Scheduler:
         for request, is_whole in zip(batch.reqs, batch.whole, strict=True):
             if is_whole and request.kv.req_pool_idx is not None:
                 request.output_ids.append(7)
-        anchored_pool.note(batch)
+        context_notes.note(batch)
 
     def free(self, request: Request) -> None:
         """It has ended, is aborted or retracted: the hook runs before SGLang takes the row."""
-        anchored_pool._withdraw(None, request)
+        context_notes._withdraw(None, request)
         request.kv.req_pool_idx = None
 
     def noted(self, wire: str) -> int:
@@ -175,7 +175,7 @@ def test_with_overlap_the_part_of_a_prompt_that_is_under_way_is_not_noted(schedu
 def test_a_flush_withdraws_everything(scheduler: Scheduler) -> None:
     a = Request("a", 30, row=3)
     scheduler.hand_out(scheduler.launch((a, 30)))
-    anchored_pool._withdraw_all(None)
+    context_notes._withdraw_all(None)
     assert scheduler.noted("a") == 0
 
 
@@ -192,4 +192,4 @@ def test_a_rank_that_has_no_work_notes_nothing(scheduler: Scheduler) -> None:
     ids=["0.5.21", "0.5.17"],
 )
 def test_the_row_of_a_request_is_found_in_every_version(request_of_a_version: Any) -> None:
-    assert anchored_pool.row_of(request_of_a_version) == 5
+    assert context_notes.row_of(request_of_a_version) == 5

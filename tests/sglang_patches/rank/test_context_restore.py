@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from eep import faults
+from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.kv_journal import KvJournal
 from eep.view import View
-from sglang_patches.rank.kv import anchored_pool, lost_context, restore
+from sglang_patches.rank.kv import anchored_pool, lost_pool, restore
 from sglang_patches.replayed_fields import LOST_LIFE
 from tests.sglang_patches.rank.lost_rank import ANSWERED, LOST, PROMPT, ROWS, SLOTS, Rank, lost_rank
 
@@ -103,7 +104,8 @@ def taken_over(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin(point: str) -> None:
         if point == "kv.restore.mid":
-            KvJournal(lost_context._attached(rank.ranks.mine, 2, anchored_pool.JOURNAL).numpy(), ROWS, 4)
+            noted, _ = lost_pool._mapped(rank.ranks.mine, 2, anchored_pool.JOURNAL, SharedMemory)
+            KvJournal(noted.numpy(), ROWS, 4)
 
     monkeypatch.setattr(faults, "at", begin)
 

@@ -42,6 +42,7 @@ GOOD: dict[str, Any] = {
     "eep_relaunch": None,
     "eep_faults": None,
     "eep_spares": None,
+    "eep_keep_context": None,
 }
 
 

@@ -96,6 +96,19 @@ def test_spares_are_off_unless_asked_for_and_need_to_see_every_device(monkeypatc
         flags.parse(given(eep_spares=1))
 
 
+@pytest.mark.parametrize(
+    ("changes", "keeps"),
+    [
+        ({"device": "cpu"}, True),
+        ({"device": "cpu", "eep_keep_context": "off"}, False),
+        ({"device": "cuda"}, False),
+        ({"device": "cuda", "eep_keep_context": "on"}, True),
+    ],
+)
+def test_whether_contexts_are_kept(changes: dict[str, Any], keeps: bool) -> None:
+    assert flags.parse(given(**changes)).keeps_context is keeps
+
+
 def test_what_the_flag_implies() -> None:
     known = given(eep_redundant_experts=8)
     flags.imply(known, flags.parse(known))
