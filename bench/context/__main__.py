@@ -7,8 +7,6 @@ tokens of contexts were restored from the memory of the lost rank, and how many 
 one server, and so do the two ways: contexts restored, as they are by default, and restoring switched off (see
 bench/context/restore_switch.py). Every token is compared with that of a fault-free answer.
 
-On a GPU every context is computed again, so only that is measured there.
-
 Writes context-DEVICE.json, .md and .png; if it is interrupted, of the kills that are over. The exit code is 0 only if all
 kills were done, no request failed, no token was wrong, contexts were restored, and nothing was left over.
 """
@@ -33,7 +31,7 @@ from bench.common.arguments import add_files, make_parser, say_written
 from bench.common.provenance import provenance
 from bench.context.clients import SHORT, Known, LongClients, count_tokens, flush, learn
 from bench.context.pauses import Pauses, measure
-from bench.context.plan import PREFILL, RESTORED, Turn, parse_contexts, plan
+from bench.context.plan import RESTORED, WAYS, Turn, parse_contexts, plan
 from bench.context.report import complaints, page, plot, summary, why_computed
 from bench.context.restore_switch import Switch
 from bench.failover.kills import kill_now
@@ -45,7 +43,6 @@ from eep.drill.story import Story
 from eep.drill.tiny_model import make_model
 
 RANKS = 4
-WAYS_OF = {"cpu": (RESTORED, PREFILL), "cuda": (PREFILL,)}
 SHORT_PROMPTS, SHORT_TOKENS = 8, 24
 CHUNK = 2048
 """Tokens that a rank prefills in a step: what SGLang's default of 8192 comes to with four ranks."""
@@ -107,7 +104,7 @@ def parse() -> argparse.Namespace:
         options.contexts = parse_contexts(options.context)
     except ValueError as error:
         parser.error(f"--context {error}")
-    cells = len(options.contexts) * len(WAYS_OF[options.device])
+    cells = len(options.contexts) * len(WAYS)
     for name, least in {"kills": cells, "long": RANKS, "short": 0, "tokens": 8}.items():
         if getattr(options, name) < least:
             parser.error(f"--{name} must be at least {least} here, got {getattr(options, name)}")
@@ -120,7 +117,7 @@ def run(
     load_before = round(os.getloadavg()[0], 2)
     results: dict[str, Any] = provenance()  # before anything runs: the commit is the one that is measured
     switch = Switch(place / "switch")
-    arguments = server_arguments(options.contexts, options.long, options.tokens)
+    arguments = server_arguments(options.contexts, options.long, options.tokens, spares=2 if device.shared else 0)
     context = max(options.contexts) + 2 * options.tokens
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
     server = Server(
@@ -155,13 +152,14 @@ def run(
     return results, outcome.kills
 
 
-def server_arguments(contexts: Sequence[int], long: int, tokens: int) -> tuple[str, ...]:
-    """A cache has room for what a rank serves and, if all of it goes there, what another had."""
+def server_arguments(contexts: Sequence[int], long: int, tokens: int, spares: int) -> tuple[str, ...]:
+    """A cache has room for what a rank serves and, if all of it goes there, what another had. ``spares``: on a GPU a rank is
+    back four times sooner with one."""
     room = 2 * -(-long // RANKS) * (max(contexts) + tokens) + _SPARE_TOKENS
     return (
         *FOUR_RANKS,
         # Patience with ranks that share their cores: only deaths are measured here.
-        *("--eep-timeout-ms", "20000"),
+        *("--eep-timeout-ms", "20000", "--eep-keep-context", "on", "--eep-spares", str(spares)),
         *("--incremental-streaming-output", "--enable-metrics"),
         *("--max-total-tokens", str(room)),
         # SGLang shares this among the ranks.
@@ -183,7 +181,7 @@ def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch) -
             server.url, choose, options.long, (context, context), options.tokens, continued=continued
         )
     story = Story(server.directory, Load(server.url, [], [], clients=0), say=lambda text: None)
-    turns = plan(options.contexts, WAYS_OF[options.device], options.kills, RANKS, options.seed)
+    turns = plan(options.contexts, list(WAYS), options.kills, RANKS, options.seed)
     try:
         for number, turn in enumerate(turns, 1):
             pauses = kill_once(options, server.url, story, switch, turn, known[turn.context], short, outcome)

@@ -234,7 +234,7 @@ def test_long_clients_are_waited_for_so_long_and_no_longer(monkeypatch: pytest.M
 
 
 def test_a_cache_has_room_for_what_a_rank_has_and_takes_over() -> None:
-    arguments = server_arguments([128, 2048], long=8, tokens=64)
+    arguments = server_arguments([128, 2048], long=8, tokens=64, spares=0)
     assert int(arguments[arguments.index("--max-total-tokens") + 1]) > 4 * (2048 + 64)
     assert int(arguments[arguments.index("--chunked-prefill-size") + 1]) == 4 * CHUNK
 
