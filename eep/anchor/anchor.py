@@ -50,6 +50,12 @@ def list_held(directory: Path) -> list[HeldMemory]:
     return [HeldMemory(**each) for each in answer["held"]]
 
 
+def let_go(directory: Path, rank: int, incarnation: int) -> None:
+    """Of all that a rank had in this life and in earlier ones. Nothing happens if no process holds memory there."""
+    with suppress(AnchorGone):
+        _ask(directory, {"do": "drop", "rank": rank, "incarnation": incarnation})
+
+
 class Anchor:
     def __init__(self, directory: Path, rank: int, incarnation: int) -> None:
         self._directory, self._rank, self._incarnation = directory, rank, incarnation

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eep.control.wire.messages import AskOperation
-from eep.membership import Action, HostState, phase_name, waiting_for, why_it_must_stay
+from eep.membership import Action, HostState, RankStatus, phase_name, waiting_for, why_it_must_stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,12 @@ def why_not_done(state: HostState, request: AskOperation) -> Refusal | None:
     if request.action == Action.REMOVE.value and (needed := why_it_must_stay(state, request.rank)) is not None:
         return Refusal("too-few", needed)
     return None
+
+
+def comes_back(state: HostState, rank: int) -> bool:
+    """Whether a rank runs, or will run again without an operator who asks for it."""
+    local = state.ranks.get(rank)
+    return local is not None and local.status is not RankStatus.DOWN
 
 
 def describe_host(

@@ -34,6 +34,7 @@ from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_sha
 from eep.control.supervisor.journal import Journal
 from eep.control.supervisor.keeper import sweep
 from eep.control.supervisor.keeper_process import KeeperProcess
+from eep.control.supervisor.memory_release import MemoryRelease
 from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.stall_watch import StallWatch
@@ -127,7 +128,8 @@ class Supervisor:
         self._stalls = StallWatch(self, self._front_desk.progress_of)
         self._changed = asyncio.Event()
         self._stopped = False
-        self._watchers: list[Callable[[Effect], None]] = []
+        release = MemoryRelease(self.directory.path, lambda rank: answers.comes_back(self.state, rank))
+        self._watchers: list[Callable[[Effect], None]] = [release.follow]
         self._forks = launcher if isinstance(launcher, ForkLauncher) else None
         if self._forks is not None:
             self._forks.tell(self.note)
