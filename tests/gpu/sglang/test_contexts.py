@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from eep.drill.story import Story
 from eep.drill.token_certainty import clear_prompts
 from tests.gpu.sglang.conftest import SLOTS_FOR_ALL, serving
 from tests.sglang.drills import wait_for_answers
+from tests.sglang.lone_requests import check_that_lone_requests_go_on_alike
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -48,3 +50,12 @@ def test_contexts_come_along(device: Device, model: Path, mps: dict[str, str], t
     taken = [(int(had), int(needed)) for had, needed in re.findall(r"has (\d+) of (\d+) tokens from rank", log)]
     print(f"{len(load.answers)} answers; {len(taken)} contexts came along, {sum(had for had, _ in taken)} tokens")
     assert taken, "every context was computed again"
+
+
+def test_in_bfloat16_lone_requests_go_on_alike(model: Path, mps: dict[str, str], tmp_path: Path) -> None:
+    """Of a server in which every rank has every expert (:mod:`tests.sglang.test_bfloat16` says why)."""
+    device = CUDA.caching()
+    device = replace(device, flags=(*device.flags, "--dtype", "bfloat16"))
+    flags = (*FOUR_RANKS, *SLOTS_FOR_ALL, *KEPT, "--eep-spares", "1")
+    with serving(model, tmp_path, mps, *flags, device=device) as server:
+        check_that_lone_requests_go_on_alike(server, RANKS, (60, 333, 1500, 3000))
