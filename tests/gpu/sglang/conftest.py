@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from eep.drill.devices import CUDA, Device
-from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.load import Load
+from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 from eep.drill.tiny_model import make_model
+from eep.drill.token_certainty import clear_prompts
 from tests.sglang.drills import Drilled
 
 SLOTS_FOR_ALL = ("--eep-redundant-experts", "48")
 """Every rank holds every expert, so that the last one can serve."""
+AS_IN_WARMING_UP = [[first, *[1] * (length - 1)] for first in range(1, 24) for length in (2, 5, 17)]
+"""Prompts that begin as those do with which a rank warms up."""
 SPARES_OF_ROOMY = 6
 """Enough for two losses of three ranks, so that the second need not wait for new spares."""
 
@@ -35,6 +40,29 @@ def model(sglang: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mps(sglang: None) -> Iterator[dict[str, str]]:
     with CUDA.prepared() as environment:
         yield environment
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one rank says, without ``--ep-backend eep``."""
+
+    prompts: list[list[int]]
+    wanted: list[list[int]]
+    beginnings: Load
+    """The clearest of those that begin as in warming up."""
+
+
+@pytest.fixture(scope="session")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    with Server(model, ONE_RANK, tmp_path_factory.mktemp("one") / "log", device=CUDA) as server:
+        answers = Drilled.of(server, ranks=1, prompts=16, tokens=64)
+        clear = clear_prompts(server.url, AS_IN_WARMING_UP, 8, 32)
+        beginnings = Load.with_reference(server.url, clear, tokens=32)
+    assert server.leftovers() == []
+    assert len({tuple(each) for each in answers.wanted}) == len(answers.prompts), (
+        "answers are to differ from each other"
+    )
+    return Alone(answers.prompts, answers.wanted, beginnings)
 
 
 @contextmanager

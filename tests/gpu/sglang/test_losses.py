@@ -1,4 +1,5 @@
-"""Ranks of a server on a GPU are lost one at a time. With the default number of slots, others bring in what it had."""
+"""Four ranks on a GPU say what one rank of stock SGLang says there, in float32, also while they are lost one at a time. With
+the default number of slots, others bring in what a lost one had."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import time
 import pytest
 
 from eep.drill.faults import Target
+from eep.drill.load import Load, ask
+from tests.gpu.sglang.conftest import Alone
 from tests.sglang.drills import Drilled, is_started_again, scrape, wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
@@ -18,6 +21,17 @@ def a_spare(target: Target) -> int:
     found = target.wait_for_spares(1)
     assert found, "no spare was ready in time"
     return found[0]
+
+
+def test_four_ranks_answer_as_one_does(alone: Alone, bounded: Drilled) -> None:
+    """One by one, and many at once."""
+    for prompt, wanted in zip(alone.prompts, alone.wanted, strict=True):
+        assert ask(bounded.server.url, prompt, len(wanted)).tokens == wanted
+    load = Load(bounded.server.url, alone.prompts, alone.wanted, clients=32)
+    with load:
+        wait_for_answers(load, 20 * len(alone.prompts), within=600)
+    assert load.failed == []
+    assert load.wrong == []
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
