@@ -28,6 +28,7 @@ from eep.process_group import register
 from eep.process_group.group import EepProcessGroup
 from eep.process_group.group_options import Options
 from eep.process_group.work import EepWork
+from eep.process_group.work_batch import WorkBatch
 from eep.view import View
 
 __all__ = [
@@ -109,7 +110,7 @@ def split(pg: Any, ranks: Iterable[int], *, name: str | None = None) -> EepProce
 
 def answered(work: Any) -> tuple[int, ...]:
     """The ranks whose part a finished call has taken; in gathers, the slots of the others keep the caller's values."""
-    if not isinstance(work, EepWork):
+    if not isinstance(work, EepWork | WorkBatch):
         raise TypeError(f"this is not the work of an eep process group but a {type(work).__name__}")
     return work.answered
 

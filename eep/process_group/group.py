@@ -16,6 +16,7 @@ from eep.process_group import calls
 from eep.process_group.agreement import Agreement
 from eep.process_group.call_arguments import choose_option, choose_timeout, list_tensors, take_one_tensor
 from eep.process_group.calls import Call
+from eep.process_group.own_backend import OwnBackend
 from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
@@ -29,7 +30,7 @@ else:
     TorchGroup = torch.distributed.ProcessGroup
 
 
-class EepProcessGroup(TorchGroup):
+class EepProcessGroup(OwnBackend, TorchGroup):
     """A group over the active ranks of the world. See :mod:`eep.pg` for what it can do beside torch's interface."""
 
     def __init__(
@@ -229,13 +230,13 @@ class EepProcessGroup(TorchGroup):
     # ---- messages ----
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> EepWork:
-        return self._messages.send(take_one_tensor("send", tensors), self._global(to), tag)
+        return self._note(self._messages.send(take_one_tensor("send", tensors), self._global(to), tag))
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> EepWork:
-        return self._messages.receive(take_one_tensor("recv", tensors), self._global(source), tag)
+        return self._note(self._messages.receive(take_one_tensor("recv", tensors), self._global(source), tag))
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> EepWork:
-        return self._messages.receive(take_one_tensor("recv", tensors), None, tag)
+        return self._note(self._messages.receive(take_one_tensor("recv", tensors), None, tag))
 
     # ---- subgroups and the end ----
 
@@ -268,7 +269,7 @@ class EepProcessGroup(TorchGroup):
         if self._destroyed:
             raise EepError(f"{batch[0].name if batch else 'call'}: this process group was destroyed")
         timeout = choose_timeout(opts, self.timeout)
-        return self._runner.run(batch, timeout, in_background=getattr(opts, "asyncOp", False))
+        return self._note(self._runner.run(batch, timeout, in_background=getattr(opts, "asyncOp", False)))
 
     def _global(self, rank: int) -> int:
         if not 0 <= rank < self.size():

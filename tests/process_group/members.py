@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -132,6 +132,10 @@ class MemberProgram:
             pg_options=options,
         )
         self.groups["world"] = dist.group.WORLD
+
+    def do(self, what: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Something of a module of its own, which is given this member."""
+        return what(self, *args, **kwargs)
 
     def new_group(self, name: str, ranks: list[int]) -> None:
         self.groups[name] = dist.new_group(ranks)
