@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eep.errors import EepError
-from eep.process_group import calls
+from eep.process_group import calls, uneven
 from eep.process_group.agreement import Agreement
+from eep.process_group.call import Call
 from eep.process_group.call_arguments import choose_option, choose_timeout, list_tensors, take_one_tensor
-from eep.process_group.calls import Call
 from eep.process_group.own_backend import OwnBackend
 from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
@@ -177,13 +177,15 @@ class EepProcessGroup(OwnBackend, TorchGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> EepWork:
         op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
-        return self._run(
-            [
-                calls.reduce_scatter(output, self._blocks("reduce_scatter", blocks), op)
-                for output, blocks in zip(outputs, inputs, strict=True)
-            ],
-            opts,
-        )
+        epoch = self._lane.epoch  # read before the active ranks, on which the calls for uneven blocks depend
+        batch: list[Call] = []
+        for output, given in zip(outputs, inputs, strict=True):
+            blocks = self._blocks("reduce_scatter", given)
+            if uneven.is_uneven(blocks):
+                batch += uneven.reduce_scatter(output, blocks, op, self.ranks, self.active(), self.rank())
+            else:
+                batch.append(calls.reduce_scatter(output, blocks, op))
+        return self._run(batch, opts, epoch)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
         op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
@@ -265,11 +267,13 @@ class EepProcessGroup(OwnBackend, TorchGroup):
 
     # ---- running calls ----
 
-    def _run(self, batch: list[Call], opts: Any) -> EepWork:
+    def _run(self, batch: list[Call], opts: Any, epoch: int | None = None) -> EepWork:
+        """``epoch`` is given for calls that are right in the view of that epoch only."""
         if self._destroyed:
             raise EepError(f"{batch[0].name if batch else 'call'}: this process group was destroyed")
         timeout = choose_timeout(opts, self.timeout)
-        return self._note(self._runner.run(batch, timeout, in_background=getattr(opts, "asyncOp", False)))
+        in_background = getattr(opts, "asyncOp", False)
+        return self._note(self._runner.run(batch, timeout, in_background=in_background, epoch=epoch))
 
     def _global(self, rank: int) -> int:
         if not 0 <= rank < self.size():

@@ -132,7 +132,9 @@ class Lane:
             # that one of them is dead, and the epoch with it.
             if dead := self._endpoint.dead_peers():
                 who = ", ".join(f"rank {rank} has died" for rank in dead)
-                raise EpochRevoked(f"send to rank {to} cannot be trusted: {who}; run it again after the next view", dead)
+                raise EpochRevoked(
+                    f"send to rank {to} cannot be trusted: {who}; run it again after the next view", dead
+                )
         finally:
             self._gate.leave()
 

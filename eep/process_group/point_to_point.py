@@ -18,7 +18,7 @@ import torch
 
 from eep.abi.collectives import MessageHeader
 from eep.errors import EepError, StepFailed
-from eep.process_group.calls import check
+from eep.process_group.call import check
 from eep.process_group.lane import GroupEndpoint, Lane, overtaken
 from eep.process_group.work import EepWork
 from eep.view import View
@@ -211,5 +211,7 @@ class Messages:
 
 def _check(name: str, tensor: torch.Tensor) -> None:
     check(name, tensor)
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: the tensor of a message must be contiguous; call .contiguous() on it")
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: messages are for CPU tensors; copy this one from {tensor.device} first")
