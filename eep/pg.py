@@ -22,7 +22,10 @@ the group that is named. With a supervisor (:mod:`eep.control`) none of this is 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
+
+import torch.distributed as dist
 
 from eep.process_group import register
 from eep.process_group.group import EepProcessGroup
@@ -41,6 +44,7 @@ __all__ = [
     "get_active_ranks",
     "get_peer_state",
     "join",
+    "monitored_barrier",
     "recover_ranks",
     "split",
 ]
@@ -101,6 +105,17 @@ def check(pg: Any) -> None:
     how a step that is over is found to be good. Needs no synchronisation beyond the one after which results are read."""
     for endpoint in _eep(pg).world.endpoints:
         endpoint.status().raise_if_bad()
+
+
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """As ``torch.distributed.monitored_barrier``, which is for groups of gloo only: a barrier that names the ranks that do
+    not come within ``timeout``. Raises :class:`eep.StepFailed`, whose ``ranks`` are those."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+    _eep(dist.group.WORLD if group is None else group).monitored_barrier(limit, wait_all_ranks)
 
 
 def split(pg: Any, ranks: Iterable[int], *, name: str | None = None) -> EepProcessGroup | None:

@@ -16,6 +16,7 @@ from eep.process_group import calls, uneven
 from eep.process_group.agreement import Agreement
 from eep.process_group.call import Call
 from eep.process_group.call_arguments import choose_option, choose_timeout, list_tensors, take_one_tensor
+from eep.process_group.monitored_barrier import MonitoredBarrier
 from eep.process_group.own_backend import OwnBackend
 from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
@@ -53,6 +54,7 @@ class EepProcessGroup(OwnBackend, TorchGroup):
         self._lanes = {device: world.open_lane(name, list(ranks), device) for device in devices or world.devices}
         self._lane = self._lanes["cpu"]
         self._messages = Messages(world.endpoint, self._lane, self.timeout)
+        self._monitored_barrier = MonitoredBarrier(self._messages, self._lane)
         self._runner = Runner(name, self._lanes)
         self._destroyed = False
 
@@ -228,6 +230,10 @@ class EepProcessGroup(OwnBackend, TorchGroup):
 
     def barrier(self, opts: Any = None, **given: Any) -> EepWork:
         return self._run([calls.barrier()], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        seconds = self.timeout if timeout is None else timeout.total_seconds()
+        self._monitored_barrier.run(self.world.rank, seconds, wait_all_ranks)
 
     # ---- messages ----
 
