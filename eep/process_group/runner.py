@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Mapping
 
 from eep.errors import EepError
 from eep.process_group.call import Call
 from eep.process_group.lane import Lane
 from eep.process_group.work import EepWork
+
+_RECENT = 256
+_SMALL_BYTES = 64
 
 
 class Runner:
@@ -25,6 +29,9 @@ class Runner:
         self._queueing = threading.Lock()
         self._queued = 0
         self._closed = False
+        self._recent: deque[EepWork] = deque(maxlen=_RECENT)
+        """Python's part of a work ends with its last user in Python. DDP's join gives the work of a sum of one number to C++
+        code, drops it, and has it asked in the backward pass. So the latest works of such sizes are kept."""
         self._thread: threading.Thread | None = None
 
     def run(self, batch: list[Call], timeout: float, *, in_background: bool, epoch: int | None = None) -> EepWork:
@@ -56,6 +63,8 @@ class Runner:
                 self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
                 self._thread.start()
             self._queued += 1
+            if sum(tensor.nbytes for tensor in tensors) <= _SMALL_BYTES:
+                self._recent.append(work)
             self._queue.put((batch, timeout, work, self._lanes["cpu"].epoch if epoch is None else epoch))
         return work
 

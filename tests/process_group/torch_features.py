@@ -60,6 +60,18 @@ def load_from_rank_0(member: MemberProgram, sharded: bool) -> dict[str, list[flo
     return {name: tensor.flatten().tolist() for name, tensor in full.items()}
 
 
+def gradients_of_uneven_inputs(member: MemberProgram, by_initial_size: bool) -> list[float]:
+    """Those of DDP's ``join``: rank r has r + 1 batches, of one value each, and then only looks on."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    gradients = []
+    with model.join(divide_by_initial_world_size=by_initial_size):
+        for batch in range(member.rank + 1):
+            model.zero_grad()
+            model(torch.full((1, 1), 6.0 * (batch + 1))).sum().backward()
+            gradients.append(model.module.weight.grad.item())
+    return gradients
+
+
 def coalesce(member: MemberProgram, name: str, by_device: bool, in_background: bool) -> list[torch.Tensor]:
     """Three calls as one. Torch waits for what the group gives back at their end, or hands it to the caller."""
     pg = member.groups["world"]
