@@ -119,7 +119,12 @@ def monitored_barrier(
 
 
 def split(pg: Any, ranks: Iterable[int], *, name: str | None = None) -> EepProcessGroup | None:
-    """A group of some ranks of ``pg``, made by those ranks alone; None for a rank that is not among them."""
+    """A group of some ranks of ``pg``, made by those ranks alone; None for a rank that is not among them.
+
+    Where ``pg`` has all ranks, those that may come later (up to ``Options.max_ranks``) can be named too. The group runs
+    without them, as it does without ranks that have died. One that comes makes the group, under the same ``name``, before
+    :func:`join`, and is in it then. ``pg`` itself and every other group of all ranks there are has new ranks unnamed.
+    """
     return _eep(pg).split_group(list(ranks), group_name=name)
 
 

@@ -93,9 +93,14 @@ class EepProcessGroup(OwnBackend, TorchGroup):
 
     def world_rank(self, rank: int) -> int:
         """The rank of the world behind a rank of this group; in a group of all ranks also of those that may come."""
-        if rank >= self.size() and self.ranks == list(range(self.world.size)) and rank < self.world.endpoint.max_ranks:
-            return rank
-        return self._global(rank)
+        if self.ranks != list(range(self.world.size)):
+            return self._global(rank)
+        if not 0 <= rank < self.world.endpoint.max_ranks:
+            raise ValueError(
+                f"rank {rank} cannot be in this group: there are {self.size()} ranks, and never more than "
+                f"{self.world.endpoint.max_ranks} (eep.pg.Options(max_ranks=...))"
+            )
+        return rank
 
     # ---- collectives ----
 
@@ -249,10 +254,11 @@ class EepProcessGroup(OwnBackend, TorchGroup):
     # ---- subgroups and the end ----
 
     def split_group(self, ranks: Sequence[int], *, group_name: str | None = None, **_: Any) -> EepProcessGroup | None:
-        """A group of ``ranks`` (of this group), for those who are among them. Every member of the new one calls it."""
+        """A group of ``ranks`` (of this group), for those who are among them. Every member of the new one calls it; one that
+        comes later does so before it joins."""
         if self.rank() not in ranks:
             return None
-        members = [self._global(rank) for rank in sorted(set(ranks))]
+        members = [self.world_rank(rank) for rank in sorted(set(ranks))]
         name = group_name or f"{self._name}/split/{','.join(map(str, members))}"
         return EepProcessGroup(self.world, self.agreement, name, members, timedelta(seconds=self.timeout))
 
