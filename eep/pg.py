@@ -30,12 +30,14 @@ import torch.distributed as dist
 from eep.process_group import register
 from eep.process_group.group import EepProcessGroup
 from eep.process_group.group_options import Options
+from eep.process_group.peer_state import PeerState
 from eep.process_group.work import EepWork
 from eep.process_group.work_batch import WorkBatch
 from eep.view import View
 
 __all__ = [
     "Options",
+    "PeerState",
     "answered",
     "apply_view",
     "check",
@@ -73,9 +75,9 @@ def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE
     return group.agreement.deactivate([group.world_rank(rank) for rank in ranks], timeout)
 
 
-def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[str]:
+def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[PeerState]:
     """Of each rank: ``active``, ``dead`` (in the view, and its process has ended), ``waiting`` (asks to be let in),
-    ``starting`` (there, not ready) or ``absent``."""
+    ``starting`` (there, not ready) or ``absent``. Of these, ``active`` and ``waiting`` are true in an ``if``."""
     group = _eep(pg)
     return [group.agreement.state_of(group.world_rank(rank)) for rank in ranks]
 

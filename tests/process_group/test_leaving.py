@@ -42,6 +42,8 @@ def test_its_part_of_a_collective_is_still_there(group: Start, name: str, how: s
         assert [part.tolist() for part in together] == [
             values(3, rank, (5,), torch.float32).tolist() for rank in range(2)
         ]
+    if how == "subgroup":
+        members.all(range(2), "run", "barrier", 1)
     with pytest.raises(eep.StepFailed):  # at once, and not when the time of the group is up
         members[1 - first].call("run", name, 4, group=used)
 

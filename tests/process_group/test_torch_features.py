@@ -93,3 +93,10 @@ def test_a_failure_in_a_batch_is_told_when_all_of_it_is_over(three: Members) -> 
 def test_a_batch_of_messages(three: Members) -> None:
     for rank, out in three.all(range(SIZE), "do", torch_features.batch_messages, 20_000).items():
         assert torch.equal(out, values(1, (rank - 1) % SIZE, (20_000,), FLOAT))
+
+
+def test_a_batch_of_messages_to_oneself_is_refused(three: Members) -> None:
+    ends = three[1].call("do", torch_features.batch_to_itself)
+    assert len(ends) == 2
+    assert all("rank 1 is this rank itself" in end for end in ends)
+    three.all(range(SIZE), "run", "barrier", 1)

@@ -130,3 +130,17 @@ def batch_messages(member: MemberProgram, length: int) -> torch.Tensor:
     for work in works:
         work.wait()
     return out
+
+
+def batch_to_itself(member: MemberProgram) -> list[str]:
+    """How each message of a batch ended."""
+    ends = []
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, torch.ones(1), member.rank), dist.P2POp(dist.irecv, torch.zeros(1), member.rank)]
+    ):
+        try:
+            work.wait()
+            ends.append("")
+        except ValueError as error:
+            ends.append(str(error))
+    return ends
