@@ -47,6 +47,16 @@ def test_the_next_send_to_any_rank_tells_of_one_that_died_after_its_own(group: S
     assert members[0].call("do", send_once, 2) == ("EpochRevoked", (1,))
 
 
+def test_a_collective_that_needs_nothing_of_the_dead_tells_too(group: Start) -> None:
+    members = group(3)
+    members.all(range(3), "run", "broadcast", 1)
+    members[0].call("do", watch_no_more)
+    members[0].call("send", 1, 1)
+    members[1].kill()
+    with pytest.raises(eep.EpochRevoked, match="rank 1 has died"):
+        members[0].call("run", "broadcast", 2)  # as its root, which waits for no one
+
+
 @pytest.mark.parametrize("length", [1, 100_000])
 def test_one_that_is_under_way_when_its_destination_dies(group: Start, length: int) -> None:
     """The longer one waits for room in the pipe, the shorter one is followed by others until there is none."""
