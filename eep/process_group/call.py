@@ -58,7 +58,8 @@ def check(name: str, *tensors: torch.Tensor) -> None:
         if tensor.layout is not torch.strided:
             raise ValueError(f"{name}: the eep backend does not support {tensor.layout} tensors; call .to_dense()")
         if not tensor.is_contiguous() and not _is_transposed(tensor):
-            raise ValueError(f"{name}: tensors must be contiguous or transposed; call .contiguous() on this one")
+            kinds = "contiguous or transposed" if tensor.is_cpu else "contiguous"
+            raise ValueError(f"{name}: tensors must be {kinds}; call .contiguous() on this one")
         if tensor is not tensors[0] and tensor.device != tensors[0].device:
             raise ValueError(f"{name}: tensors must be on one device, got {tensors[0].device} and {tensor.device}")
 

@@ -87,6 +87,8 @@ def test_which_layouts_are_taken() -> None:
     for refused in (whole[:, 1:].mT, whole[..., ::2], torch.zeros(3, 1).expand(3, 4)):
         with pytest.raises(ValueError, match="contiguous or transposed"):
             check("all_reduce", refused)
+    with pytest.raises(ValueError, match="must be contiguous; call"):
+        check("all_reduce", torch.zeros(2, 3, device="meta").t())  # as on a GPU
 
 
 def test_a_parameter(group: Start) -> None:
