@@ -24,7 +24,7 @@ class Call:
     tensors: list[torch.Tensor]
     """The caller's."""
     keep: list[Any] = field(default_factory=list)
-    written: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    written: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     """Tensors that are written through a stand-in, with it."""
 
     def reads(self, tensor: torch.Tensor) -> int:
@@ -41,7 +41,7 @@ class Call:
             return tensor.data_ptr()
         # With what the tensor has now: blocks of ranks that are not there keep it.
         stand_in = tensor.detach().contiguous()
-        self.written.append((tensor, stand_in))
+        self.written += ((tensor, stand_in),)
         return stand_in.data_ptr()
 
     def finish(self) -> None:

@@ -91,7 +91,8 @@ class Runner:
             for call in batch:
                 answered &= lane.call(call.name, call.args, timeout, epoch)
             for call in batch:
-                call.finish()
+                if call.written:
+                    call.finish()
         except BaseException as error:
             work.end(error=error)
         else:

@@ -36,9 +36,11 @@ def test_the_backend_of_a_group_makes_its_calls(three: Members) -> None:
     assert set(map(tuple, three.all(range(SIZE), "do", torch_features.sum_by_the_backend).values())) == {(6.0, 6.0)}
 
 
-def test_a_checkpoint_is_saved_in_the_background(three: Members, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_group", [False, True])
+def test_a_checkpoint_is_saved_in_the_background(three: Members, tmp_path: Path, own_group: bool) -> None:
     wanted = {"shared": [0.0, 1.0, 2.0]} | {f"of {rank}": [float(rank)] * 2 for rank in range(SIZE)}
-    for read in three.all(range(SIZE), "do", torch_features.save_in_background, str(tmp_path / "saved")).values():
+    path = str(tmp_path / "saved")
+    for read in three.all(range(SIZE), "do", torch_features.save_in_background, path, own_group).values():
         assert read == wanted
 
 

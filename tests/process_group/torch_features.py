@@ -36,12 +36,14 @@ def sum_by_the_backend(member: MemberProgram) -> list[float]:
     return tensor.tolist()
 
 
-def save_in_background(member: MemberProgram, path: str) -> dict[str, list[float]]:
-    """What is read back from a checkpoint that was saved while the group was in use."""
+def save_in_background(member: MemberProgram, path: str, own_group: bool) -> dict[str, list[float]]:
+    """What is read back from a checkpoint. One with a group of its own is saved while the default group is in use."""
     size = member.groups["world"].size()
     written = {"shared": torch.arange(3.0), f"of {member.rank}": torch.full((2,), float(member.rank))}
-    saving = checkpoint.async_save(written, checkpoint_id=path, process_group=dist.new_group())
-    dist.all_reduce(torch.ones(1))
+    group = dist.new_group() if own_group else None
+    saving = checkpoint.async_save(written, checkpoint_id=path, process_group=group)
+    if own_group:
+        dist.all_reduce(torch.ones(1))
     saving.result(60)  # type: ignore[union-attr]
     read = {"shared": torch.zeros(3)} | {f"of {rank}": torch.full((2,), -1.0) for rank in range(size)}
     checkpoint.load(read, checkpoint_id=path)
