@@ -11,7 +11,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.process_group.members import MOVES, REDUCTIONS, UNEVEN, GroupConfig, Members, members
+from tests.process_group.collective_calls import MOVES, REDUCTIONS, UNEVEN
+from tests.process_group.members import GroupConfig, Members, members
 
 SIZE = 3
 CHUNK = 8192

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import eep
-from tests.process_group.members import Members, values
+from tests.process_group.collective_calls import values
+from tests.process_group.members import Members
 
 Start = Callable[..., Members]
 FIRST = {"broadcast": 0, "scatter": 0, "reduce": 1, "gather": 1}

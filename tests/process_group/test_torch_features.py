@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.process_group import torch_features
-from tests.process_group.members import GroupConfig, Members, members, values
+from tests.process_group.collective_calls import values
+from tests.process_group.members import GroupConfig, Members, members
 
 SIZE = 3
 FLOAT = torch.float32

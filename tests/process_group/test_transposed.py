@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 import eep
 from eep.process_group.call import check
-from tests.process_group.members import MOVES, REDUCTIONS, MemberProgram, Members, all_gather_single, values
+from tests.process_group.collective_calls import MOVES, REDUCTIONS, all_gather_single, values
+from tests.process_group.members import MemberProgram, Members
 
 Start = Callable[..., Members]
 SHAPE = (2, 3)

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.process_group.members import UNEVEN, MemberProgram, Members, values
+from tests.process_group.collective_calls import UNEVEN, values
+from tests.process_group.members import MemberProgram, Members
 
 Start = Callable[..., Members]
 

@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.process_group.members import MemberProgram, all_gather_single, reduce_scatter_single, values
+from tests.process_group.collective_calls import all_gather_single, reduce_scatter_single, values
+from tests.process_group.members import MemberProgram
 
 COALESCED = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 CPU = torch.device("cpu")
