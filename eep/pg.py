@@ -22,16 +22,22 @@ the group that is named. With a supervisor (:mod:`eep.control`) none of this is 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
+
+import torch.distributed as dist
 
 from eep.process_group import register
 from eep.process_group.group import EepProcessGroup
 from eep.process_group.group_options import Options
+from eep.process_group.peer_state import PeerState
 from eep.process_group.work import EepWork
+from eep.process_group.work_batch import WorkBatch
 from eep.view import View
 
 __all__ = [
     "Options",
+    "PeerState",
     "answered",
     "apply_view",
     "check",
@@ -40,6 +46,7 @@ __all__ = [
     "get_active_ranks",
     "get_peer_state",
     "join",
+    "monitored_barrier",
     "recover_ranks",
     "split",
 ]
@@ -68,9 +75,9 @@ def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE
     return group.agreement.deactivate([group.world_rank(rank) for rank in ranks], timeout)
 
 
-def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[str]:
+def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[PeerState]:
     """Of each rank: ``active``, ``dead`` (in the view, and its process has ended), ``waiting`` (asks to be let in),
-    ``starting`` (there, not ready) or ``absent``."""
+    ``starting`` (there, not ready) or ``absent``. Of these, ``active`` and ``waiting`` are true in an ``if``."""
     group = _eep(pg)
     return [group.agreement.state_of(group.world_rank(rank)) for rank in ranks]
 
@@ -102,14 +109,30 @@ def check(pg: Any) -> None:
         endpoint.status().raise_if_bad()
 
 
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """As ``torch.distributed.monitored_barrier``, which is for groups of gloo only: a barrier that names the ranks that do
+    not come within ``timeout``. Raises :class:`eep.StepFailed`, whose ``ranks`` are those."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+    _eep(dist.group.WORLD if group is None else group).monitored_barrier(limit, wait_all_ranks)
+
+
 def split(pg: Any, ranks: Iterable[int], *, name: str | None = None) -> EepProcessGroup | None:
-    """A group of some ranks of ``pg``, made by those ranks alone; None for a rank that is not among them."""
+    """A group of some ranks of ``pg``, made by those ranks alone; None for a rank that is not among them.
+
+    Where ``pg`` has all ranks, those that may come later (up to ``Options.max_ranks``) can be named too. The group runs
+    without them, as it does without ranks that have died. One that comes makes the group, under the same ``name``, before
+    :func:`join`, and is in it then. ``pg`` itself and every other group of all ranks there are has new ranks unnamed.
+    """
     return _eep(pg).split_group(list(ranks), group_name=name)
 
 
 def answered(work: Any) -> tuple[int, ...]:
     """The ranks whose part a finished call has taken; in gathers, the slots of the others keep the caller's values."""
-    if not isinstance(work, EepWork):
+    if not isinstance(work, EepWork | WorkBatch):
         raise TypeError(f"this is not the work of an eep process group but a {type(work).__name__}")
     return work.answered
 

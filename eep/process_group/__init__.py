@@ -1,9 +1,11 @@
 """The ``torch.distributed`` backend ``eep``: process groups that outlive their ranks.
 
 ``group_options`` what a caller may choose · ``backend`` how torch makes groups · ``group`` torch's interface · ``calls``
-tensors to native arguments · ``lane`` a group's calls into the library · ``point_to_point`` send and receive · ``world`` the
-membership that all groups of a process share · ``agreement`` on views, without a supervisor (``view_log``, ``peer_watch``) ·
-``gate`` between calls and views · ``runner`` what runs when · ``work`` what a call gives back.
+tensors to native arguments (``call``), ``uneven`` where blocks differ in size · ``lane`` a group's calls into the library ·
+``point_to_point`` send and receive (``monitored_barrier``) · ``world`` the membership that all groups of a process share ·
+``agreement`` on views, without a supervisor (``view_log``, ``peer_watch``, ``peer_state``) · ``own_backend`` what torch asks
+of a backend · ``gate`` between calls and views · ``runner`` what runs when · ``work`` what a call gives back, ``work_batch``
+and several of them.
 
 :mod:`eep.pg` is what users call beside ``torch.distributed`` itself.
 """

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from eep.abi.collectives import CollectiveArgs, Element, Kind, OwnerState, Reduction
 from eep.data_plane.rendezvous import Rendezvous
 from eep.errors import PeerUnreachable, RankInUse
+from eep.process_group.peer_state import PeerState
 from eep.process_group.view_log import ViewLog
 from eep.process_group.world import World
 from eep.view import View
@@ -125,20 +126,18 @@ class Agreement:
             finally:
                 self._world.endpoint.announce(OwnerState.ALONE)
 
-    def state_of(self, rank: int) -> str:
-        """``active``; ``dead`` (in the view, and its process has ended); ``waiting`` (a new incarnation asks to be let in);
-        ``starting`` (it is there); or ``absent``."""
+    def state_of(self, rank: int) -> PeerState:
         view = self._world.view
         if rank in view.active:
-            return "dead" if rank in self._world.endpoint.dead_peers() else "active"
+            return PeerState.DEAD if rank in self._world.endpoint.dead_peers() else PeerState.ACTIVE
         newest = self._rendezvous.latest(rank)
         if newest is None or newest <= view.incarnations[rank]:
-            return "absent"
+            return PeerState.ABSENT
         try:
             state = self._world.endpoint.state_of(rank)
         except PeerUnreachable:
-            return "starting"
-        return "waiting" if state is OwnerState.WAITING else "starting"
+            return PeerState.STARTING
+        return PeerState.WAITING if state is OwnerState.WAITING else PeerState.STARTING
 
     def close(self) -> None:
         """After the world was left."""

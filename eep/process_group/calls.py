@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.distributed import ReduceOp
 
 from eep.abi.collectives import CollectiveArgs, Element, Kind, Reduction
 from eep.abi.peer_table import MAX_RANKS
+from eep.process_group.call import Call, check, check_alike
 
 _ELEMENTS = {
     torch.uint8: Element.U8,
@@ -52,16 +52,6 @@ _POINTERS = tuple(ctypes.c_void_p * count for count in range(MAX_RANKS + 1))
 _SIZES = tuple(ctypes.c_uint64 * count for count in range(MAX_RANKS + 1))
 
 
-@dataclass(slots=True)
-class Call:
-    """One collective: its name for messages, its native arguments, and what must live as long as it runs."""
-
-    name: str
-    args: CollectiveArgs
-    tensors: list[torch.Tensor]
-    keep: list[Any] = field(default_factory=list)
-
-
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     known = _REDUCTIONS.get(operator.index(getattr(op, "op", op)))
     if known is None:
@@ -79,65 +69,71 @@ def barrier() -> Call:
 
 def broadcast(tensor: torch.Tensor, root: int) -> Call:
     check("broadcast", tensor)
-    args = _args(Kind.BROADCAST, tensor, root=root)
-    args.in_ = args.out = tensor.data_ptr()
-    return Call("broadcast", args, [tensor])
+    call = Call("broadcast", _args(Kind.BROADCAST, tensor, root=root), [tensor])
+    call.args.in_ = call.args.out = call.writes(tensor)
+    return call
 
 
 def all_reduce(tensor: torch.Tensor, op: Any) -> Call:
     check("all_reduce", tensor)
-    args = _args(Kind.ALL_REDUCE, tensor, reduction_of(op, tensor.dtype))
-    args.in_ = args.out = tensor.data_ptr()
-    return Call("all_reduce", args, [tensor])
+    call = Call("all_reduce", _args(Kind.ALL_REDUCE, tensor, reduction_of(op, tensor.dtype)), [tensor])
+    call.args.in_ = call.args.out = call.writes(tensor)
+    return call
 
 
 def reduce(tensor: torch.Tensor, op: Any, root: int) -> Call:
     check("reduce", tensor)
-    args = _args(Kind.REDUCE, tensor, reduction_of(op, tensor.dtype), root)
-    args.in_ = args.out = tensor.data_ptr()
-    return Call("reduce", args, [tensor])
+    call = Call("reduce", _args(Kind.REDUCE, tensor, reduction_of(op, tensor.dtype), root), [tensor])
+    call.args.in_ = call.args.out = call.writes(tensor)
+    return call
+
+
+def reduce_into(output: torch.Tensor | None, tensor: torch.Tensor, op: Any, root: int) -> Call:
+    """``output`` is None anywhere but at the root."""
+    check("reduce", tensor, *([] if output is None else [output]))
+    call = Call("reduce", _args(Kind.REDUCE, tensor, reduction_of(op, tensor.dtype), root), [tensor])
+    call.args.in_ = call.reads(tensor)
+    call.args.out = None if output is None else call.writes(output)
+    return call
 
 
 def all_gather(outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Call:
     check("all_gather", tensor, *outputs)
-    _check_alike("all_gather", tensor, outputs)
-    args = _args(Kind.ALL_GATHER, tensor)
-    args.in_ = tensor.data_ptr()
-    pointers = _pointers(outputs)
-    args.out_blocks = pointers
-    return Call("all_gather", args, [tensor, *outputs], [pointers])
+    check_alike("all_gather", tensor, outputs)
+    call = Call("all_gather", _args(Kind.ALL_GATHER, tensor), [tensor, *outputs])
+    call.args.in_ = call.reads(tensor)
+    call.args.out_blocks = _written(call, outputs)
+    return call
 
 
 def gather(outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Call:
     """``outputs`` is empty anywhere but at the root."""
     check("gather", tensor, *outputs)
-    _check_alike("gather", tensor, outputs)
-    args = _args(Kind.GATHER, tensor, root=root)
-    args.in_ = tensor.data_ptr()
-    pointers = _pointers(outputs)
-    args.out_blocks = pointers
-    return Call("gather", args, [tensor, *outputs], [pointers])
+    check_alike("gather", tensor, outputs)
+    call = Call("gather", _args(Kind.GATHER, tensor, root=root), [tensor, *outputs])
+    call.args.in_ = call.reads(tensor)
+    call.args.out_blocks = _written(call, outputs)
+    return call
 
 
 def scatter(tensor: torch.Tensor, inputs: Sequence[torch.Tensor], root: int) -> Call:
     """``inputs`` is empty anywhere but at the root."""
     check("scatter", tensor, *inputs)
-    _check_alike("scatter", tensor, inputs)
-    args = _args(Kind.SCATTER, tensor, root=root)
-    args.out = tensor.data_ptr()
-    pointers = _pointers(inputs)
-    args.in_blocks = pointers
-    return Call("scatter", args, [tensor, *inputs], [pointers])
+    check_alike("scatter", tensor, inputs)
+    call = Call("scatter", _args(Kind.SCATTER, tensor, root=root), [tensor, *inputs])
+    call.args.out = call.writes(tensor)
+    call.args.in_blocks = _read(call, inputs)
+    return call
 
 
 def reduce_scatter(tensor: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any) -> Call:
     check("reduce_scatter", tensor, *inputs)
-    _check_alike("reduce_scatter", tensor, inputs)
+    check_alike("reduce_scatter", tensor, inputs)
     args = _args(Kind.REDUCE_SCATTER, tensor, reduction_of(op, tensor.dtype))
-    args.out = tensor.data_ptr()
-    pointers = _pointers(inputs)
-    args.in_blocks = pointers
-    return Call("reduce_scatter", args, [tensor, *inputs], [pointers])
+    call = Call("reduce_scatter", args, [tensor, *inputs])
+    args.out = call.writes(tensor)
+    args.in_blocks = _read(call, inputs)
+    return call
 
 
 def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Call:
@@ -146,11 +142,12 @@ def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) 
     if len(dtypes) > 1:
         raise TypeError(f"all_to_all needs tensors of one type, got {', '.join(sorted(map(str, dtypes)))}")
     args = CollectiveArgs(kind=Kind.ALL_TO_ALL, element=_element(outputs[0]))
-    pointers = _pointers(inputs), _pointers(outputs)
-    args.in_blocks, args.out_blocks = pointers
+    call = Call("all_to_all", args, [*outputs, *inputs])
+    args.in_blocks, args.out_blocks = _read(call, inputs), _written(call, outputs)
     sizes = tuple(_SIZES[len(blocks)](*map(_bytes, blocks)) for blocks in (inputs, outputs))
     args.in_bytes, args.out_bytes = sizes
-    return Call("all_to_all", args, [*outputs, *inputs], [*pointers, *sizes])
+    call.keep += sizes
+    return call
 
 
 # ---- tensors that hold a block for each of ``count`` ranks ----
@@ -158,20 +155,19 @@ def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) 
 
 def all_gather_single(output: torch.Tensor, tensor: torch.Tensor, count: int) -> Call:
     check("all_gather", tensor, output)
-    pointers = _blocks("all_gather", output, tensor, count)
-    args = _args(Kind.ALL_GATHER, tensor)
-    args.in_ = tensor.data_ptr()
-    args.out_blocks = pointers
-    return Call("all_gather", args, [tensor, output], [pointers])
+    call = Call("all_gather", _args(Kind.ALL_GATHER, tensor), [tensor, output])
+    call.args.in_ = call.reads(tensor)
+    call.args.out_blocks = _blocks(call, output, tensor, count, call.writes(output))
+    return call
 
 
 def reduce_scatter_single(output: torch.Tensor, tensor: torch.Tensor, op: Any, count: int) -> Call:
     check("reduce_scatter", output, tensor)
-    pointers = _blocks("reduce_scatter", tensor, output, count)
     args = _args(Kind.REDUCE_SCATTER, output, reduction_of(op, output.dtype))
-    args.out = output.data_ptr()
-    args.in_blocks = pointers
-    return Call("reduce_scatter", args, [output, tensor], [pointers])
+    call = Call("reduce_scatter", args, [output, tensor])
+    args.out = call.writes(output)
+    args.in_blocks = _blocks(call, tensor, output, count, call.reads(tensor))
+    return call
 
 
 def all_to_all_single(
@@ -186,13 +182,20 @@ def all_to_all_single(
     if output.dtype != tensor.dtype:
         raise TypeError(f"all_to_all_single needs tensors of one type, got {output.dtype} and {tensor.dtype}")
     args = CollectiveArgs(kind=Kind.ALL_TO_ALL, element=_element(output))
-    args.in_blocks, args.in_bytes = given = _splits("all_to_all_single", tensor, input_splits, count)
-    args.out_blocks, args.out_bytes = got = _splits("all_to_all_single", output, output_splits, count)
-    return Call("all_to_all", args, [output, tensor], [given, got])
+    call = Call("all_to_all", args, [output, tensor])
+    args.in_blocks, args.in_bytes = given = _splits(
+        "all_to_all_single", tensor, input_splits, count, call.reads(tensor)
+    )
+    args.out_blocks, args.out_bytes = got = _splits(
+        "all_to_all_single", output, output_splits, count, call.writes(output)
+    )
+    call.keep += [given, got]
+    return call
 
 
-def _blocks(name: str, whole: torch.Tensor, part: torch.Tensor, count: int) -> Any:
-    """The addresses of ``count`` blocks of ``whole``, each of the size of ``part``."""
+def _blocks(call: Call, whole: torch.Tensor, part: torch.Tensor, count: int, begin: int) -> Any:
+    """The addresses of ``count`` blocks of ``whole``, which is at ``begin``, each of the size of ``part``."""
+    name = call.name
     if whole.dtype != part.dtype:
         raise TypeError(f"{name}: tensors must be of one type, got {part.dtype} and {whole.dtype}")
     size = part.numel()
@@ -200,12 +203,12 @@ def _blocks(name: str, whole: torch.Tensor, part: torch.Tensor, count: int) -> A
         raise ValueError(
             f"{name}: {whole.numel()} elements are not {count} blocks of {size}, one for each rank of the group"
         )
-    begin, step = whole.data_ptr(), size * part.element_size()
-    return _POINTERS[count](*[begin + step * i for i in range(count)])
+    step = size * part.element_size()
+    return _kept(call, [begin + step * i for i in range(count)])
 
 
-def _splits(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> tuple[Any, Any]:
-    """The addresses and the sizes in bytes of what goes to, or comes from, each rank."""
+def _splits(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int, begin: int) -> tuple[Any, Any]:
+    """The addresses and the sizes in bytes of what goes to, or comes from, each rank. The tensor is at ``begin``."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if not sizes:
         if rows % count:
@@ -219,29 +222,8 @@ def _splits(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -
         )
     row_bytes = _bytes(tensor) // rows if rows else 0
     in_bytes = [size * row_bytes for size in sizes]
-    addresses = accumulate(in_bytes[:-1], initial=tensor.data_ptr())
+    addresses = accumulate(in_bytes[:-1], initial=begin)
     return _POINTERS[count](*addresses), _SIZES[count](*in_bytes)
-
-
-def check(name: str, *tensors: torch.Tensor) -> None:
-    """That these are tensors whose memory can be handed to the native library."""
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} takes tensors, got {type(tensor).__name__}")
-        if tensor.layout is not torch.strided:
-            raise ValueError(f"{name}: the eep backend does not support {tensor.layout} tensors; call .to_dense()")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name}: tensors must be contiguous; call .contiguous() on them")
-        if tensor is not tensors[0] and tensor.device != tensors[0].device:
-            raise ValueError(f"{name}: tensors must be on one device, got {tensors[0].device} and {tensor.device}")
-
-
-def _check_alike(name: str, tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> None:
-    for other in others:
-        if other.dtype != tensor.dtype:
-            raise TypeError(f"{name}: tensors must be of one type, got {tensor.dtype} and {other.dtype}")
-        if other.numel() != tensor.numel():
-            raise ValueError(f"{name}: tensors must be of one size, got {tensor.numel()} and {other.numel()} elements")
 
 
 def _args(kind: Kind, tensor: torch.Tensor, reduction: Reduction = Reduction.SUM, root: int = 0) -> CollectiveArgs:
@@ -256,5 +238,15 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.nbytes
 
 
-def _pointers(tensors: Sequence[torch.Tensor]) -> Any:
-    return _POINTERS[len(tensors)](*[tensor.data_ptr() for tensor in tensors])
+def _read(call: Call, tensors: Sequence[torch.Tensor]) -> Any:
+    return _kept(call, [call.reads(tensor) for tensor in tensors])
+
+
+def _written(call: Call, tensors: Sequence[torch.Tensor]) -> Any:
+    return _kept(call, [call.writes(tensor) for tensor in tensors])
+
+
+def _kept(call: Call, addresses: list[int]) -> Any:
+    pointers = _POINTERS[len(addresses)](*addresses)
+    call.keep.append(pointers)
+    return pointers

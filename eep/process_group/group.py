@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eep.errors import EepError
-from eep.process_group import calls
+from eep.process_group import calls, uneven
 from eep.process_group.agreement import Agreement
+from eep.process_group.call import Call
 from eep.process_group.call_arguments import choose_option, choose_timeout, list_tensors, take_one_tensor
-from eep.process_group.calls import Call
+from eep.process_group.monitored_barrier import MonitoredBarrier
+from eep.process_group.own_backend import OwnBackend
 from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
@@ -29,7 +31,7 @@ else:
     TorchGroup = torch.distributed.ProcessGroup
 
 
-class EepProcessGroup(TorchGroup):
+class EepProcessGroup(OwnBackend, TorchGroup):
     """A group over the active ranks of the world. See :mod:`eep.pg` for what it can do beside torch's interface."""
 
     def __init__(
@@ -52,6 +54,7 @@ class EepProcessGroup(TorchGroup):
         self._lanes = {device: world.open_lane(name, list(ranks), device) for device in devices or world.devices}
         self._lane = self._lanes["cpu"]
         self._messages = Messages(world.endpoint, self._lane, self.timeout)
+        self._monitored_barrier = MonitoredBarrier(self._messages, self._lane)
         self._runner = Runner(name, self._lanes)
         self._destroyed = False
 
@@ -90,9 +93,14 @@ class EepProcessGroup(TorchGroup):
 
     def world_rank(self, rank: int) -> int:
         """The rank of the world behind a rank of this group; in a group of all ranks also of those that may come."""
-        if rank >= self.size() and self.ranks == list(range(self.world.size)) and rank < self.world.endpoint.max_ranks:
-            return rank
-        return self._global(rank)
+        if self.ranks != list(range(self.world.size)):
+            return self._global(rank)
+        if not 0 <= rank < self.world.endpoint.max_ranks:
+            raise ValueError(
+                f"rank {rank} cannot be in this group: there are {self.size()} ranks, and never more than "
+                f"{self.world.endpoint.max_ranks} (eep.pg.Options(max_ranks=...))"
+            )
+        return rank
 
     # ---- collectives ----
 
@@ -176,13 +184,15 @@ class EepProcessGroup(TorchGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> EepWork:
         op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
-        return self._run(
-            [
-                calls.reduce_scatter(output, self._blocks("reduce_scatter", blocks), op)
-                for output, blocks in zip(outputs, inputs, strict=True)
-            ],
-            opts,
-        )
+        epoch = self._lane.epoch  # read before the active ranks, on which the calls for uneven blocks depend
+        batch: list[Call] = []
+        for output, given in zip(outputs, inputs, strict=True):
+            blocks = self._blocks("reduce_scatter", given)
+            if uneven.is_uneven(blocks):
+                batch += uneven.reduce_scatter(output, blocks, op, self.ranks, self.active(), self.rank())
+            else:
+                batch.append(calls.reduce_scatter(output, blocks, op))
+        return self._run(batch, opts, epoch)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> EepWork:
         op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
@@ -226,24 +236,29 @@ class EepProcessGroup(TorchGroup):
     def barrier(self, opts: Any = None, **given: Any) -> EepWork:
         return self._run([calls.barrier()], opts)
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        seconds = self.timeout if timeout is None else timeout.total_seconds()
+        self._monitored_barrier.run(self.world.rank, seconds, wait_all_ranks)
+
     # ---- messages ----
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> EepWork:
-        return self._messages.send(take_one_tensor("send", tensors), self._global(to), tag)
+        return self._note(self._messages.send(take_one_tensor("send", tensors), self._global(to), tag))
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> EepWork:
-        return self._messages.receive(take_one_tensor("recv", tensors), self._global(source), tag)
+        return self._note(self._messages.receive(take_one_tensor("recv", tensors), self._global(source), tag))
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> EepWork:
-        return self._messages.receive(take_one_tensor("recv", tensors), None, tag)
+        return self._note(self._messages.receive(take_one_tensor("recv", tensors), None, tag))
 
     # ---- subgroups and the end ----
 
     def split_group(self, ranks: Sequence[int], *, group_name: str | None = None, **_: Any) -> EepProcessGroup | None:
-        """A group of ``ranks`` (of this group), for those who are among them. Every member of the new one calls it."""
+        """A group of ``ranks`` (of this group), for those who are among them. Every member of the new one calls it; one that
+        comes later does so before it joins."""
         if self.rank() not in ranks:
             return None
-        members = [self._global(rank) for rank in sorted(set(ranks))]
+        members = [self.world_rank(rank) for rank in sorted(set(ranks))]
         name = group_name or f"{self._name}/split/{','.join(map(str, members))}"
         return EepProcessGroup(self.world, self.agreement, name, members, timedelta(seconds=self.timeout))
 
@@ -264,11 +279,13 @@ class EepProcessGroup(TorchGroup):
 
     # ---- running calls ----
 
-    def _run(self, batch: list[Call], opts: Any) -> EepWork:
+    def _run(self, batch: list[Call], opts: Any, epoch: int | None = None) -> EepWork:
+        """``epoch`` is given for calls that are right in the view of that epoch only."""
         if self._destroyed:
             raise EepError(f"{batch[0].name if batch else 'call'}: this process group was destroyed")
         timeout = choose_timeout(opts, self.timeout)
-        return self._runner.run(batch, timeout, in_background=getattr(opts, "asyncOp", False))
+        in_background = getattr(opts, "asyncOp", False)
+        return self._note(self._runner.run(batch, timeout, in_background=in_background, epoch=epoch))
 
     def _global(self, rank: int) -> int:
         if not 0 <= rank < self.size():

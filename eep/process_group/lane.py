@@ -68,6 +68,8 @@ class Lane:
         self._active_in: tuple[View | None, list[int], int] = None, [], 0
         self._positions_of: tuple[int, list[int], tuple[int, ...]] = 0, [], ()
         self._open = True
+        self._sent = False
+        """Whether a message was sent since the last call: it may be in the pipe of a rank that has died since."""
         self._number = self._context.open_lane(identity, ranks)
 
     @property
@@ -110,6 +112,9 @@ class Lane:
             self._check_open(name)
             if epoch is not None and epoch != self._endpoint.view.epoch:
                 raise overtaken(name, epoch, self.epoch)
+            if self._sent:
+                self._sent = False
+                self._check_none_has_died(name)
             args.lane = self._number
             self._context.collective(args)
             if args.answered != self.active():
@@ -128,6 +133,13 @@ class Lane:
             self._check_member("send", to)
             if not self._context.send(self._number, to, tag, address, size, _nanoseconds(timeout)):
                 raise self._failure(f"send to rank {to}", timeout)
+            # A message goes into the pipe of a dead rank as well. The thread that watches the peers may not have seen yet
+            # that one of them is dead, and the epoch with it.
+            if dead := self._endpoint.dead_peers():
+                who = ", ".join(f"rank {rank} has died" for rank in dead)
+                raise EpochRevoked(
+                    f"send to rank {to} cannot be trusted: {who}; run it again after the next view", dead
+                )
         finally:
             self._gate.leave()
 
@@ -193,6 +205,13 @@ class Lane:
                 if not self._endpoint.is_ok
                 else StepFailed(f"{name}: rank {rank} is not in the view (epoch {self._endpoint.view.epoch})", (rank,))
             )
+
+    def _check_none_has_died(self, name: str) -> None:
+        """A message goes into the pipe of a dead rank as well, and the thread that watches the peers may not have seen yet
+        that one of them is dead, and the epoch with it."""
+        if dead := self._endpoint.dead_peers():
+            who = ", ".join(f"rank {rank} has died" for rank in dead)
+            raise EpochRevoked(f"{name} cannot be trusted: {who}; run it again after the next view", dead)
 
     def _failure(self, name: str, timeout: float | None = None) -> StepFailed:
         status = self._endpoint.status()

@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from eep.abi.collectives import MessageHeader
 from eep.errors import EepError, StepFailed
-from eep.process_group.calls import check
+from eep.process_group.call import check
 from eep.process_group.lane import GroupEndpoint, Lane, overtaken
 from eep.process_group.work import EepWork
 from eep.view import View
@@ -32,6 +33,7 @@ class _Posted:
     source: int | None
     tag: int
     tensor: torch.Tensor
+    timeout: float
     deadline: float
     work: EepWork
 
@@ -48,14 +50,14 @@ class Messages:
         # Guards all that follows but what was set aside, which is the receiver's own. A caller that comes after the end is
         # told so under it: no thread serves what is put behind the end of a queue.
         self._changed = threading.Condition()
-        self._senders: dict[int, queue.SimpleQueue[tuple[int, torch.Tensor, int, EepWork] | None]] = {}
+        self._senders: dict[int, queue.SimpleQueue[tuple[int, torch.Tensor, int, float, EepWork] | None]] = {}
         self._posted: list[_Posted] = []
         self._aside: list[tuple[int, int, torch.Tensor]] = []
         self._aside_epoch = -1
         self._receiver: threading.Thread | None = None
         self._closed = False
 
-    def send(self, tensor: torch.Tensor, to: int, tag: int) -> EepWork:
+    def send(self, tensor: torch.Tensor, to: int, tag: int, timeout: float | None = None) -> EepWork:
         _check("send", tensor)
         work = EepWork(f"send to rank {to}", [tensor])
         with self._changed:
@@ -63,10 +65,11 @@ class Messages:
             if to not in self._senders:
                 self._senders[to] = queue.SimpleQueue()
                 self._start(self._send_to, to)
-            self._senders[to].put((self._lane.epoch, tensor, tag, work))
+            limit = self.timeout if timeout is None else timeout
+            self._senders[to].put((self._lane.epoch, tensor, tag, limit, work))
         return work
 
-    def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> EepWork:
+    def receive(self, tensor: torch.Tensor, source: int | None, tag: int, timeout: float | None = None) -> EepWork:
         _check("recv", tensor)
         work = EepWork(f"recv from {'any rank' if source is None else f'rank {source}'}", [tensor])
         if source == self._endpoint.rank:
@@ -74,8 +77,9 @@ class Messages:
             return work
         with self._changed:
             self._refuse_if_closed("recv")
-            deadline = time.monotonic() + self.timeout
-            self._posted.append(_Posted(self._lane.epoch, source, tag, tensor, deadline, work))
+            limit = self.timeout if timeout is None else timeout
+            deadline = time.monotonic() + limit
+            self._posted.append(_Posted(self._lane.epoch, source, tag, tensor, limit, deadline, work))
             if self._receiver is None:
                 self._receiver = self._start(self._receive)
             self._changed.notify_all()
@@ -93,14 +97,13 @@ class Messages:
 
     def _send_to(self, to: int) -> None:
         while (item := self._senders[to].get()) is not None:
-            epoch, tensor, tag, work = item
+            work = item[-1]
+            work.run(partial(self._send, to, *item[:-1]))
 
-            def body(epoch: int = epoch, tensor: torch.Tensor = tensor, tag: int = tag) -> tuple[int, ...]:
-                size = tensor.numel() * tensor.element_size()
-                self._lane.send(epoch, to, tag, tensor.data_ptr(), size, self.timeout)
-                return (self._lane.ranks.index(to),)
-
-            work.run(body)
+    def _send(self, to: int, epoch: int, tensor: torch.Tensor, tag: int, timeout: float) -> tuple[int, ...]:
+        size = tensor.numel() * tensor.element_size()
+        self._lane.send(epoch, to, tag, tensor.data_ptr(), size, timeout)
+        return (self._lane.ranks.index(to),)
 
     def _receive(self) -> None:
         while True:
@@ -145,7 +148,7 @@ class Messages:
             if not wanted & active & ~left:
                 self._fail([posted], StepFailed(f"{posted.work.name}: its source is not in the view, or has left"))
             elif now >= posted.deadline:
-                self._fail([posted], StepFailed(f"{posted.work.name}: nothing came within {self.timeout:.0f} s"))
+                self._fail([posted], StepFailed(f"{posted.work.name}: nothing came within {posted.timeout:g} s"))
         if not (asked := self._asked_in(view.epoch)):
             return
         sources = 0
@@ -211,5 +214,7 @@ class Messages:
 
 def _check(name: str, tensor: torch.Tensor) -> None:
     check(name, tensor)
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: the tensor of a message must be contiguous; call .contiguous() on it")
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: messages are for CPU tensors; copy this one from {tensor.device} first")

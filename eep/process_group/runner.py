@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Mapping
 
 from eep.errors import EepError
-from eep.process_group.calls import Call
+from eep.process_group.call import Call
 from eep.process_group.lane import Lane
 from eep.process_group.work import EepWork
+
+_RECENT = 256
+_SMALL_BYTES = 64
 
 
 class Runner:
@@ -25,10 +29,13 @@ class Runner:
         self._queueing = threading.Lock()
         self._queued = 0
         self._closed = False
+        self._recent: deque[EepWork] = deque(maxlen=_RECENT)
+        """Python's part of a work ends with its last user in Python. DDP's join gives the work of a sum of one number to C++
+        code, drops it, and has it asked in the backward pass. So the latest works of such sizes are kept."""
         self._thread: threading.Thread | None = None
 
-    def run(self, batch: list[Call], timeout: float, *, in_background: bool) -> EepWork:
-        """The batch as one work."""
+    def run(self, batch: list[Call], timeout: float, *, in_background: bool, epoch: int | None = None) -> EepWork:
+        """The batch as one work, of the view of ``epoch`` where one is given."""
         name = batch[0].name if batch else "nothing"
         tensors = batch[0].tensors if len(batch) == 1 else [tensor for call in batch for tensor in call.tensors]
         work = EepWork(name, tensors)
@@ -39,13 +46,13 @@ class Runner:
                 "eep.pg.Options(devices=...)"
             )
         if device != "cpu":
-            self._execute(batch, timeout, work, self._lanes[device])
+            self._execute(batch, timeout, work, self._lanes[device], epoch)
             return work
         # A call may overtake no other: it runs here only if none is queued, and none can be queued to run beside it.
         if not in_background and self._running.acquire(blocking=False):
             try:
                 if self._queued == 0:
-                    self._execute(batch, timeout, work, self._lanes["cpu"])
+                    self._execute(batch, timeout, work, self._lanes["cpu"], epoch)
                     return work
             finally:
                 self._running.release()
@@ -56,7 +63,9 @@ class Runner:
                 self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
                 self._thread.start()
             self._queued += 1
-            self._queue.put((batch, timeout, work, self._lanes["cpu"].epoch))
+            if sum(tensor.nbytes for tensor in tensors) <= _SMALL_BYTES:
+                self._recent.append(work)
+            self._queue.put((batch, timeout, work, self._lanes["cpu"].epoch if epoch is None else epoch))
         return work
 
     def close(self) -> None:
@@ -74,13 +83,16 @@ class Runner:
                 self._queued -= 1
 
     def _execute(self, batch: list[Call], timeout: float, work: EepWork, lane: Lane, epoch: int | None = None) -> None:
-        """``epoch`` is given for what was queued: it belongs to the view in which it was called."""
+        """``epoch`` is given for what was queued, too: it belongs to the view in which it was called."""
         try:
             if epoch is None and len(batch) > 1:
                 epoch = lane.epoch  # a batch is of one view, whether it was queued or not
             answered = lane.active()
             for call in batch:
                 answered &= lane.call(call.name, call.args, timeout, epoch)
+            for call in batch:
+                if call.written:
+                    call.finish()
         except BaseException as error:
             work.end(error=error)
         else:

@@ -54,6 +54,13 @@ class EepWork(Work):
             _callbacks.run(lambda: over.set_result(None))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self.wait_for_end(timeout)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def wait_for_end(self, timeout: timedelta | None = None) -> None:
+        """Waits until the call is over, whether it went well or not."""
         with self._lock:
             if not self._done and self._waited is None:
                 self._waited = threading.Event()
@@ -64,9 +71,6 @@ class EepWork(Work):
                 raise TimeoutError(
                     f"{self.name} is not done after {limit} s; it goes on, so wait again or destroy the group"
                 )
-        if self._error is not None:
-            raise self._error
-        return True
 
     def is_completed(self) -> bool:
         return self._done

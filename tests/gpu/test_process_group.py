@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import eep
-from tests.process_group.members import GroupConfig, Members, members, values
+from tests.process_group.collective_calls import values
+from tests.process_group.members import GroupConfig, Members, members
 
 pytestmark = pytest.mark.gpu
 CONFIG = GroupConfig(size=4, device="cuda")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,15 +14,9 @@ import torch.distributed as dist
 
 import eep
 from eep import faults
+from tests.process_group.collective_calls import all_gather_single, run_collective, values
 from tests.rank_program import PATIENCE_S
 from tests.ranks import RankProcess, Ranks
-
-MOVES = ("broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all", "all_to_all_single")
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single")
-# Torch has renamed these.
-all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-COLLECTIVES = (*MOVES, *REDUCTIONS, "barrier")
 
 
 @dataclass(frozen=True)
@@ -32,71 +26,6 @@ class GroupConfig:
     backend: str = "eep"
     chunk_bytes: int = 1 << 20
     device: str = "cpu"
-
-
-def values(seed: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """What ``rank`` contributes: small whole numbers, whose sums and products are exact in every type."""
-    random = torch.Generator().manual_seed(seed * 1000 + rank)
-    return torch.randint(1, 4, shape, generator=random).to(dtype)
-
-
-def run_collective(
-    name: str,
-    group: Any,
-    rank: int,
-    size: int,
-    seed: int,
-    shape: tuple[int, ...] = (5,),
-    dtype: torch.dtype = torch.float32,
-    op: Any = None,
-    root: int = 0,
-    device: str = "cpu",
-) -> list[torch.Tensor]:
-    """One collective on contributions that depend on ``seed`` and rank only; what this rank holds afterwards."""
-    op = dist.ReduceOp.SUM if op is None else op
-    mine = values(seed, rank, shape, dtype).to(device)
-    blocks = [values(seed + 7, rank * size + i, shape, dtype).to(device) for i in range(size)]
-    empty = [torch.full(shape, 9, dtype=dtype, device=device) for _ in range(size)]
-    match name:
-        case "broadcast":
-            dist.broadcast(mine, group=group, group_src=root)
-            return [mine]
-        case "all_reduce":
-            dist.all_reduce(mine, op, group=group)
-            return [mine]
-        case "reduce":
-            dist.reduce(mine, op=op, group=group, group_dst=root)
-            return [mine] if rank == root else []
-        case "all_gather":
-            dist.all_gather(empty, mine, group=group)
-            return empty
-        case "all_gather_single":
-            out = torch.cat(empty)
-            all_gather_single(out, mine, group=group)
-            return [out]
-        case "gather":
-            dist.gather(mine, empty if rank == root else None, group=group, group_dst=root)
-            return empty if rank == root else []
-        case "scatter":
-            dist.scatter(mine, blocks if rank == root else None, group=group, group_src=root)
-            return [mine]
-        case "reduce_scatter":
-            dist.reduce_scatter(mine, blocks, op, group=group)
-            return [mine]
-        case "reduce_scatter_single":
-            reduce_scatter_single(mine, torch.cat(blocks), op, group=group)
-            return [mine]
-        case "all_to_all":
-            dist.all_to_all(empty, blocks, group=group)
-            return empty
-        case "all_to_all_single":
-            out = torch.cat(empty)
-            dist.all_to_all_single(out, torch.cat(blocks), group=group)
-            return [out]
-        case "barrier":
-            dist.barrier(group=group)
-            return []
-    raise ValueError(name)
 
 
 class MemberProgram:
@@ -132,6 +61,10 @@ class MemberProgram:
             pg_options=options,
         )
         self.groups["world"] = dist.group.WORLD
+
+    def do(self, what: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Something of a module of its own, which is given this member."""
+        return what(self, *args, **kwargs)
 
     def new_group(self, name: str, ranks: list[int]) -> None:
         self.groups[name] = dist.new_group(ranks)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.process_group.members import MOVES, REDUCTIONS, GroupConfig, Members, members
+from tests.process_group.collective_calls import MOVES, REDUCTIONS, UNEVEN
+from tests.process_group.members import GroupConfig, Members, members
 
 SIZE = 3
 CHUNK = 8192
@@ -27,6 +28,8 @@ ANY_TYPE = (
 )
 OPS = ("SUM", "MIN", "MAX", "PRODUCT")
 BITWISE = ("BAND", "BOR", "BXOR")
+CONTIGUOUS_IN_GLOO = ("all_to_all_single",)
+"""It refuses other tensors there."""
 # Sizes around those at which a tensor is cut: none, one, a chunk, several.
 SHAPES = st.one_of(
     st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple),
@@ -44,7 +47,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Members, Me
 
 
 def compare(both: tuple[Members, Members], name: str, seed: int, **kwargs: object) -> None:
-    ours, theirs = (group.all(range(SIZE), "run", name, seed, **kwargs) for group in both)
+    check_equal(*(group.all(range(SIZE), "run", name, seed, **kwargs) for group in both))
+
+
+def check_equal(ours: dict[int, list[torch.Tensor]], theirs: dict[int, list[torch.Tensor]]) -> None:
     for rank in range(SIZE):
         assert len(ours[rank]) == len(theirs[rank])
         for mine, wanted in zip(ours[rank], theirs[rank], strict=True):
@@ -80,6 +86,22 @@ def test_what_is_reduced(
     if op in BITWISE and dtype.is_floating_point:
         dtype = torch.int32
     compare(both, name, seed, shape=shape, dtype=dtype, op=getattr(dist.ReduceOp, op), root=root)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 999), SHAPES, st.sampled_from(ANY_TYPE), st.sampled_from(OPS))
+def test_what_is_reduced_in_blocks_of_different_sizes(
+    both: tuple[Members, Members], seed: int, shape: tuple[int, ...], dtype: torch.dtype, op: str
+) -> None:
+    compare(both, UNEVEN, seed, shape=shape, dtype=dtype, op=getattr(dist.ReduceOp, op))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(MOVES + REDUCTIONS), st.integers(0, 999), st.lists(st.integers(1, 6), min_size=2, max_size=4))
+def test_transposed_tensors(both: tuple[Members, Members], name: str, seed: int, shape: list[int]) -> None:
+    ours = both[0].all(range(SIZE), "run", name, seed, shape=tuple(shape), transposed=True)
+    theirs = both[1].all(range(SIZE), "run", name, seed, shape=tuple(shape), transposed=name not in CONTIGUOUS_IN_GLOO)
+    check_equal(ours, theirs)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

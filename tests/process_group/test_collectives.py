@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 import eep
-from tests.process_group.members import Members, values
+from tests.process_group.collective_calls import values
+from tests.process_group.members import Members
 
 Start = Callable[..., Members]
 

@@ -10,7 +10,8 @@ import torch
 
 import eep
 from eep import faults
-from tests.process_group.members import COLLECTIVES, Members, values
+from tests.process_group.collective_calls import COLLECTIVES, values
+from tests.process_group.members import Members
 from tests.rank_program import PATIENCE_S, mapped_memories
 from tests.ranks import DIED
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,9 @@ from eep.process_group.runner import Runner
 from eep.process_group.work import EepWork
 from eep.view import View
 from tests.process_group import broken_backward
+from tests.process_group.members import Members
 from tests.process_group.worlds import SOON, Worlds, enter, queue_sum
+from tests.ranks import DIED
 
 Make = Callable[[int], Worlds]
 
@@ -80,22 +79,14 @@ def test_a_future_has_the_tensors_of_its_call() -> None:
 
 
 @pytest.mark.parametrize("case", broken_backward.CASES)
-def test_a_lost_peer_is_an_exception_in_the_backward_pass(tmp_path: Path, case: str) -> None:
-    place = tmp_path / "ranks"
-    place.mkdir(mode=0o700)
-    command = [sys.executable, "-m", "tests.process_group.broken_backward"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(place), case], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        told = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert ranks[0].returncode == 0, "the survivor died of it"
-    assert told[0].startswith("RuntimeError: ")
-    assert ("rank 1 called barrier" if case == "mismatch" else "rank 1 has died") in told[0]
+def test_a_lost_peer_is_an_exception_in_the_backward_pass(group: Callable[..., Members], case: str) -> None:
+    members = group(2)
+    for rank in range(2):
+        members[rank].send("do", broken_backward.run, case)
+    told = members[0].answer()
+    assert told != DIED, "the survivor died of it"
+    assert told.startswith("RuntimeError: ")
+    assert ("rank 1 called barrier" if case == "mismatch" else "rank 1 has died") in told
 
 
 def test_callbacks_that_wait_for_each_other_all_run() -> None:

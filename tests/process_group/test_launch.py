@@ -14,7 +14,9 @@ from eep.data_plane.rendezvous import Rendezvous
 from eep.process_group.agreement import Agreement
 from eep.process_group.view_log import ViewLog
 from eep.view import View
+from tests.process_group.members import GroupConfig, Members
 from tests.process_group.worlds import CALL_S, SOON, Worlds
+from tests.ranks import RankProcess
 
 Make = Callable[[int], Worlds]
 
@@ -30,6 +32,26 @@ def test_a_rank_that_ends_right_after_its_launch_keeps_no_other_waiting(worlds: 
     with pytest.raises(eep.PeerUnreachable, match="rank 0 has ended"):
         Agreement(second, place, temporary=False).found(CALL_S)
     assert time.monotonic() - began < SOON.total_seconds()
+
+
+@pytest.mark.parametrize("attempt", range(2))
+def test_a_process_that_dies_right_after_its_launch_keeps_no_other_waiting(tmp_path: Path, attempt: int) -> None:
+    """The other comes in and is told by its next call, or does not come in."""
+    place = tmp_path / "ranks"
+    place.mkdir(mode=0o700)
+    with Members(place, GroupConfig(2), timeout_ms=600_000) as ranks:  # longer than an answer is waited for
+        ranks.start(range(2))
+        for rank in (0, 1):
+            ranks[rank].send("start")
+        ranks[0].answer()
+        ranks[0].kill()
+        with pytest.raises((eep.PeerUnreachable, eep.EpochRevoked), match=r"rank 0 has (ended|died)"):
+            come_in_and_sum(ranks[1])
+
+
+def come_in_and_sum(rank: RankProcess) -> None:
+    rank.answer()
+    rank.call("run", "all_reduce", 1)
 
 
 def test_a_rank_that_ends_before_all_are_there_keeps_no_other_waiting(worlds: Make, tmp_path: Path) -> None:

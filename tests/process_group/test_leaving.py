@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import eep
-from tests.process_group.members import Members, values
+from tests.process_group.collective_calls import values
+from tests.process_group.members import Members
 
 Start = Callable[..., Members]
 FIRST = {"broadcast": 0, "scatter": 0, "reduce": 1, "gather": 1}
@@ -42,6 +43,8 @@ def test_its_part_of_a_collective_is_still_there(group: Start, name: str, how: s
         assert [part.tolist() for part in together] == [
             values(3, rank, (5,), torch.float32).tolist() for rank in range(2)
         ]
+    if how == "subgroup":
+        members.all(range(2), "run", "barrier", 1)
     with pytest.raises(eep.StepFailed):  # at once, and not when the time of the group is up
         members[1 - first].call("run", name, 4, group=used)
 

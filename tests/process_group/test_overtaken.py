@@ -14,8 +14,10 @@ from eep.abi.collectives import CollectiveArgs
 from eep.process_group import calls
 from eep.process_group.gate import Gate
 from eep.process_group.lane import Lane
+from eep.process_group.monitored_barrier import MonitoredBarrier
 from eep.process_group.point_to_point import Messages
 from eep.process_group.runner import Runner
+from eep.process_group.work import EepWork
 from eep.process_group.world import World
 from eep.view import View
 from tests.process_group.worlds import CALL_S, SOON, Worlds, check_overtaken, enter, queue_sum, sums
@@ -95,3 +97,28 @@ def test_a_batch_does_not_go_on_in_the_next_view(in_background: bool) -> None:
         work.wait(SOON)
     assert context.calls == 1
     runner.run([calls.barrier()], CALL_S, in_background=in_background).wait(SOON)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_call_that_was_made_for_another_view_does_not_run(in_background: bool) -> None:
+    context = Context()
+    runner = Runner("group", {"cpu": Lane(context.endpoint, Gate(), 1, [0, 1])})
+    with pytest.raises(eep.EpochRevoked, match="called in epoch 3"):
+        runner.run([calls.barrier()], CALL_S, in_background=in_background, epoch=3).wait(SOON)
+    assert context.calls == 0
+
+
+@pytest.mark.parametrize("me", [0, 1])
+def test_a_monitored_barrier_between_whose_lines_the_view_changes(me: int) -> None:
+    """Its receives are of the next view, where the barriers are counted from 1 again."""
+    lane: Any = SimpleNamespace(epoch=4, ranks=[0, 1], active=lambda: 0b11)
+    sent: list[int] = []
+
+    def receive(*_: Any) -> EepWork:
+        lane.epoch = 5
+        return EepWork("recv", [])
+
+    messages: Any = SimpleNamespace(receive=receive, send=lambda _, to, *__: sent.append(to))
+    with pytest.raises(eep.EpochRevoked, match="called in epoch 4"):
+        MonitoredBarrier(messages, lane).run(me, CALL_S, wait_all=False)
+    assert sent == []

@@ -17,10 +17,13 @@ from typing import Any
 from torch.testing._internal.distributed import distributed_test
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
+import eep
 from tests.process_group.torch_suite import PATIENCE_S
 
 # What is decided by the name while the tests are imported has been decided.
 distributed_test.BACKEND = os.environ["EEP_TESTED_BACKEND"]
+# Torch's own refuses all backends but gloo; this is what stands for it.
+distributed_test.dist.monitored_barrier = eep.pg.monitored_barrier
 # Of any other, tests of subgroups ask for eight ranks before they run.
 os.environ["BACKEND"] = "mpi"
 

@@ -1,0 +1,63 @@
+"""The loop by which programs on Mooncake's process groups get a rank back, with the calls of eep.pg: the group is asked for
+its backend, the state of a peer is true or false, and ranks are added beyond those of the launch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import eep
+from eep.pg import PeerState
+from tests.process_group.members import MemberProgram, Members
+from tests.rank_program import PATIENCE_S
+
+Start = Callable[..., Members]
+
+
+def serve_until_back(member: MemberProgram, rank: int) -> float:
+    """Sums while the rank is away, lets it in when all survivors find it ready, and sums with it."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        (state,) = eep.pg.get_peer_state(backend, [rank])
+        ready = torch.tensor([int(bool(state))])
+        dist.all_reduce(ready, dist.ReduceOp.MIN)  # also the step of the survivors
+        if ready.item():
+            eep.pg.recover_ranks(backend, [rank])
+            return sum_of_ranks()
+    raise TimeoutError(f"rank {rank} is {state}")
+
+
+def come_back(member: MemberProgram) -> float:
+    eep.pg.join(dist.group.WORLD._get_backend(torch.device("cpu")))
+    return sum_of_ranks()
+
+
+def sum_of_ranks() -> float:
+    tensor = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 3), (3, 4)])
+def test_a_rank_comes_while_the_others_serve(group: Start, rank: int, size: int) -> None:
+    """Rank 1 has died; rank 3 is new."""
+    members = group(3, max_ranks=4)
+    others = [other for other in range(3) if other != rank]
+    if rank == 1:
+        members[1].kill()
+        members.all(others, "deactivate", [1])
+    for other in others:
+        members[other].send("do", serve_until_back, rank)
+    members.relaunch(rank, size=size).send("do", come_back)
+    for member in (*others, rank):
+        assert members[member].answer() == sum(range(1, size + 1))
+
+
+def test_which_states_are_true() -> None:
+    assert [state for state in PeerState if state] == ["active", "waiting"]
+    assert [str(state) for state in PeerState if not state] == ["dead", "starting", "absent"]
