@@ -1,4 +1,4 @@
-"""The real server with copies of contexts in host memory. The caches of lost ranks cannot be reached, as when a GPU is lost."""
+"""The real server with copies of contexts in host memory. The caches of lost ranks are out of reach: their GPUs are lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.context.restore_switch import NO_CACHES_BY_SWITCH, Switch
+from bench.context.clients import flush
+from bench.context.restore_switch import Switch
 from eep.drill.devices import CPU
 from eep.drill.load import Load, ask
 from eep.drill.sglang_server import FOUR_RANKS, Server
@@ -67,6 +68,7 @@ def test_a_request_of_a_lost_gpu_takes_its_context_along(server: Server, point: 
         answer = ask(server.url, prompt, TOKENS, rank=2)
         assert story.target.wait_until_fired(2, point, 1.0)
         assert story.wait_until_all_run(RANKS), server.log[-3000:]
+        flush(server.url)  # what was restored must not serve as its own measure
         wanted = ask(server.url, prompt, TOKENS, rank=3)
         assert (answer.problem, wanted.problem) == ("", "")
         assert answer.tokens == wanted.tokens
@@ -83,6 +85,3 @@ def test_a_request_of_a_lost_gpu_takes_its_context_along(server: Server, point: 
     )
     assert sum(figures(server, 'eep_kv_restored_tokens_total{source="anchor"}')) == 0
     assert len(figures(server, "eep_kv_backup_covered_tokens{")) == RANKS
-    assert (
-        NO_CACHES_BY_SWITCH not in "".join(re.findall(r"is computed again.*", server.log)) or point == "kv.backup.mid"
-    )

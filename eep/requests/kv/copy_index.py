@@ -19,7 +19,7 @@ from eep.requests.kv.kv_journal import fingerprint
 
 MAGIC = 0x4545504B56433031
 _HEADER = np.dtype([("magic", "<u8"), ("kind", "<u8"), ("pages", "<u8"), ("page_bytes", "<u8"), ("life", "<i8")])
-_ENTRY = np.dtype([("request", "<u8", (2,)), ("number", "<i8"), ("checksum", "<u8")])
+_ENTRY = np.dtype([("request", "<u8", (2,)), ("number", "<u8"), ("checksum", "<u8")])
 _ALIGNED = 4096
 _NOBODY = -1
 

@@ -64,7 +64,7 @@ class CopyPlan:
         counts = np.clip(most - (np.cumsum(missing[rows]) - missing[rows]), 0, missing[rows])
         numbers = _runs(self._covered[rows], counts)
         self._left -= len(numbers)
-        pages = self._free[self._left : self._left + len(numbers)].copy()
+        pages = self._free[self._left : self._left + len(numbers)][::-1].copy()
         return Moves(np.concatenate(given_up), np.repeat(rows, counts), numbers, pages)
 
     def settle(self, moves: Moves, copied: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -90,7 +90,7 @@ class GpuGather:
         device, tokens = table.device, most * PAGE
         self._stream = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
         gathered = torch.empty(most * page_bytes, dtype=torch.uint8, device=device)
-        self._gathered, self._brought = gathered, torch.empty_like(gathered, device="cpu", pin_memory=True)
+        self._gathered, self._brought = gathered, _pinned(len(gathered))
         self._fill = PageFill(gathered, layers)
         self._put = RowCopy([content.view(-1, page_bytes)], [self._brought.view(-1, page_bytes)])
         self._page_bytes = page_bytes
@@ -114,6 +114,10 @@ class GpuGather:
 
     def _slots_at(self, where: torch.Tensor) -> torch.Tensor:
         self._look_up(self._upto[: len(where)], where)
-        found = self._slots[: len(where), 0].cpu()
+        found = self._slots[: len(where), 0].to("cpu", copy=True)
         self._stream.synchronize()
         return found
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)

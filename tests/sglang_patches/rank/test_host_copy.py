@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,8 @@ from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.copy_index import CopyReader, bytes_for
 from eep.requests.kv.copy_layout import PAGE
 from eep.requests.kv.kv_journal import fingerprint
-from sglang_patches.rank.kv import host_copy, lost_pool
-from sglang_patches.rank.kv.copied_pages import COPY, kind_of, layout_of
+from sglang_patches.rank.kv import copied_pages, host_copy, lost_pool
+from sglang_patches.rank.kv.copied_pages import COPY, GpuGather, kind_of, layout_of
 from sglang_patches.rank.kv.host_copy import HostCopy
 from sglang_patches.rank.kv.lost_context import LostContext
 from sglang_patches.rank.kv.lost_pool import NoRestore
@@ -82,10 +83,19 @@ class Copying:
         )
 
 
-@pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copying]:
+@pytest.fixture(params=["cpu", "gpu"])
+def rank(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copying]:
+    """On a CPU; and in the manner of a GPU, with a CPU in its place."""
     with lost_rank(tmp_path, monkeypatch) as ranks:
-        yield Copying(ranks, monkeypatch)
+        made = Copying(ranks, monkeypatch)
+        if request.param == "gpu":
+            monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: SimpleNamespace(synchronize=lambda: None))
+            monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+            monkeypatch.setattr(copied_pages, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+            assert ranks.lost.table is not None
+            pages = torch.from_numpy(made.copy._writer.pages.reshape(-1))
+            made.copy._gather = GpuGather(ranks.lost.table, ranks.lost.layers, pages, made.page_bytes, made.copy._most)
+        yield made
 
 
 def test_whole_pages_come_along_when_the_cache_is_gone(rank: Copying) -> None:
