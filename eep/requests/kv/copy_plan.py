@@ -30,6 +30,10 @@ class Moves:
     pages: Numbers
 
 
+_NONE: Numbers = np.empty(0, np.int64)
+_NOTHING = Moves(_NONE, _NONE, _NONE, _NONE)
+
+
 class CopyPlan:
     def __init__(self, rows: int, context: int, pages: int) -> None:
         """``context``: the most tokens of a request."""
@@ -50,10 +54,13 @@ class CopyPlan:
 
     def next(self, turns: Numbers, tokens: Numbers, most: int) -> Moves:
         """``most``: of pages to copy. The caller does it, and says with :meth:`settle` what has become of it."""
+        whole = np.minimum(tokens // PAGE, self._page_of.shape[1])
+        if np.array_equal(whole, self._covered) and np.array_equal(turns, self._turns):
+            self.behind = 0
+            return _NOTHING
         ended = np.flatnonzero((turns != self._turns) & (self._covered > 0))
         given_up = [self._shrink(ended, np.zeros_like(ended))]
         self._turns[:] = turns
-        whole = np.minimum(tokens // PAGE, self._page_of.shape[1])
         allowed = self._allowed(whole)
         larger = np.flatnonzero(self._covered > allowed)
         given_up.append(self._shrink(larger, allowed[larger]))

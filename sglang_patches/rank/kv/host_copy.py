@@ -70,7 +70,8 @@ class HostCopy:
         """One pass. Whether there is more to do at once."""
         seen = self._journal.look()
         moves = self._plan.next(seen.turns, seen.tokens, self._most)
-        self._writer.clear(moves.given_up)
+        if len(moves.given_up):
+            self._writer.clear(moves.given_up)
         if len(moves.pages):
             first = moves.rows * self._context + moves.numbers * PAGE
             copied = self._gather.copy(first[:, None] + np.arange(PAGE), moves.pages)

@@ -25,7 +25,7 @@ from sglang_patches.rank.kv.copied_pages import COPY, GpuGather, kind_of, layout
 from sglang_patches.rank.kv.host_copy import HostCopy
 from sglang_patches.rank.kv.lost_context import LostContext
 from sglang_patches.rank.kv.lost_pool import NoRestore
-from tests.sglang_patches.rank.lost_rank import ANSWERED, CONTEXT, LOST, PROMPT, SLOTS, Rank, lost_rank
+from tests.sglang_patches.rank.lost_rank import ANSWERED, CONTEXT, LOST, PROMPT, SLOTS, Rank, let_go, lost_rank
 
 JUDGED = len(PROMPT) + len(ANSWERED) - 1
 WHOLE = JUDGED // PAGE * PAGE
@@ -237,7 +237,7 @@ def test_the_next_life_takes_the_memory_over(rank: Copying, tmp_path: Path, monk
     assert held[0].incarnation == LOST.incarnation + 1
     os.close(held[1])
     assert rank.copy._writer.pages.any(), "it is the same memory"
-    later.anchor.close()
+    let_go(later)
 
 
 def test_a_cache_of_another_shape_is_not_taken(rank: Copying) -> None:
