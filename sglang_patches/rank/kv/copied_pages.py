@@ -96,13 +96,13 @@ class GpuGather:
         self._page_bytes = page_bytes
         self._slots = torch.empty(tokens, 1, dtype=table.dtype, device=device)
         self._look_up = RowCopy([self._slots], [table.view(-1, 1)])
-        self._upto = torch.arange(tokens, device=device)
+        self._upto = torch.arange(tokens).to(device)  # waits for what was launched before: the table is zeroed
         self.copy(np.zeros((most, PAGE), np.int64), np.zeros(most, np.int64))
 
     def copy(self, places: npt.NDArray[np.int64], pages: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """As :meth:`CpuGather.copy`."""
         count = len(pages)
-        with torch.cuda.stream(self._stream):
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
             where = torch.from_numpy(places.ravel()).to(self._upto.device)
             slots = self._slots_at(where)
             self._fill(np.arange(count), slots.long().to(where.device))
