@@ -49,13 +49,17 @@ class MemoryHolder:
     def wait(self, *others: int) -> list[int]:
         """Serves whatever comes, until one of ``others`` can be read; which of them can."""
         while True:
-            ready, _, _ = select.select([*others, self._socket, *self._connections], [], [])
-            for each in ready:
-                if each is self._socket:
+            connections = {each.fileno(): each for each in self._connections}
+            waiting = select.poll()  # select() knows no descriptor above 1023, and what is held may take as many
+            for number in (*others, self._socket.fileno(), *connections):
+                waiting.register(number, select.POLLIN)
+            ready = [number for number, _ in waiting.poll()]
+            for number in ready:
+                if number == self._socket.fileno():
                     self._accept()
-                elif isinstance(each, socket.socket):
-                    self._serve(each)
-            if found := [each for each in ready if isinstance(each, int)]:
+                elif number in connections:
+                    self._serve(connections[number])
+            if found := [number for number in ready if number in others]:
                 return found
 
     def _accept(self) -> None:

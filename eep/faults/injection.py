@@ -42,6 +42,7 @@ PLACES: Mapping[str, str] = {
     "step.again": "before the rank runs the same batch again",
     "step.trusted": "the result of a step is good; the caller does not have it yet",
     "kv.journal": "the results of a good step are handed out; how far its requests are is not noted yet",
+    "kv.backup.mid": "parts of contexts are copied to host memory; nothing says yet that they are there",
     "kv.restore.before": "before the rank copies the context of a request from a lost rank",
     "kv.restore.mid": "a part of the context is copied",
     "kv.restore.after": "the context is copied, and the request has it",

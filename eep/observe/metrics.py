@@ -61,10 +61,22 @@ METRICS = {
     "steps_repeated": Metric("counter", "eep_steps_repeated", "Forward passes that ranks ran again, over all ranks."),
     "requests_moved": Metric("counter", "eep_requests_moved", "Requests that went on at another rank or incarnation."),
     "kv_restored": Metric(
-        "counter", "eep_kv_restored_tokens", "Tokens of moved requests whose cache entries came from a lost rank."
+        "counter",
+        "eep_kv_restored_tokens",
+        "Tokens of moved requests whose cache entries came from a lost rank: from its cache, or its copy in host memory.",
+        "source",
     ),
     "kv_recomputed": Metric(
         "counter", "eep_kv_recomputed_tokens", "Tokens of moved requests that are computed again, or were there."
+    ),
+    "kv_backup_covered": Metric(
+        "gauge",
+        "eep_kv_backup_covered_tokens",
+        "Tokens of open requests whose cache entries are in host memory too.",
+        "rank",
+    ),
+    "kv_backup_lag": Metric(
+        "gauge", "eep_kv_backup_lag_tokens", "Tokens of open requests that are still to be copied there.", "rank"
     ),
     "repair_bytes": Metric(
         "counter", "eep_repair_bytes", "Bytes of experts that ranks brought in, by the tier they came from.", "tier"
@@ -160,8 +172,8 @@ class MetricsWriter:
         """Adds to a counter. An amount of 0 makes Prometheus show the counter from now on."""
         self._write(figure, label, lambda value: value.inc(amount))
 
-    def set(self, figure: str, value: float) -> None:
-        self._write(figure, "", lambda held: held.set(value, timestamp=time.time()))
+    def set(self, figure: str, value: float, label: str = "") -> None:
+        self._write(figure, label, lambda held: held.set(value, timestamp=time.time()))
 
     def _write(self, figure: str, label: str, write: Callable[[Any], None]) -> None:
         if self._value_class is None:

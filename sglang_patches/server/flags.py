@@ -12,7 +12,7 @@ from sglang_patches import cpu, hooks, installation, targets
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
-from sglang_patches.server import expert_slots, launcher, machine_limits, model_shape, refusals, store_access
+from sglang_patches.server import expert_slots, kv_backup, launcher, machine_limits, model_shape, refusals, store_access
 from sglang_patches.server.stall_timeout import choose_stall_timeout
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Whether the KV cache of a rank outlives it, so that requests that move to another rank bring their context "
         "along instead of having it computed again (default: on; on a GPU off).",
     )
+    kv_backup.add_backup_flag(add)
     add(
         "--eep-spares",
         type=int,
@@ -183,6 +184,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
             "--eep-spares does not go together with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare looks for devices before "
             "it knows which rank it will be; unset the variable, or leave out --eep-spares"
         )
+    keeps_context = _is_on(arguments.eep_keep_context, default=device_of(arguments) == "cpu")
     return ServerOptions(
         ranks=ranks,
         max_ranks=max_ranks,
@@ -198,7 +200,8 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),
         spares=spares,
-        keeps_context=_is_on(arguments.eep_keep_context, default=device_of(arguments) == "cpu"),
+        keeps_context=keeps_context,
+        kv_backup=kv_backup.parse_backup(arguments.eep_kv_backup, keeps_context=keeps_context),
         running_per_rank=_running(arguments) // ranks,
         max_queued=getattr(arguments, "max_queued_requests", None),
         shares_gpu=device_of(arguments) != "cpu" and gpu_sharing.are_shared(arguments, max_ranks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -116,3 +117,16 @@ def test_a_new_life_with_another_size_has_new_memory(directory: Path) -> None:
         first._hold("kv", first._held["kv"])
     first.close()
     second.close()
+
+
+def test_it_answers_also_when_it_holds_more_than_select_can_wait_for(directory: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert ask(directory, request("list")) == {"ok": True, "held": []}
+        assert ask(directory, request("list")) == {"ok": True, "held": []}
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

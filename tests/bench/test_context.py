@@ -16,10 +16,10 @@ from bench.context.clients import Known, LongClients, count_tokens
 from bench.context.pauses import Pauses, measure
 from bench.context.plan import PREFILL, RESTORED, Turn, make_prompts, parse_contexts, plan
 from bench.context.report import complaints, page, plot, summary, why_computed
-from bench.context.restore_switch import OFF_BY_SWITCH, Switch
+from bench.context.restore_switch import NO_CACHES_BY_SWITCH, OFF_BY_SWITCH, Switch
 from eep.drill.query_answers import Answer
 from eep.drill.story import Fault
-from sglang_patches.rank.kv import restore
+from sglang_patches.rank.kv import lost_pool, restore
 
 TURN = Turn(2048, RESTORED, 1)
 KILL = Fault(1, "killed", at=10.0, noticed=0.01, running=0.2, rejoined=3.0)
@@ -190,7 +190,8 @@ def test_tokens_are_counted_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> N
 
         def read(self) -> bytes:
             return (
-                b"# HELP eep_kv_restored_tokens_total Tokens\neep_kv_restored_tokens_total 4100.0\n"
+                b"# HELP eep_kv_restored_tokens_total Tokens\n"
+                b'eep_kv_restored_tokens_total{source="anchor"} 4000.0\neep_kv_restored_tokens_total{source="host"} 100.0\n'
                 b'eep_kv_recomputed_tokens_total{rank="1"} 2.0\neep_kv_recomputed_tokens_total{rank="2"} 3.0\n'
             )
 
@@ -241,6 +242,7 @@ def test_a_cache_has_room_for_what_a_rank_has_and_takes_over() -> None:
 
 def test_restoring_is_switched_off_and_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore, "_restore", lambda *_: 42)
+    monkeypatch.setattr(lost_pool, "get_lost_pool", lambda *_: 43)
     switch = Switch(tmp_path / "switch")
     monkeypatch.setenv("EEP_BENCH_SWITCH", switch.environment()["EEP_BENCH_SWITCH"])
     restore_switch.register()
@@ -250,3 +252,8 @@ def test_restoring_is_switched_off_and_on(tmp_path: Path, monkeypatch: pytest.Mo
         restore._restore(None, None, None, None, None)  # type: ignore[arg-type]
     switch.set(restored=True)
     assert restore._restore(None, None, None, None, None) == 42  # type: ignore[arg-type]
+    assert lost_pool.get_lost_pool(None, 0, 0) == 43  # type: ignore[arg-type]
+    switch.set(restored=True, caches=False)
+    assert restore._restore(None, None, None, None, None) == 42  # type: ignore[arg-type]
+    with pytest.raises(restore.NoRestore, match=NO_CACHES_BY_SWITCH):
+        lost_pool.get_lost_pool(None, 0, 0)  # type: ignore[arg-type]

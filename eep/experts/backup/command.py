@@ -11,12 +11,12 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from eep.byte_size import parse_size
+
 if TYPE_CHECKING:
     import torch
 
     from eep.experts.registry.directory_registry import Registry
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -103,10 +103,10 @@ def _progress(experts: list[int]) -> Iterable[int]:
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as in 170GiB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -34,6 +34,15 @@ class JournalLine:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """Of every row: its turn, the request that has it, and its tokens; 0 tokens if no request has it."""
+
+    turns: npt.NDArray[np.int64]
+    requests: npt.NDArray[np.uint64]
+    tokens: npt.NDArray[np.int64]
+
+
 def journal_bytes(rows: int) -> int:
     return _HEADER.itemsize + rows * _LINE.itemsize
 
@@ -59,6 +68,9 @@ class KvJournal(_Journal):
         if len(self._lines) != rows:
             raise ValueError(f"a journal of {rows} rows takes {journal_bytes(rows)} bytes, and these are {memory.size}")
         self._requests, self._tokens = self._lines["request"], self._lines["tokens"]
+        self.turns: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        """How often the line of each row was withdrawn: as long as that does not change, the row is the same request's. Only
+        this process knows."""
         self._header["generation"] += 1
         self.withdraw_all()
         self._header["rows"], self._header["life"], self._header["magic"] = rows, life, MAGIC
@@ -78,10 +90,19 @@ class KvJournal(_Journal):
     def withdraw(self, row: int) -> None:
         self._tokens[row] = 0
         self._requests[row] = 0
+        self.turns[row] += 1
 
     def withdraw_all(self) -> None:
         self._tokens[:] = 0
         self._requests[:] = 0
+        self.turns += 1
+
+    def look(self) -> JournalState:
+        """All lines, in a thread beside the one that writes them. What is read of a line goes together if its turn is the
+        same afterwards."""
+        turns = self.turns.copy()
+        requests = self._requests.copy()
+        return JournalState(turns, requests, np.where(requests[:, 0] != 0, self._tokens, 0))
 
 
 class JournalReader(_Journal):

@@ -41,8 +41,10 @@ class AnchoredPool:
         self.kind = memory_of(device)
         self.anchor = Anchor(Path(os.environ[CONTROL_DIRECTORY]), self.rank, self.life)
         self.metrics = MetricsWriter(f"rank-{self.rank}")
-        for figure in ("kv_restored", "kv_recomputed"):
-            self.metrics.add(figure, 0)
+        for figure, source in (("kv_restored", "anchor"), ("kv_restored", "host"), ("kv_recomputed", "")):
+            self.metrics.add(figure, 0, source)
+        self.backup_bytes = 0
+        """How much host memory this rank has for a copy of its contexts."""
         self.journal: KvJournal | None = None
         self.table: torch.Tensor | None = None
         self.cache: Any = None
@@ -118,6 +120,7 @@ def pool_of(device: object) -> AnchoredPool | None:
         asked = options.current()
         if asked is not None and asked.keeps_context:
             _pool = AnchoredPool(torch.device(str(device)).type)
+            _pool.backup_bytes = asked.kv_backup // asked.max_ranks
     return _pool
 
 

@@ -1,4 +1,4 @@
-"""What a lost rank has left behind of a request: found by its journal, and copied from its cache."""
+"""What a lost rank has left behind of a request: in its cache, or else in its copy in host memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from eep import faults
-from eep.data_plane.memory.row_copy import copy_rows
 from eep.view import View
 from sglang_patches.rank import rank_session
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
-from sglang_patches.rank.kv.lost_pool import NoRestore, get_lost_pool
+from sglang_patches.rank.kv.lost_copy import CopiedContext
+from sglang_patches.rank.kv.lost_pool import AnchoredContext, NoRestore
 
 _KNOWN_WITHIN = 5.0
 """Seconds until this rank knows, too, that the other is gone."""
@@ -38,18 +38,13 @@ class LostContext:
         if pool.cache is None or pool.cache is not cache:
             raise NoRestore("a cache of this kind is not kept")
         _check_is_gone(lost)
-        self._mine, self._rank = pool, lost.rank
-        self._lost = get_lost_pool(pool, lost.rank, lost.incarnation)
-        line = self._lost.journal.find(lost.incarnation, lost.wire)
-        if line is None:
-            raise NoRestore(f"rank {lost.rank} has noted nothing of it")
-        self._line = line
+        self._rank, self.origin = lost.rank, _find(pool, lost)
 
     def tokens(self, most: int, page: int) -> int:
         """How many tokens of it to copy, whole pages and ``most`` at most. NoRestore if that is not worth the while."""
-        count = min(self._line.tokens, most) // page * page
+        count = min(self.origin.tokens, most) // page * page
         if count < LEAST:
-            raise NoRestore(f"rank {self._rank} has noted {self._line.tokens} tokens of it")
+            raise NoRestore(f"rank {self._rank} has noted {self.origin.tokens} tokens of it")
         faults.at("kv.restore.before")
         return count
 
@@ -57,15 +52,24 @@ class LostContext:
         """The entries of the tokens from ``first`` on. NoRestore if they are not the request's."""
         if not len(slots):
             return
-        there = self._lost.table[self._line.row, first : first + len(slots)].cpu().long()
-        if int(there.min()) < 0 or int(there.max()) >= len(self._mine.layers[0]):
-            raise NoRestore(f"the table of rank {self._rank} names slots that there are not")
-        copy_rows(self._mine.layers, self._lost.layers, slots.long().contiguous(), there.to(slots.device))
+        self.origin.copy(slots.long().contiguous(), first)
         faults.at("kv.restore.mid")
         if slots.is_cuda:
             torch.cuda.current_stream(slots.device).synchronize()
-        if not self._lost.journal.stands(self._line):
-            raise NoRestore(f"the memory of rank {self._rank} was taken over meanwhile")
+        self.origin.check()
+
+
+def _find(pool: AnchoredPool, lost: LostLife) -> AnchoredContext | CopiedContext:
+    who = (lost.rank, lost.incarnation, lost.wire)
+    try:
+        return AnchoredContext(pool, *who)
+    except Exception as reason:  # of a driver, too, whose GPU is gone
+        if not pool.backup_bytes:
+            raise
+        try:
+            return CopiedContext(pool, *who)
+        except NoRestore as other:
+            raise NoRestore(f"{reason}; {other}") from reason
 
 
 def _check_is_gone(lost: LostLife) -> None:

@@ -7,6 +7,7 @@ import threading
 import torch
 
 from eep.data_plane.memory import Memory
+from eep.data_plane.memory.row_copy import copy_rows
 from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.kv_journal import JournalReader
 from sglang_patches.rank.kv.anchored_pool import CACHE, JOURNAL, TABLE, AnchoredPool, as_layers, layers_bytes
@@ -21,9 +22,9 @@ class LostPool:
 
     def __init__(self, mine: AnchoredPool, rank: int) -> None:
         assert mine.table is not None
-        noted, self.life = _mapped(mine, rank, JOURNAL, SharedMemory)
-        rows, _ = _mapped(mine, rank, TABLE, mine.kind)
-        content, _ = _mapped(mine, rank, CACHE, mine.kind)
+        noted, self.life = mapped(mine, rank, JOURNAL, SharedMemory)
+        rows, _ = mapped(mine, rank, TABLE, mine.kind)
+        content, _ = mapped(mine, rank, CACHE, mine.kind)
         if rows.nbytes != mine.table.nbytes:
             raise NoRestore(f"the table of rank {rank} has another shape")
         if content.nbytes != layers_bytes(mine.layers):
@@ -49,7 +50,32 @@ def get_lost_pool(mine: AnchoredPool, rank: int, life: int) -> LostPool:
     return found
 
 
-def _mapped(mine: AnchoredPool, rank: int, name: str, kind: type[Memory]) -> tuple[torch.Tensor, int]:
+class AnchoredContext:
+    """What a lost life had of one request in its cache. NoRestore if that is nothing."""
+
+    source, where = "anchor", "rank"
+
+    def __init__(self, mine: AnchoredPool, rank: int, life: int, wire: str) -> None:
+        self._mine, self._rank = mine, rank
+        self._lost = get_lost_pool(mine, rank, life)
+        line = self._lost.journal.find(life, wire)
+        if line is None:
+            raise NoRestore(f"rank {rank} has noted nothing of it")
+        self._line, self.tokens = line, line.tokens
+
+    def copy(self, slots: torch.Tensor, first: int) -> None:
+        there = self._lost.table[self._line.row, first : first + len(slots)].cpu().long()
+        if int(there.min()) < 0 or int(there.max()) >= len(self._mine.layers[0]):
+            raise NoRestore(f"the table of rank {self._rank} names slots that there are not")
+        copy_rows(self._mine.layers, self._lost.layers, slots, there.to(slots.device))
+
+    def check(self) -> None:
+        """NoRestore if what was copied may not be the request's."""
+        if not self._lost.journal.stands(self._line):
+            raise NoRestore(f"the memory of rank {self._rank} was taken over meanwhile")
+
+
+def mapped(mine: AnchoredPool, rank: int, name: str, kind: type[Memory]) -> tuple[torch.Tensor, int]:
     found = mine.anchor.find(rank, name)
     if found is None:
         raise NoRestore(f"nothing of rank {rank} is held")

@@ -16,7 +16,7 @@ from sglang_patches import hooks
 from sglang_patches.rank.kv.anchored_pool import get_pool
 from sglang_patches.rank.kv.lost_context import LostContext, LostLife
 from sglang_patches.rank.kv.lost_pool import NoRestore
-from sglang_patches.rank.kv.report import report
+from sglang_patches.rank.kv.report import report_computed, report_restored
 
 T = TypeVar("T")
 _LOST, _SLOTS = "_eep_lost_life", "_eep_slots"
@@ -40,10 +40,10 @@ def _add(original: Callable[..., T], adder: Any, request: Any, *arguments: Any, 
     allocator = adder.token_to_kv_pool_allocator
     tokens = len(request.full_untruncated_fill_ids)
     try:
-        slots = _copied(adder, request, lost, tokens)
+        context, slots = _copied(adder, request, lost, tokens)
     except Exception as reason:  # of SGLang's, too: the request can be served without
         delattr(request, _LOST)
-        report(request, lost, 0, tokens, reason)
+        report_computed(request, tokens, reason)
         return original(adder, request, *arguments, **named)
     if slots is not None:
         _begin_with(request, slots)
@@ -51,33 +51,31 @@ def _add(original: Callable[..., T], adder: Any, request: Any, *arguments: Any, 
     if adder.can_run_list and adder.can_run_list[-1] is request:
         delattr(request, _LOST)
         if slots is None:
-            report(request, lost, 0, tokens, "there was no room to copy it")
+            report_computed(request, tokens, "there was no room to copy it")
         else:
-            report(request, lost, len(slots), tokens)
+            report_restored(request, lost, context, len(slots), tokens)
     elif slots is not None:
         _begin_with(request, slots[:0])
         allocator.free(slots)
     return result
 
 
-def _copied(adder: Any, request: Any, lost: LostLife, tokens: int) -> torch.Tensor | None:
-    """New slots with the context of the request; None if there are not enough. NoRestore if it cannot be had at all."""
+def _copied(adder: Any, request: Any, lost: LostLife, tokens: int) -> tuple[LostContext, torch.Tensor | None]:
+    """The context of the request, and new slots with it; None if there are not enough. NoRestore if it cannot be had."""
     pool, allocator = get_pool(), adder.token_to_kv_pool_allocator
     assert pool is not None
     context = LostContext(pool, lost, allocator.get_kvcache())
     count = context.tokens(request._compute_max_prefix_len(tokens), adder.tree_cache.page_size)
     _check_can_begin_with(adder, request, tokens - count)
-    if count > allocator.available_size():
-        return None
-    slots: torch.Tensor | None = allocator.alloc(count)
+    slots: torch.Tensor | None = allocator.alloc(count) if count <= allocator.available_size() else None
     if slots is None:
-        return None
+        return context, None
     try:
         context.copy(slots)
     except BaseException:
         allocator.free(slots)
         raise
-    return slots
+    return context, slots
 
 
 def _check_can_begin_with(adder: Any, request: Any, missing: int) -> None:

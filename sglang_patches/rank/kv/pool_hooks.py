@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import hooks
+from sglang_patches.rank.kv import host_copy
 from sglang_patches.rank.kv.anchored_pool import pool_of
 
 _POOLS = "mem_cache.memory_pool."
@@ -57,6 +58,7 @@ def _anchor_cache(original: Callable[..., None], cache: Any, *arguments: Any, **
         setattr(cache, name, layers[number * count : (number + 1) * count])
     if _is_all(cache):
         pool.cache = cache
+        host_copy.begin(pool)
     return None
 
 

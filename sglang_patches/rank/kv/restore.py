@@ -16,7 +16,7 @@ from sglang_patches.rank.kv import own_prefix
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool, get_pool
 from sglang_patches.rank.kv.lost_context import LEAST, LostContext, LostLife
 from sglang_patches.rank.kv.lost_pool import NoRestore
-from sglang_patches.rank.kv.report import report
+from sglang_patches.rank.kv.report import report_computed, report_restored
 from sglang_patches.replayed_fields import LOST_LIFE
 
 
@@ -41,15 +41,17 @@ def restore(scheduler: Any, request: Any, lost: LostLife) -> int:
         own_prefix.expect(request, lost)
         return 0
     try:
-        count = _restore(scheduler, request, lost, pool, tokens)
+        context, count = _restore(scheduler, request, lost, pool, tokens)
     except Exception as problem:  # of SGLang's, too: the request can be served without
-        report(request, lost, 0, len(tokens), problem)
+        report_computed(request, len(tokens), problem)
         return 0
-    report(request, lost, count, len(tokens))
+    report_restored(request, lost, context, count, len(tokens))
     return count
 
 
-def _restore(scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, tokens: array[int]) -> int:
+def _restore(
+    scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, tokens: array[int]
+) -> tuple[LostContext, int]:
     tree, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
     context = LostContext(pool, lost, allocator.get_kvcache())
     count = context.tokens(len(tokens) - 1, tree.page_size)
@@ -67,7 +69,7 @@ def _restore(scheduler: Any, request: Any, lost: LostLife, pool: AnchoredPool, t
             allocator.free(slots[:unused])
     if len(known) < count:
         _insert(tree, allocator, key, known, slots[len(known) :])
-    return count - len(known)
+    return context, count - len(known)
 
 
 def _allocate(scheduler: Any, count: int) -> torch.Tensor:

@@ -113,3 +113,19 @@ def test_a_line_is_always_of_the_request_that_had_the_row_last(steps: list[tuple
         assert (None if line is None else (line.row, (name, line.tokens))) == next(
             ((row, held) for row, held in rows.items() if held[0] == name), None
         )
+
+
+def test_a_turn_of_a_row_ends_when_its_line_is_withdrawn() -> None:
+    journal = KvJournal(memory(), ROWS, life=0)
+    note(journal, (2, "a", 10), (5, "b", 20))
+    seen = journal.look()
+    assert seen.tokens.tolist() == [0, 0, 10, 0, 0, 20, 0, 0]
+    assert tuple(seen.requests[5].tolist()) == fingerprint("b")
+    note(journal, (2, "a", 11))
+    assert (journal.turns == seen.turns).all()
+    journal.withdraw(2)
+    journal.count(np.array([2]), np.array([12]))
+    assert np.flatnonzero(journal.turns != seen.turns).tolist() == [2]
+    assert journal.look().tokens[2] == 0, "the row has no name"
+    journal.withdraw_all()
+    assert (journal.turns > seen.turns).all()

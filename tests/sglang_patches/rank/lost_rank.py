@@ -99,7 +99,16 @@ def lost_rank(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank
     thread.start()
     made = Rank(directory, monkeypatch)
     yield made
-    made.lost.anchor.close()
-    made.mine.anchor.close()
+    let_go(made.lost)
+    let_go(made.mine)
     os.write(ends, b"x")
     thread.join(10)
+    for descriptor in (told, ends, *(held[2] for held in holder._held.values())):
+        os.close(descriptor)
+
+
+def let_go(pool: AnchoredPool) -> None:
+    """As the end of its process would."""
+    pool.anchor.close()
+    for memory in pool.anchor._held.values():
+        memory.close()

@@ -104,7 +104,7 @@ def taken_over(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin(point: str) -> None:
         if point == "kv.restore.mid":
-            noted, _ = lost_pool._mapped(rank.ranks.mine, 2, anchored_pool.JOURNAL, SharedMemory)
+            noted, _ = lost_pool.mapped(rank.ranks.mine, 2, anchored_pool.JOURNAL, SharedMemory)
             KvJournal(noted.numpy(), ROWS, 4)
 
     monkeypatch.setattr(faults, "at", begin)

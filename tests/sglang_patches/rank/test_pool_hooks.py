@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from sglang_patches import cpu, hooks
 cpu.fill_gaps()
 import torch
-from sglang_patches.rank.kv import anchored_pool, pool_hooks
+from sglang_patches.rank.kv import anchored_pool, host_copy, pool_hooks
 pool_hooks.register()
 hooks.apply()
 from sglang.srt.mem_cache import memory_pool
@@ -44,6 +44,7 @@ def live(kind, free):
         "is_kept": pool is not None and pool.cache is cache and all(
             a.data_ptr() == b.data_ptr() for a, b in zip(buffers, pool.layers, strict=True)),
         "is_usual": cache.device == "cpu" and cache.data_ptrs.tolist() == [each.data_ptr() for each in buffers],
+        "is_copied": host_copy._copy is not None and host_copy._copy._thread.is_alive(),
         "table": [list(table.req_to_token.shape), int(table.req_to_token.abs().sum())],
     }), flush=True)
     table.req_to_token[1, 2] = 9
@@ -66,10 +67,13 @@ def lives(sglang: None, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     holder, (told, ends) = MemoryHolder(str(directory / SOCKET)), os.pipe()
     thread = threading.Thread(target=holder.wait, args=(told,), daemon=True)
     thread.start()
-    keeps, drops = (json.dumps({"ranks": 3, "max_ranks": 3, "keeps_context": each}) for each in (True, False))
+    keeps, copies, drops = (
+        json.dumps({"ranks": 3, "max_ranks": 3, "keeps_context": keeps, "kv_backup": size})
+        for keeps, size in ((True, 0), (True, 1 << 20), (False, 0))
+    )
     plan = [
         *((0, 0, "heads", 1000, keeps), (0, 1, "heads", 600, keeps)),
-        *((1, 0, "latent", 1000, keeps), (1, 1, "latent", 600, keeps), (2, 0, "heads", 1000, drops)),
+        *((1, 0, "latent", 1000, copies), (1, 1, "latent", 600, copies), (2, 0, "heads", 1000, drops)),
     ]
     environment = {"EEP_CONTROL_DIR": str(directory), "EEP_CPU_GAPS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
     done = run_python(LIVES, json.dumps(plan), **environment)
@@ -90,6 +94,10 @@ def test_the_next_life_takes_over_what_the_last_one_had(lives: list[Any], first:
     assert before["shapes"] == after["shapes"]
     assert before["were"] == [0.0] * layers
     assert after["were"] == [number + 1 for number in range(layers)]
+
+
+def test_contexts_are_copied_where_that_is_wanted(lives: list[Any]) -> None:
+    assert [life["is_copied"] for life in lives] == [False, False, True, True, False]
 
 
 def test_nothing_is_kept_where_it_is_not_wanted(lives: list[Any]) -> None:

@@ -109,6 +109,28 @@ def test_whether_contexts_are_kept(changes: dict[str, Any], keeps: bool) -> None
     assert flags.parse(given(**changes)).keeps_context is keeps
 
 
+def test_contexts_are_copied_to_host_memory_if_asked_for() -> None:
+    assert flags.parse(given(device="cpu")).kv_backup == 0
+    assert flags.parse(given(device="cpu", eep_kv_backup="500MB")).kv_backup == 500 << 20
+    assert flags.parse(given(device="cuda", eep_keep_context="on", eep_kv_backup="1.5GiB")).kv_backup == 3 << 29
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"eep_kv_backup": "much"}, "'much' is not a size"),
+        ({"eep_kv_backup": "-1GiB"}, "is not a size"),
+        ({"eep_kv_backup": "0"}, "more than 0 bytes"),
+        ({"eep_kv_backup": "4096TiB"}, "more than the memory of this host"),
+        ({"eep_kv_backup": "1GiB", "eep_keep_context": "off"}, "needs --eep-keep-context on"),
+        ({"eep_kv_backup": "1GiB", "device": "cuda"}, "needs --eep-keep-context on"),
+    ],
+)
+def test_a_copy_that_there_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(SystemExit, match=why):
+        flags.parse(given(**{"device": "cpu", **changes}))
+
+
 def test_what_the_flag_implies() -> None:
     known = given(eep_redundant_experts=8)
     flags.imply(known, flags.parse(known))

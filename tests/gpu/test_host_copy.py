@@ -1,0 +1,37 @@
+"""Entries of a cache on the GPU go to pages in host memory, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from eep.requests.kv.copy_layout import PAGE
+from sglang_patches.rank.kv.copied_pages import GpuGather, layout_of, unload
+
+ROWS, CONTEXT, SLOTS, MOST = 4, 100, 500, 3
+
+
+def test_pages_are_gathered_beside_other_work_and_read_back() -> None:
+    generator = torch.Generator().manual_seed(5)
+    layers = [
+        torch.randn(SLOTS, *shape, generator=generator).to("cuda", torch.bfloat16) for shape in ((2, 24), (2, 16)) * 3
+    ]
+    table = torch.randint(SLOTS, (ROWS, CONTEXT), generator=generator, dtype=torch.int32).to("cuda")
+    page_bytes = layout_of(layers).page_bytes
+    content = torch.zeros(10 * page_bytes, dtype=torch.uint8)
+    gather = GpuGather(table, layers, content, page_bytes, MOST)
+    busy = torch.randn(4096, 4096, device="cuda")
+    for _ in range(20):
+        busy = busy @ busy.tanh()
+    where, to = [(3, 0), (1, 2), (3, 1)], np.array([7, 0, 4])
+    places = np.array([[row * CONTEXT + number * PAGE + token for token in range(PAGE)] for row, number in where])
+    assert gather.copy(places, to).tolist() == [True] * len(where)
+    torch.cuda.synchronize()
+    back = [torch.zeros_like(layer) for layer in layers]
+    slots = torch.arange(100, 100 + 2 * PAGE - 3, device="cuda")
+    pages = content.view(-1, page_bytes)[[7, 4]].reshape(-1)
+    unload(pages.to("cuda"), back, slots, 3)
+    torch.cuda.synchronize()
+    for copied, layer in zip(back, layers, strict=True):
+        assert torch.equal(copied[slots], layer[table[3, 3 : 2 * PAGE].long()])
+        assert not copied[:100].any()
