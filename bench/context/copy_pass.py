@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,8 +27,19 @@ CONTEXT = 2048
 PASSES = 40
 
 
-def measure(requests: int, layers: int, row_bytes: int) -> tuple[list[float], list[float], int]:
-    """Seconds of passes that copy a page of each request, and of passes that copy nothing; bytes of a page."""
+@dataclass
+class Passes:
+    """Seconds of each pass."""
+
+    first: list[float] = field(default_factory=list)
+    """It copies a page of each request, to memory that was never used."""
+    later: list[float] = field(default_factory=list)
+    """The same, to memory that was."""
+    idle: list[float] = field(default_factory=list)
+    """There is nothing to copy."""
+
+
+def measure(requests: int, layers: int, row_bytes: int) -> Passes:
     pool = AnchoredPool()
     table = pool.take_table((requests + 1, CONTEXT))
     slots = (requests + 1) * CONTEXT // 8
@@ -35,26 +47,25 @@ def measure(requests: int, layers: int, row_bytes: int) -> tuple[list[float], li
     table.copy_(torch.randint(slots, table.shape, dtype=torch.int32))
     copy = HostCopy(pool, 2 * requests * CONTEXT * layers * row_bytes)
     assert pool.journal is not None
-    rows = np.arange(1, requests + 1)
-    for row in rows.tolist():
-        pool.journal.name(row, fingerprint(str(row)))
-    copying, idle = list[float](), list[float]()
-    for number in range(1, PASSES + 1):
-        pool.journal.count(rows, np.full(requests, number * PAGE))
-        while _timed(copy, copying):
-            pass
-        _timed(copy, idle)
-    page: int = copy._writer.pages.shape[1]
-    assert copy._plan.covered == PASSES * requests * PAGE
+    rows, passes = np.arange(1, requests + 1), Passes()
+    for into in (passes.first, passes.later):
+        pool.journal.withdraw_all()
+        copy.copy_some()
+        for row in rows.tolist():
+            pool.journal.name(row, fingerprint(str(row)))
+        for number in range(1, PASSES + 1):
+            pool.journal.count(rows, np.full(requests, number * PAGE))
+            _time(copy, into)
+            assert copy._plan.covered == number * requests * PAGE
+            _time(copy, passes.idle)
     pool.anchor.close()
-    return copying[2:], idle[2:], page
+    return passes
 
 
-def _timed(copy: HostCopy, into: list[float]) -> bool:
+def _time(copy: HostCopy, into: list[float]) -> None:
     begin = time.perf_counter()
-    more = copy.copy_some()
+    copy.copy_some()
     into.append(time.perf_counter() - begin)
-    return more
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,9 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for requests in REQUESTS:
         with tempfile.TemporaryDirectory() as directory:
             os.environ.update({"EEP_CONTROL_DIR": directory, "EEP_RANK": "0", "EEP_INCARNATION": "0"})
-            copying, idle, page = measure(requests, options.layers, options.row_bytes)
-        told = [f"{1e6 * statistics.median(times):.0f} us (most {1e6 * max(times):.0f})" for times in (copying, idle)]
-        print(f"{requests} requests, pages of {page >> 10} KiB: a page of each {told[0]}; nothing to copy {told[1]}")
+            passes = measure(requests, options.layers, options.row_bytes)
+        told = ", ".join(
+            f"{what} {1e6 * statistics.median(times):.0f} us (most {1e6 * max(times):.0f})"
+            for what, times in (("to new memory", passes.first), ("to used", passes.later), ("idle", passes.idle))
+        )
+        print(f"{requests} requests, {PAGE * options.layers * options.row_bytes} bytes each: {told}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.context import clients, restore_switch
+from bench.context import clients, copy_pass, restore_switch
 from bench.context.__main__ import CHUNK, server_arguments
 from bench.context.clients import Known, LongClients, count_tokens
 from bench.context.pauses import Pauses, measure
@@ -238,6 +238,14 @@ def test_a_cache_has_room_for_what_a_rank_has_and_takes_over() -> None:
     arguments = server_arguments([128, 2048], long=8, tokens=64, spares=0)
     assert int(arguments[arguments.index("--max-total-tokens") + 1]) > 4 * (2048 + 64)
     assert int(arguments[arguments.index("--chunked-prefill-size") + 1]) == 4 * CHUNK
+
+
+def test_passes_of_the_host_copy_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("EEP_CONTROL_DIR", str(tmp_path)), ("EEP_RANK", "0"), ("EEP_INCARNATION", "0")):
+        monkeypatch.setenv(name, value)
+    passes = copy_pass.measure(requests=3, layers=2, row_bytes=8)
+    assert len(passes.first) == len(passes.later) == len(passes.idle) / 2 == copy_pass.PASSES
+    assert min(*passes.first, *passes.later, *passes.idle) > 0
 
 
 def test_restoring_is_switched_off_and_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
