@@ -133,13 +133,7 @@ class Lane:
             self._check_member("send", to)
             if not self._context.send(self._number, to, tag, address, size, _nanoseconds(timeout)):
                 raise self._failure(f"send to rank {to}", timeout)
-            # A message goes into the pipe of a dead rank as well. The thread that watches the peers may not have seen yet
-            # that one of them is dead, and the epoch with it.
-            if dead := self._endpoint.dead_peers():
-                who = ", ".join(f"rank {rank} has died" for rank in dead)
-                raise EpochRevoked(
-                    f"send to rank {to} cannot be trusted: {who}; run it again after the next view", dead
-                )
+            self._check_none_has_died(f"send to rank {to}")
         finally:
             self._gate.leave()
 
