@@ -133,6 +133,7 @@ class Lane:
             self._check_member("send", to)
             if not self._context.send(self._number, to, tag, address, size, _nanoseconds(timeout)):
                 raise self._failure(f"send to rank {to}", timeout)
+            self._sent = True
             self._check_none_has_died(f"send to rank {to}")
         finally:
             self._gate.leave()
