@@ -39,10 +39,11 @@ from typing import Any
 
 import torch
 
-from eep.abi import native
+from eep.compat import sizes
 from eep.compat.checks import check_tensor, local_experts_of, refuse
-from eep.compat.deep_ep_rank import CHANNELS, WIRE, DeepEpRank
+from eep.compat.deep_ep_rank import DeepEpRank, default_device
 from eep.compat.normal_mode import NormalMode
+from eep.compat.sizes import CHANNELS, WIRE, Sizes
 from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
@@ -71,13 +72,9 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """The bytes of address space that a rank of ``num_ranks`` shares, for any K; memory follows use."""
-        experts, wire = local_experts_of(num_experts, num_ranks), native.TYPES[WIRE]
-        sizes = (num_ranks, num_max_dispatch_tokens_per_rank, hidden, native.MAX_TOPK, experts)
-        at, library = native.RegionLayout(), native.load()
-        shape = native.Shape(*sizes, native.LAYOUTS["expert"], wire, wire, CHANNELS)
-        native.check(library, library.eep_region_layout_compute(shape, at))
-        return int(at.total_bytes)
+        """The bytes of address space that a rank of ``num_ranks`` shares, for any K; memory follows use. A constructor that
+        is given this number of bytes makes its memory for these sizes."""
+        return sizes.hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     # ---- the step ----
 
@@ -117,7 +114,7 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
         if len(self._flights) == CHANNELS:
             raise EepError("two dispatches are in flight already; combine one of them before you dispatch again")
 
-        inner: SplitTokenBuffer = self._sized(limit, x.shape[1], num_experts, device)
+        inner: SplitTokenBuffer = self._sized(self._sizes(limit, x.shape[1], num_experts), device)
         # In turns even when both channels are free, so that a peer that finishes its combine later takes the same one.
         channel = self._turn if self._turn not in self._flights else 1 - self._turn
         sent = inner.dispatch_send(x, topk_idx.clone(), channel=channel, wire=wire)
@@ -192,9 +189,11 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Makes the memory for these sizes if it is not there; all ranks call this together. The memory is on the GPU if
         there is one, unless an earlier dispatch was on the CPU. Flags need no cleaning."""
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(default) if self._inner is None else self._inner.device
-        self._sized(num_max_dispatch_tokens_per_rank, hidden, num_experts, device)
+        device = default_device() if self._inner is None else self._inner.device
+        self._sized(self._sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts), device)
+
+    def _sizes(self, max_tokens: int, hidden: int, num_experts: int) -> Sizes:
+        return Sizes(max_tokens, hidden, local_experts_of(num_experts, self.group_size))
 
 
 Buffer = DeepEpBuffer

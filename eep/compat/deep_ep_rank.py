@@ -14,7 +14,9 @@ import torch.distributed as dist
 
 import eep
 from eep.abi import native
-from eep.compat.checks import check_tensor, local_experts_of, number_of, refuse
+from eep.compat.checks import check_tensor, number_of, refuse, timeout_of
+from eep.compat.presence import Presence
+from eep.compat.sizes import CHANNELS, WIRE, Sizes, hinted
 from eep.data_plane.rendezvous import Rendezvous
 from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
@@ -22,10 +24,7 @@ from eep.errors import EepError
 
 PATIENCE_S = 60.0
 """How long to wait for ranks that are still starting. A dispatch has its own, much shorter deadline."""
-CHANNELS = 2
-WIRE = "bf16"
-"""The widest format, for which memory is made. Each dispatch says what it sends."""
-_PATH_BYTES = 256
+TIMEOUT_MS = 1000.0
 
 
 class DeepEpRank:
@@ -45,7 +44,7 @@ class DeepEpRank:
         comm: Any = None,
         *,
         max_ranks: int | None = None,
-        timeout_ms: float = 1000,
+        timeout_ms: float | None = None,
     ) -> None:
         refuse(comm is not None, "comm", "give a torch.distributed process group")
         given = os.environ.get("EEP_RENDEZVOUS")
@@ -61,17 +60,27 @@ class DeepEpRank:
         self.max_ranks = self.group_size if max_ranks is None else max_ranks
         if not max(self.rank + 1, self.group_size) <= self.max_ranks:
             raise ValueError(f"max_ranks is {max_ranks}, too few for rank {self.rank} of {self.group_size}; raise it")
-        if not 0 < timeout_ms < 1e9:
-            raise ValueError(f"timeout_ms must be positive, got {timeout_ms}")
         self.explicitly_destroy = explicitly_destroy
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
         self._inner: eep.Buffer | None = None
         self._flights: dict[int, ExpertTokens] = {}  # dispatches that wait for their combine, by channel
         self._turn = 0
         self._open = contextlib.ExitStack()
         # The finalizer also runs when the process ends, while the threads that closing waits for still run.
         self._end = weakref.finalize(self, self._open.close)
-        self.rendezvous = Rendezvous(given).path if given else self._agree(group)
+        try:
+            told, sizes = Rendezvous(given).path if given else None, hinted(num_rdma_bytes)
+            if not self._joins and (told is None or num_rdma_bytes):
+                told, sizes = self._agree(group, told, sizes)
+            assert told is not None
+            self.rendezvous = told
+            self._presence = Presence(told / "ranks", self.rank)
+            self._open.callback(self._presence.close)
+            if sizes is not None and not self._joins:
+                self._sized(sizes, default_device())
+        except BaseException:
+            self._end()
+            raise
 
     # ---- who is in ----
 
@@ -137,38 +146,47 @@ class DeepEpRank:
 
     # ---- inside ----
 
-    def _agree(self, group: dist.ProcessGroup | None) -> pathlib.Path:
-        """Rank 0 makes the rendezvous and tells the others where it is."""
-        told = torch.zeros(_PATH_BYTES, dtype=torch.uint8)
-        try:
-            if self.rank == 0:
-                path = os.fsencode(self._open.enter_context(Rendezvous.temporary()).path)
-                told[: len(path)] = torch.tensor(list(path), dtype=torch.uint8)
-        finally:  # whatever went wrong, the other ranks must not wait forever
-            dist.broadcast(told, group=group, group_src=0)
-        if not told.any():
+    def _agree(
+        self, group: dist.ProcessGroup | None, given: pathlib.Path | None, sizes: Sizes | None
+    ) -> tuple[pathlib.Path, Sizes | None]:
+        """Rank 0 says where to meet, and every rank for which sizes: those of any rank that knows them."""
+        path, error = given, None
+        if self.rank == 0 and path is None:
+            try:
+                path = self._open.enter_context(Rendezvous.temporary()).path
+            except BaseException as caught:  # whatever went wrong, the other ranks must not wait forever
+                error = caught
+        told: list[tuple[pathlib.Path | None, Sizes | None]] = [(None, None)] * self.group_size
+        dist.all_gather_object(told, (path, sizes), group=group)
+        if error is not None:
+            raise error
+        if (place := told[0][0]) is None:
             raise EepError("rank 0 could not make a rendezvous directory; read its error for the cause")
-        return pathlib.Path(os.fsdecode(bytes(told.tolist()).rstrip(b"\0")))
+        known = {each for _, each in told if each is not None}
+        if len(known) > 1:
+            raise ValueError(f"the ranks asked for memory of different sizes: {', '.join(sorted(map(str, known)))}")
+        return given or place, next(iter(known), None)
 
-    def _sized(self, max_tokens: int, hidden: int, num_experts: int, device: torch.device) -> eep.Buffer:
+    def _sized(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
         """The inner buffer for these sizes on this kind of device; makes and connects it if there is none."""
         self._check_open()
-        local_experts, old = local_experts_of(num_experts, self.group_size), self._inner
+        old = self._inner
         if old is not None:
-            fits = (old.max_tokens, old.hidden, old.local_experts) == (max_tokens, hidden, local_experts)
+            fits = Sizes(old.max_tokens, old.hidden, old.local_experts) == sizes
             if fits and old.device.type == device.type:
                 return old
             if self._flights:
                 raise EepError("the sizes change while a dispatch is in flight; combine it first")
+        of_sizes = f"tokens{sizes.max_tokens}-hidden{sizes.hidden}-experts{sizes.local_experts}-{device.type}"
         inner = eep.Buffer(
             self.rank,
             # One directory for each choice of sizes, so that no rank finds the old memory of a peer by mistake.
-            rendezvous=self.rendezvous / f"tokens{max_tokens}-hidden{hidden}-experts{local_experts}-{device.type}",
+            rendezvous=self.rendezvous / of_sizes,
             max_ranks=self.max_ranks,
-            max_tokens=max_tokens,
-            hidden=hidden,
+            max_tokens=sizes.max_tokens,
+            hidden=sizes.hidden,
             topk=native.MAX_TOPK,
-            local_experts=local_experts,
+            local_experts=sizes.local_experts,
             layout="expert",
             wire=WIRE,
             channels=CHANNELS,
@@ -179,9 +197,10 @@ class DeepEpRank:
             if self._joins:
                 inner.join(timeout=PATIENCE_S)
             else:
-                members = range(self.group_size) if old is None else old.view.active
-                inner.connect_ranks(members, timeout=PATIENCE_S)
-            inner.barrier(PATIENCE_S)  # no deadline may run against a rank that is still starting
+                members = tuple(range(self.group_size)) if old is None else old.view.active
+                connect = inner.connect_ranks
+                self._presence.patiently(members, PATIENCE_S, lambda seconds: connect(members, timeout=seconds))
+            self._meet(inner)  # no deadline may run against a rank that is still starting
         except BaseException:
             inner.close()
             raise
@@ -190,8 +209,13 @@ class DeepEpRank:
         self._abandon()
         if old is not None:
             old.close()
-            inner.barrier(PATIENCE_S)  # no rank returns to the old sizes while a peer still has them
+            self._meet(inner)  # no rank returns to the old sizes while a peer still has them
         return inner
+
+    def _meet(self, inner: eep.Buffer) -> None:
+        """A barrier that does not wait for a rank that is gone."""
+        with self._presence.watching(inner.view.active, inner.suspect):
+            inner.barrier(PATIENCE_S)
 
     def _abandon(self) -> None:
         # A new view begins: all ranks start from the same channel again, joiners too.
@@ -218,3 +242,8 @@ class DeepEpRank:
     def _check_open(self) -> None:
         if not self._end.alive:
             raise EepError("this buffer was destroyed; make a new one")
+
+
+def default_device() -> torch.device:
+    """Where memory is made that no tensor has asked for yet: on the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
