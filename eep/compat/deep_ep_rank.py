@@ -15,11 +15,10 @@ import torch.distributed as dist
 import eep
 from eep.abi import native
 from eep.compat.checks import check_tensor, number_of, refuse, timeout_of
+from eep.compat.flights import Flights
 from eep.compat.presence import Presence
 from eep.compat.sizes import CHANNELS, WIRE, Sizes, hinted
 from eep.data_plane.rendezvous import Rendezvous
-from eep.data_plane.token_buffer import SplitTokenBuffer
-from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
 
 PATIENCE_S = 60.0
@@ -63,21 +62,12 @@ class DeepEpRank:
         self.explicitly_destroy = explicitly_destroy
         self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
         self._inner: eep.Buffer | None = None
-        self._flights: dict[int, ExpertTokens] = {}  # dispatches that wait for their combine, by channel
-        self._turn = 0
+        self._flights = Flights()
         self._open = contextlib.ExitStack()
         # The finalizer also runs when the process ends, while the threads that closing waits for still run.
         self._end = weakref.finalize(self, self._open.close)
         try:
-            told, sizes = Rendezvous(given).path if given else None, hinted(num_rdma_bytes)
-            if not self._joins and (told is None or num_rdma_bytes):
-                told, sizes = self._agree(group, told, sizes)
-            assert told is not None
-            self.rendezvous = told
-            self._presence = Presence(told / "ranks", self.rank)
-            self._open.callback(self._presence.close)
-            if sizes is not None and not self._joins:
-                self._sized(sizes, default_device())
+            self._enter(group, Rendezvous(given).path if given else None, num_rdma_bytes)
         except BaseException:
             self._end()
             raise
@@ -97,14 +87,14 @@ class DeepEpRank:
         if activate and not self._joins:
             inner = self._connected()
             inner.connect_ranks(ranks, timeout=PATIENCE_S)
-            self._abandon()
+            self._flights.clear()
             inner.barrier(PATIENCE_S)
 
     def disconnect_ranks(self, ranks: Iterable[int]) -> None:
         """Removes ``ranks``: they are masked."""
         inner = self._connected()
         inner.disconnect_ranks(ranks)
-        self._abandon()
+        self._flights.clear()
 
     def low_latency_update_mask_buffer(self, rank: int, mask: bool = False) -> None:
         """Masks a rank (:meth:`disconnect_ranks`) or unmasks it (:meth:`connect_ranks`)."""
@@ -127,7 +117,7 @@ class DeepEpRank:
         self._check_open()
         if self._inner is not None:
             self._inner.connect_ranks(())
-            self._abandon()
+            self._flights.clear()
 
     def barrier(self) -> None:
         """Waits for every rank that is not masked. Raises :class:`eep.StepFailed` if one does not come, or if a
@@ -142,9 +132,25 @@ class DeepEpRank:
             )
         self._end()
         self._inner = None
-        self._abandon()
+        self._flights.clear()
 
     # ---- inside ----
+
+    def _enter(self, group: dist.ProcessGroup | None, place: pathlib.Path | None, num_rdma_bytes: int) -> None:
+        """Finds the other ranks, and makes the memory if it is known for which sizes."""
+        sizes, asks = hinted(num_rdma_bytes), not self._joins and (place is None or num_rdma_bytes > 0)
+        if asks:
+            place, sizes = self._agree(group, place, sizes)
+        assert place is not None
+        self.rendezvous = place
+        try:
+            self._presence = Presence(place / "ranks", self.rank)
+            self._open.callback(self._presence.close)
+        finally:
+            if asks and sizes is None:
+                dist.barrier(group=group)  # rank 0 may leave, and remove the directory, when all are in it
+        if sizes is not None and not self._joins:
+            self._sized(sizes, default_device())
 
     def _agree(
         self, group: dist.ProcessGroup | None, given: pathlib.Path | None, sizes: Sizes | None
@@ -175,8 +181,6 @@ class DeepEpRank:
             fits = Sizes(old.max_tokens, old.hidden, old.local_experts) == sizes
             if fits and old.device.type == device.type:
                 return old
-            if self._flights:
-                raise EepError("the sizes change while a dispatch is in flight; combine it first")
         of_sizes = f"tokens{sizes.max_tokens}-hidden{sizes.hidden}-experts{sizes.local_experts}-{device.type}"
         inner = eep.Buffer(
             self.rank,
@@ -206,7 +210,7 @@ class DeepEpRank:
             raise
         self._open.callback(inner.close)
         self._inner, self._joins = inner, False
-        self._abandon()
+        self._flights.clear()
         if old is not None:
             old.close()
             self._meet(inner)  # no rank returns to the old sizes while a peer still has them
@@ -216,22 +220,6 @@ class DeepEpRank:
         """A barrier that does not wait for a rank that is gone."""
         with self._presence.watching(inner.view.active, inner.suspect):
             inner.barrier(PATIENCE_S)
-
-    def _abandon(self) -> None:
-        # A new view begins: all ranks start from the same channel again, joiners too.
-        self._flights.clear()
-        self._turn = 0
-
-    def _find(self, src_info: torch.Tensor) -> tuple[SplitTokenBuffer, ExpertTokens]:
-        """The dispatch in flight that ``src_info`` stands for."""
-        inner = self._connected()
-        for tokens in self._flights.values():
-            if tokens.src_info is src_info:
-                return inner, tokens
-        raise EepError(
-            "no dispatch in flight belongs to this handle or hook: it was combined already, or abandoned "
-            "when a rank came or went; dispatch again"
-        )
 
     def _connected(self) -> eep.Buffer:
         self._check_open()

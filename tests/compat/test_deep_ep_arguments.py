@@ -112,7 +112,7 @@ def play_bad_combines(group: dist.ProcessGroup) -> None:
         (ValueError, "topk_weights must be of shape", {"topk_weights": weights[:, :1]}),
         (ValueError, "out must be of shape", {"out": torch.zeros(5, SMALL.hidden, dtype=torch.bfloat16)}),
         (TypeError, "out must be torch.bfloat16", {"out": torch.zeros(4, SMALL.hidden)}),
-        (eep.EepError, "no dispatch in flight", {"handle": (handle[0].clone(), *handle[1:])}),
+        (eep.EepError, "no dispatch belongs", {"handle": (handle[0].clone(), *handle[1:])}),
         (eep.EepError, "does not support use_logfmt", {"use_logfmt": True}),
         (eep.EepError, "does not support", {"combine_wait_recv_cost_stats": torch.zeros(4)}),
         (eep.EepError, "choose one", {"async_finish": True, "return_recv_hook": True}),
@@ -141,8 +141,8 @@ def play_masked_while_alive(group: dist.ProcessGroup) -> None:
     if buffer.rank < 2:
         recv_x, _, handle, _, hook = dispatch(buffer, SMALL, batch, use_fp8=False, return_recv_hook=True)
         buffer.low_latency_update_mask_buffer(2, True)
-        raises(eep.EepError, "abandoned", hook)
-        raises(eep.EepError, "abandoned", combine_of(buffer, batch, handle), recv_x)
+        raises(eep.EepError, "came or went", hook)
+        raises(eep.EepError, "came or went", combine_of(buffer, batch, handle), recv_x)
         assert mask(buffer) == [0, 0, 1, 1]
         raises(ValueError, "stale", buffer.low_latency_update_mask_buffer, 2, False)
         step(buffer, SMALL, 3, (0, 1))
