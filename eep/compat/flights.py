@@ -1,9 +1,9 @@
 """The dispatches behind DeepEP's interface, on the two channels of a buffer.
 
-A channel goes from a dispatch to its combine and back. DeepEP asks for more: a dispatch need not be combined, and a handle may
-be combined again. So a dispatch that stands in the way is ended with a combine of nothing, and before a second combine the
-channel is brought to where it was by a dispatch of blank tokens along the same routes. All ranks make the same calls in the
-same order, and nothing is decided by anything else, so each of them does this at the same call.
+A channel goes from a dispatch to its combine and back. DeepEP asks for more: a dispatch need not be combined, and a handle
+may be combined again. So a dispatch that stands in the way is ended with a combine of nothing, and a second combine is that
+of a dispatch of blank tokens along the same routes. All ranks make the same calls in the same order, and nothing is decided
+by anything else, so each of them does this at the same call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from eep.compat.sizes import CHANNELS, WIRE
 from eep.data_plane.token_buffer import SplitTokenBuffer
-from eep.data_plane.tokens import ExpertTokens, Sent
+from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
 
 
@@ -45,8 +45,9 @@ class Flight:
         if self.stage is Stage.COMBINING:
             raise EepError("the last combine of this handle has not received; call its hook before you combine again")
         if self.stage is Stage.COMBINED:
-            self._return()
-        self.inner.combine_send(x, self.tokens)
+            self._send_back_again(x)
+        else:
+            self.inner.combine_send(x, self.tokens)
         self.stage = Stage.COMBINING
 
     def add_up(self, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -70,17 +71,28 @@ class Flight:
             none = torch.full((count, 1), -1, dtype=torch.int64, device=device)
             self.add_up(none, None, torch.empty(count, self.inner.hidden, dtype=torch.bfloat16, device=device))
 
-    def _return(self) -> None:
-        """Brings the channel back to where the dispatch had been received. What it received stays as it was."""
+    def _send_back_again(self, x: torch.Tensor) -> None:
+        """What the dispatch received stays as it was."""
         received, sent = self.tokens, self.tokens.sent
         tensors = (received.x, received.expert_counts, received.src_info, received.layout_range, received.rank_counts)
         kept = [tensor.clone() for tensor in tensors]
+        ranges_then = kept[3]
         blank = torch.zeros(len(sent.topk_idx), self.inner.hidden, dtype=torch.bfloat16, device=self.inner.device)
-        again: Sent = self.inner.dispatch_send(blank, sent.topk_idx, channel=sent.channel, wire=WIRE)
-        self.inner.dispatch_recv(again)
+        self.inner.dispatch_recv(self.inner.dispatch_send(blank, sent.topk_idx, channel=sent.channel, wire=WIRE))
+        self.inner.combine_send(moved_rows(x, ranges_then, received.layout_range), received)
         for tensor, copy in zip(tensors, kept, strict=True):
             tensor.copy_(copy)
-        self.stage = Stage.RECEIVED
+
+
+def moved_rows(x: torch.Tensor, then: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """The rows of ``x``, which lay as the ranges of ``then`` say, as those of ``now`` say: a source that was dropped since
+    left a gap. Reads no values, so that a GPU need not be waited for."""
+    experts, rows, _ = x.shape
+    begin, end = now >> 32, (now >> 32) + (now & 0xFFFFFFFF)
+    row = torch.arange(rows, device=x.device).expand(experts, rows).contiguous()
+    source = torch.searchsorted(end, row, right=True).clamp_(max=now.shape[1] - 1)
+    row_then = (then >> 32).gather(1, source) + row - begin.gather(1, source)
+    return x.gather(1, row_then.clamp_(0, rows - 1).unsqueeze(-1).expand_as(x))
 
 
 class Flights:

@@ -133,6 +133,25 @@ def test_a_refused_dispatch_takes_the_place_of_none(fleet: Fleet) -> None:
     fleet.finish(fleet.start(play_bad_dispatch, SMALL.ranks))
 
 
+def play_gone_between(group: dist.ProcessGroup) -> None:
+    buffer = new_buffer(group, timeout_ms=4000)
+    batch = moe.make_batch(SMALL, buffer.rank, 3, ACTIVE, SMALL.max_tokens)
+    recv_x, count, handle, _, _ = dispatch(buffer, SMALL, batch, use_fp8=False)
+    output = run_experts(buffer, SMALL, recv_x, count)
+    combine_of(buffer, batch, handle)(output)
+    if buffer.rank != 0:  # the rows of all the others move
+        combined, _, _ = combine_of(buffer, batch, handle)(output)
+        assert mask(buffer) == [1, 0, 0, 1]
+        without_it = torch.where(batch.topk_idx // SMALL.local_experts == 0, -1, batch.topk_idx)
+        assert torch.equal(combined, moe.reference(SMALL, dataclasses.replace(batch, topk_idx=without_it)))
+    dist.barrier()
+    buffer.destroy()
+
+
+def test_a_rank_may_be_lost_between_two_combines(fleet: Fleet) -> None:
+    fleet.finish(fleet.start(play_gone_between, SMALL.ranks))
+
+
 # ---- ranks that stop at one of the calls, as in DeepEP's own test ----
 
 STOPS = {"dispatch": 1, "combine": 3, "clean": 5}
