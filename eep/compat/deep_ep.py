@@ -45,7 +45,9 @@ import torch
 
 from eep.compat import sizes
 from eep.compat.checks import check_tensor, local_experts_of, refuse
+from eep.compat.config import Config
 from eep.compat.deep_ep_rank import DeepEpRank, default_device
+from eep.compat.events import EventHandle, EventOverlap, after, current_stream
 from eep.compat.flights import Flight
 from eep.compat.normal_mode import NormalMode
 from eep.compat.sizes import WIRE, Sizes
@@ -53,21 +55,14 @@ from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
 from eep.errors import StepFailed
 
-__all__ = ["Buffer", "EventOverlap", "Handle", "Hook"]
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "Handle", "Hook", "topk_idx_t"]
 
 Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
 Hook = Callable[[], None]
 
 
-class EventOverlap:
-    """The event that another stream waits for. On CPU a call is over when it returns, and there is no event."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-
-    def current_stream_wait(self) -> None:
-        if self.event is not None:
-            torch.cuda.current_stream().wait_event(self.event)
+topk_idx_t = torch.int64
+"""The type of expert indices."""
 
 
 class DeepEpBuffer(NormalMode, DeepEpRank):
@@ -80,6 +75,20 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
         """The bytes of address space that a rank of ``num_ranks`` shares, for any K; memory follows use. A constructor that
         is given this number of bytes makes its memory for these sizes."""
         return sizes.hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether fp8 and the low-latency calls are there: they are in every build."""
+        return True
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """The event after what the current stream was given so far."""
+        return EventOverlap(EventHandle())
+
+    def get_comm_stream(self) -> torch.cuda.Stream | torch.cpu.Stream:
+        """The current stream, on which all calls run."""
+        return current_stream()
 
     # ---- the step ----
 
@@ -133,7 +142,7 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
             receive()
         recv_x = tokens.x if tokens.scales is None else (tokens.x, tokens.scales)
         handle = (tokens.src_info, tokens.layout_range, limit, inner.hidden, num_experts)
-        return recv_x, tokens.expert_counts, handle, EventOverlap(device), receive if return_recv_hook else None
+        return recv_x, tokens.expert_counts, handle, after(device), receive if return_recv_hook else None
 
     def low_latency_combine(
         self,
@@ -178,7 +187,7 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
 
         if not return_recv_hook:
             receive()
-        return out, EventOverlap(device), receive if return_recv_hook else None
+        return out, after(device), receive if return_recv_hook else None
 
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """Where experts may write their outputs, bf16 ``[L, R*T, H]``, for a combine with ``zero_copy``."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+from eep.compat.config import Config
 from eep.errors import EepError
 
 
@@ -17,17 +18,22 @@ def _refuse(name: str) -> NoReturn:
 class NormalMode:
     """The calls by name, so that the caller reads what to do instead of an AttributeError."""
 
-    @staticmethod
-    def set_num_sms(*_: Any, **__: Any) -> NoReturn:
-        _refuse("set_num_sms")
+    num_sms: ClassVar[int] = 20
 
-    @staticmethod
-    def get_dispatch_config(*_: Any, **__: Any) -> NoReturn:
-        _refuse("get_dispatch_config")
+    @classmethod
+    def set_num_sms(cls, new_num_sms: int) -> None:
+        """Kept for :class:`Config`; kernels take what they need."""
+        if new_num_sms < 0 or new_num_sms % 2:
+            raise ValueError(f"the number of multiprocessors must be even, got {new_num_sms}")
+        cls.num_sms = new_num_sms
 
-    @staticmethod
-    def get_combine_config(*_: Any, **__: Any) -> NoReturn:
-        _refuse("get_combine_config")
+    @classmethod
+    def get_dispatch_config(cls, num_ranks: int) -> Config:
+        return Config(cls.num_sms)
+
+    @classmethod
+    def get_combine_config(cls, num_ranks: int) -> Config:
+        return Config(cls.num_sms)
 
     def get_dispatch_layout(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("get_dispatch_layout")

@@ -196,5 +196,3 @@ def test_calls_of_normal_mode_say_what_to_do_instead(
         ("get_local_buffer_tensor", (torch.bfloat16,)),
     ):
         raises(eep.EepError, f"^{name} .*normal mode.*low_latency_dispatch", getattr(buffer, name), *arguments)
-    for name in ("set_num_sms", "get_dispatch_config", "get_combine_config"):
-        raises(eep.EepError, "normal mode", getattr(Buffer, name), 24)
