@@ -1,8 +1,8 @@
 """The low-latency interface of DeepEP over an :class:`eep.Buffer` in the ``expert`` layout.
 
-``from eep.compat.deep_ep import Buffer`` takes the place of ``from deep_ep import Buffer`` where only the
-low-latency calls are used. Names, arguments, shapes and types are DeepEP's; the calls of its normal mode raise. The rows
-of an expert lie without gaps, by source rank and then by token. These things are different:
+``from eep.compat.deep_ep import Buffer`` takes the place of ``from deep_ep import Buffer``. Names, arguments, shapes and
+types are DeepEP's. The rows of an expert lie without gaps, by source rank and then by token. :mod:`eep.compat.normal_mode`
+has the calls for any number of tokens. These things are different:
 
 * **Faults.** A rank that does not answer within ``timeout_ms`` is dropped whole: its tokens are absent, its
   mask is 1, and the step cannot be trusted. Only calls in which ranks meet raise because of a peer (those that
@@ -46,7 +46,7 @@ import torch
 from eep.compat import sizes
 from eep.compat.checks import check_tensor, local_experts_of, refuse
 from eep.compat.config import Config
-from eep.compat.deep_ep_rank import DeepEpRank, default_device
+from eep.compat.deep_ep_rank import default_device
 from eep.compat.events import EventHandle, EventOverlap, after, current_stream
 from eep.compat.flights import Flight
 from eep.compat.normal_mode import NormalMode
@@ -65,8 +65,9 @@ topk_idx_t = torch.int64
 """The type of expert indices."""
 
 
-class DeepEpBuffer(NormalMode, DeepEpRank):
-    """The low-latency calls of one rank. Programs know this class by DeepEP's name for it, ``Buffer``."""
+class DeepEpBuffer(NormalMode):
+    """The low-latency calls of one rank, beside those of normal mode. Programs know this class by DeepEP's name for it,
+    ``Buffer``."""
 
     @staticmethod
     def get_low_latency_rdma_size_hint(

@@ -106,10 +106,8 @@ class DeepEpRank:
         check_tensor(mask_status.device, "mask_status", mask_status, torch.int32, self.max_ranks)
         if mask_status.is_cuda:
             torch.cuda.current_stream().synchronize()  # the mask shows what every dispatch so far has found
-        alive = set(range(self.group_size))
-        if self._inner is not None:
-            status = self._inner.status()
-            alive = {*self._inner.view.active} - {*status.suspects, *status.corrupt}
+        members = range(self.group_size) if self._inner is None else self._inner.view.active
+        alive = set(members) - self._missing()
         mask_status.copy_(torch.tensor([rank not in alive for rank in range(self.max_ranks)]))
 
     def low_latency_clean_mask_buffer(self) -> None:
@@ -220,6 +218,13 @@ class DeepEpRank:
         """A barrier that does not wait for a rank that is gone."""
         with self._presence.watching(inner.view.active, inner.suspect):
             inner.barrier(PATIENCE_S)
+
+    def _missing(self) -> set[int]:
+        """The members that were dropped since the last change of the mask."""
+        if self._inner is None:
+            return set()
+        status = self._inner.status()
+        return {*status.suspects, *status.corrupt}
 
     def _connected(self) -> eep.Buffer:
         self._check_open()
