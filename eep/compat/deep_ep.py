@@ -127,7 +127,8 @@ class DeepEpBuffer(NormalMode):
             local_experts = local_experts_of(num_experts, self.group_size)
             check_tensor(device, "cumulative_local_expert_recv_stats", stats, torch.int32, local_experts)
         inner: SplitTokenBuffer = self._sized(self._sizes(limit, x.shape[1], num_experts), device)
-        sent = inner.dispatch_send(x, topk_idx.clone(), channel=self._flights.free_channel(), wire=wire)
+        routes = topk_idx.clone() if self._masked_routes is None else self._masked_routes.of(topk_idx)
+        sent = inner.dispatch_send(x, routes, channel=self._flights.free_channel(), wire=wire)
         tokens = inner.tokens_of(sent)
         assert isinstance(tokens, ExpertTokens)
         flight = self._flights.add(inner, tokens)
@@ -174,6 +175,8 @@ class DeepEpBuffer(NormalMode):
         check_tensor(device, "x", x, torch.bfloat16, *tokens.x.shape)
         check_tensor(device, "topk_idx", topk_idx, torch.int64, *dispatched.shape)
         check_tensor(device, "topk_weights", topk_weights, torch.float32, *dispatched.shape)
+        if self._masked_routes is not None:
+            topk_idx = torch.where(dispatched >= 0, topk_idx, -1)
         # Reading values from a GPU would wait for it.
         if device.type == "cpu" and not ((topk_idx == dispatched) | (topk_idx == -1)).all():
             raise ValueError("topk_idx names experts to which the dispatch of this handle did not send the token")

@@ -16,6 +16,7 @@ import eep
 from eep.abi import native
 from eep.compat.checks import check_tensor, number_of, refuse, timeout_of
 from eep.compat.flights import Flights
+from eep.compat.masked_routes import MaskedRoutes
 from eep.compat.presence import Presence
 from eep.compat.sizes import CHANNELS, WIRE, Sizes, hinted
 from eep.data_plane.rendezvous import Rendezvous
@@ -27,7 +28,11 @@ TIMEOUT_MS = 1000.0
 
 
 class DeepEpRank:
-    """One rank. Experts are spread over the group; ``max_ranks`` (default: the size of the group) is the capacity."""
+    """One rank. Experts are spread over the group; ``max_ranks`` (default: the size of the group) is the capacity.
+
+    ``routes_to_masked`` (default: ``enable_shrink``) says that tokens may name experts of masked ranks, which then add
+    nothing. Otherwise they add nothing either, but the step is not to be trusted, and ``barrier`` says so.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class DeepEpRank:
         *,
         max_ranks: int | None = None,
         timeout_ms: float | None = None,
+        routes_to_masked: bool | None = None,
     ) -> None:
         refuse(comm is not None, "comm", "give a torch.distributed process group")
         given = os.environ.get("EEP_RENDEZVOUS")
@@ -63,6 +69,8 @@ class DeepEpRank:
         self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
         self._inner: eep.Buffer | None = None
         self._flights = Flights()
+        self._routes_to_masked = enable_shrink if routes_to_masked is None else routes_to_masked
+        self._masked_routes: MaskedRoutes | None = None
         self._open = contextlib.ExitStack()
         # The finalizer also runs when the process ends, while the threads that closing waits for still run.
         self._end = weakref.finalize(self, self._open.close)
@@ -87,14 +95,14 @@ class DeepEpRank:
         if activate and not self._joins:
             inner = self._connected()
             inner.connect_ranks(ranks, timeout=PATIENCE_S)
-            self._flights.clear()
+            self._view_changed()
             inner.barrier(PATIENCE_S)
 
     def disconnect_ranks(self, ranks: Iterable[int]) -> None:
         """Removes ``ranks``: they are masked."""
         inner = self._connected()
         inner.disconnect_ranks(ranks)
-        self._flights.clear()
+        self._view_changed()
 
     def low_latency_update_mask_buffer(self, rank: int, mask: bool = False) -> None:
         """Masks a rank (:meth:`disconnect_ranks`) or unmasks it (:meth:`connect_ranks`)."""
@@ -115,7 +123,7 @@ class DeepEpRank:
         self._check_open()
         if self._inner is not None:
             self._inner.connect_ranks(())
-            self._flights.clear()
+            self._view_changed()
 
     def barrier(self) -> None:
         """Waits for every rank that is not masked. Raises :class:`eep.StepFailed` if one does not come, or if a
@@ -130,7 +138,7 @@ class DeepEpRank:
             )
         self._end()
         self._inner = None
-        self._flights.clear()
+        self._view_changed()
 
     # ---- inside ----
 
@@ -208,7 +216,9 @@ class DeepEpRank:
             raise
         self._open.callback(inner.close)
         self._inner, self._joins = inner, False
-        self._flights.clear()
+        if self._routes_to_masked:
+            self._masked_routes = MaskedRoutes(self.max_ranks, inner.local_experts, inner.device)
+        self._view_changed()
         if old is not None:
             old.close()
             self._meet(inner)  # no rank returns to the old sizes while a peer still has them
@@ -218,6 +228,12 @@ class DeepEpRank:
         """A barrier that does not wait for a rank that is gone."""
         with self._presence.watching(inner.view.active, inner.suspect):
             inner.barrier(PATIENCE_S)
+
+    def _view_changed(self) -> None:
+        """What was in flight is lost. Routes follow the members."""
+        self._flights.clear()
+        if self._masked_routes is not None and self._inner is not None:
+            self._masked_routes.show(self._inner.view)
 
     def _missing(self) -> set[int]:
         """The members that were dropped since the last change of the mask."""
