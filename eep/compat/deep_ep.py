@@ -123,10 +123,10 @@ class DeepEpBuffer(NormalMode):
         check_tensor(device, "topk_idx", topk_idx, torch.int64, len(x), None)
         if len(x) > (limit := num_max_dispatch_tokens_per_rank):
             raise ValueError(f"x has {len(x)} tokens; num_max_dispatch_tokens_per_rank allows {limit}")
+        sized = self._sizes(limit, x.shape[1], num_experts)
         if (stats := cumulative_local_expert_recv_stats) is not None:
-            local_experts = local_experts_of(num_experts, self.group_size)
-            check_tensor(device, "cumulative_local_expert_recv_stats", stats, torch.int32, local_experts)
-        inner: SplitTokenBuffer = self._sized(self._sizes(limit, x.shape[1], num_experts), device)
+            check_tensor(device, "cumulative_local_expert_recv_stats", stats, torch.int32, sized.local_experts)
+        inner: SplitTokenBuffer = self._sized(sized, device)
         routes = topk_idx.clone() if self._masked_routes is None else self._masked_routes.of(topk_idx)
         sent = inner.dispatch_send(x, routes, channel=self._flights.free_channel(), wire=wire)
         tokens = inner.tokens_of(sent)

@@ -55,30 +55,37 @@ class DeepEpRank:
         given = os.environ.get("EEP_RENDEZVOUS")
         self._joins = bool(given and "EEP_RANK" in os.environ and (group is None or group.size() == 1))
         if self._joins:
-            self.rank, self.group_size = number_of("EEP_RANK"), number_of("EEP_WORLD_SIZE")
+            rank, group_size = number_of("EEP_RANK"), number_of("EEP_WORLD_SIZE")
         elif group is not None:
-            self.rank, self.group_size = group.rank(), group.size()
+            rank, group_size = group.rank(), group.size()
         else:
             raise ValueError(
                 "pass a process group, or set EEP_RENDEZVOUS, EEP_RANK and EEP_WORLD_SIZE in the environment"
             )
-        self.max_ranks = self.group_size if max_ranks is None else max_ranks
-        if not max(self.rank + 1, self.group_size) <= self.max_ranks:
-            raise ValueError(f"max_ranks is {max_ranks}, too few for rank {self.rank} of {self.group_size}; raise it")
-        self.explicitly_destroy = explicitly_destroy
-        self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
-        self._inner: eep.Buffer | None = None
-        self._flights = Flights()
+        self._begin(rank, group_size, max_ranks, explicitly_destroy, timeout_ms)
         self._routes_to_masked = enable_shrink if routes_to_masked is None else routes_to_masked
-        self._masked_routes: MaskedRoutes | None = None
-        self._open = contextlib.ExitStack()
-        # The finalizer also runs when the process ends, while the threads that closing waits for still run.
-        self._end = weakref.finalize(self, self._open.close)
         try:
             self._enter(group, Rendezvous(given).path if given else None, num_rdma_bytes)
         except BaseException:
             self._end()
             raise
+
+    def _begin(
+        self, rank: int, group_size: int, max_ranks: int | None, explicitly_destroy: bool, timeout_ms: float | None
+    ) -> None:
+        """A rank that has neither met others nor made anything."""
+        self.rank, self.group_size = rank, group_size
+        self.max_ranks = group_size if max_ranks is None else max_ranks
+        if not max(rank + 1, group_size) <= self.max_ranks:
+            raise ValueError(f"max_ranks is {max_ranks}, too few for rank {rank} of {group_size}; raise it")
+        self.explicitly_destroy = explicitly_destroy
+        self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
+        self._inner: eep.Buffer | None = None
+        self._flights = Flights()
+        self._masked_routes: MaskedRoutes | None = None
+        self._open = contextlib.ExitStack()
+        # The finalizer also runs when the process ends, while the threads that closing waits for still run.
+        self._end = weakref.finalize(self, self._open.close)
 
     # ---- who is in ----
 
@@ -187,8 +194,29 @@ class DeepEpRank:
             fits = Sizes(old.max_tokens, old.hidden, old.local_experts) == sizes
             if fits and old.device.type == device.type:
                 return old
+        inner = self._make(sizes, device)
+        try:
+            if self._joins:
+                inner.join(timeout=PATIENCE_S)
+            else:
+                members = tuple(range(self.group_size)) if old is None else old.view.active
+                connect = inner.connect_ranks
+                self._presence.patiently(members, PATIENCE_S, lambda seconds: connect(members, timeout=seconds))
+            self._meet(inner)  # no deadline may run against a rank that is still starting
+        except BaseException:
+            inner.close()
+            raise
+        self._joins = False
+        self._take(inner)
+        if old is not None:
+            old.close()
+            self._meet(inner)  # no rank returns to the old sizes while a peer still has them
+        return inner
+
+    def _make(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
+        """Memory for these sizes, which no other rank maps yet."""
         of_sizes = f"tokens{sizes.max_tokens}-hidden{sizes.hidden}-experts{sizes.local_experts}-{device.type}"
-        inner = eep.Buffer(
+        return eep.Buffer(
             self.rank,
             # One directory for each choice of sizes, so that no rank finds the old memory of a peer by mistake.
             rendezvous=self.rendezvous / of_sizes,
@@ -203,26 +231,14 @@ class DeepEpRank:
             device=device.type,
             timeout_ms=self._timeout_ms,
         )
-        try:
-            if self._joins:
-                inner.join(timeout=PATIENCE_S)
-            else:
-                members = tuple(range(self.group_size)) if old is None else old.view.active
-                connect = inner.connect_ranks
-                self._presence.patiently(members, PATIENCE_S, lambda seconds: connect(members, timeout=seconds))
-            self._meet(inner)  # no deadline may run against a rank that is still starting
-        except BaseException:
-            inner.close()
-            raise
+
+    def _take(self, inner: eep.Buffer) -> None:
+        """From now on tokens go through ``inner``."""
         self._open.callback(inner.close)
-        self._inner, self._joins = inner, False
+        self._inner = inner
         if self._routes_to_masked:
             self._masked_routes = MaskedRoutes(self.max_ranks, inner.local_experts, inner.device)
         self._view_changed()
-        if old is not None:
-            old.close()
-            self._meet(inner)  # no rank returns to the old sizes while a peer still has them
-        return inner
 
     def _meet(self, inner: eep.Buffer) -> None:
         """A barrier that does not wait for a rank that is gone."""

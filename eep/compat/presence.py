@@ -28,6 +28,10 @@ class Presence:
     def close(self) -> None:
         self._claim.close()
 
+    def life_of(self, rank: int) -> int | None:
+        """Which process of ``rank`` is there, counted from 0; None if none is."""
+        return self._rendezvous.latest(rank)
+
     def lost(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Those of ``ranks`` that were there and are gone. One that has not come yet is not lost."""
         try:
