@@ -47,6 +47,7 @@ from eep.compat import sizes
 from eep.compat.checks import check_tensor, local_experts_of, refuse
 from eep.compat.config import Config
 from eep.compat.deep_ep_rank import default_device
+from eep.compat.elastic import ElasticBuffer, EPHandle
 from eep.compat.events import EventHandle, EventOverlap, after, current_stream
 from eep.compat.flights import Flight
 from eep.compat.normal_mode import NormalMode
@@ -55,7 +56,17 @@ from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
 from eep.errors import StepFailed
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "Handle", "Hook", "topk_idx_t"]
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "Handle",
+    "Hook",
+    "topk_idx_t",
+]
 
 Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
 Hook = Callable[[], None]

@@ -15,7 +15,7 @@ import torch
 
 from eep.compat.checks import check_tensor, local_experts_of
 from eep.compat.config import Config
-from eep.compat.deep_ep_rank import PATIENCE_S, DeepEpRank
+from eep.compat.deep_ep_rank import PATIENCE_S, DeepEpRank, default_device
 from eep.compat.events import EventOverlap, after, wait_for
 from eep.compat.normal_layout import (
     NormalHandle,
@@ -200,6 +200,19 @@ class NormalMode(DeepEpRank):
             nothing = torch.zeros(tokens, topk_weights.shape[1], device=device)
             combined_weights = sum_by_token(back, routes, nothing)
         return combined, combined_weights, after(device, x, topk_weights)
+
+    # ---- what DeepEP's second interface asks for beside these ----
+
+    def send_again(self, of_tokens: torch.Tensor, handle: NormalHandle) -> torch.Tensor:
+        """What belongs to tokens of any type, along the ways of ``handle``."""
+        rows, routes = self._rows(of_tokens.device), Routes.of(handle[4], handle[0], self.rank)
+        received = self._send(rows, of_tokens, routes)
+        rows.check()
+        return received
+
+    def meet_in_normal_mode(self) -> None:
+        """Waits for every rank. Raises :class:`eep.StepFailed` if one does not come."""
+        self._rows(default_device() if self._exchange is None else self._exchange[1].device).meet()
 
     # ---- what is not here ----
 

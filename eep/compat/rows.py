@@ -83,6 +83,11 @@ class RowExchange:
         self._run(calls.all_to_all_single(received, rows.contiguous(), receive, send, self.ranks))
         return received
 
+    def meet(self) -> None:
+        """Waits for every member."""
+        self._run(calls.barrier())
+        self.check()
+
     def check(self) -> None:
         """Raises :class:`eep.StepFailed` if what was received cannot be trusted. On a GPU this waits for it."""
         if self.device.type == "cuda":
