@@ -48,10 +48,10 @@ from eep.compat.checks import check_tensor, local_experts_of, refuse
 from eep.compat.config import Config
 from eep.compat.deep_ep_rank import default_device
 from eep.compat.elastic import ElasticBuffer, EPHandle
-from eep.compat.events import EventHandle, EventOverlap, after, current_stream
 from eep.compat.flights import Flight
 from eep.compat.normal_mode import NormalMode
 from eep.compat.sizes import WIRE, Sizes
+from eep.compat.stream_events import EventHandle, EventOverlap, after, current_stream
 from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
 from eep.errors import StepFailed

@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from eep.compat.checks import check_tensor, local_experts_of
 from eep.compat.elastic_layout import Slots, column_major
-from eep.compat.events import EventHandle, EventOverlap, after, current_stream, wait_for
 from eep.compat.normal_layout import NormalHandle
 from eep.compat.normal_mode import NormalMode, Tokens
+from eep.compat.stream_events import EventHandle, EventOverlap, after, current_stream, wait_for
 from eep.errors import EepError
 
 

@@ -16,7 +16,6 @@ import torch
 from eep.compat.checks import check_tensor, local_experts_of
 from eep.compat.config import Config
 from eep.compat.deep_ep_rank import PATIENCE_S, DeepEpRank, default_device
-from eep.compat.events import EventOverlap, after, wait_for
 from eep.compat.normal_layout import (
     NormalHandle,
     Routes,
@@ -26,6 +25,7 @@ from eep.compat.normal_layout import (
     sum_by_token,
 )
 from eep.compat.rows import RowExchange
+from eep.compat.stream_events import EventOverlap, after, wait_for
 from eep.errors import EepError
 
 Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]

@@ -24,7 +24,7 @@ PHASES = ([0, 1, 2], [0, 1], [0, 1, 2, 3], [0, 2, 3])
 """The ranks of each phase. Rank 2 is killed in the first, and comes back in the third."""
 
 
-def new_buffer(rank: int, store: dist.TCPStore | None, timeout_ms: float) -> nixl_ep.Buffer:
+def new_buffer(rank: int, store: Any, timeout_ms: float) -> nixl_ep.Buffer:
     hint = nixl_ep.Buffer.get_rdma_size_hint(
         CONFIG.max_tokens, CONFIG.hidden, CAPACITY, CAPACITY * CONFIG.local_experts
     )

@@ -13,6 +13,7 @@ import pathlib
 import time
 import uuid
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -29,7 +30,13 @@ _LOOK_EVERY_S = 0.02
 _KEY = "eep/nixl_ep/rendezvous"
 
 
-def place_of(store: dist.TCPStore | None, group: dist.ProcessGroup | None) -> pathlib.Path:
+class KeyStore(Protocol):
+    """What of a ``torch.distributed.TCPStore`` is needed."""
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str, /) -> bytes: ...
+
+
+def place_of(store: KeyStore | None, group: dist.ProcessGroup | None) -> pathlib.Path:
     """The directory in which the ranks meet: that of the environment, or one that they agree on."""
     if given := os.environ.get("EEP_RENDEZVOUS"):
         return Rendezvous(given).path

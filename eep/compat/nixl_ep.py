@@ -1,4 +1,6 @@
-"""NIXL's ``Buffer`` over a rank of EEP, for its low-latency calls; they have DeepEP's shapes and types.
+"""NIXL's interface for elastic expert parallelism, for its low-latency calls; they have DeepEP's shapes and types.
+
+``import eep.compat.nixl_ep as nixl_ep`` takes the place of ``import nixl_ep``. These things are different:
 
 * ``update_memory_buffers`` makes the memory for ``num_ranks`` ranks. The number of bytes says for which tokens: it must be
   what ``get_rdma_size_hint`` returned in this process.
@@ -19,12 +21,13 @@ import torch.distributed as dist
 
 from eep.compat import sizes
 from eep.compat.checks import refuse
-from eep.compat.deep_ep import DeepEpBuffer, EventOverlap, Handle, Hook
-from eep.compat.events import EventHandle, current_stream
-from eep.compat.nixl_ep.rank import NixlRank, place_of
+from eep.compat.config import Config
+from eep.compat.deep_ep import DeepEpBuffer, Handle, Hook, topk_idx_t
+from eep.compat.nixl_rank import KeyStore, NixlRank, place_of
+from eep.compat.stream_events import EventHandle, EventOverlap, current_stream
 from eep.errors import EepError
 
-__all__ = ["DEFAULT_TIMEOUT_MS", "Buffer"]
+__all__ = ["DEFAULT_TIMEOUT_MS", "Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]
 
 DEFAULT_TIMEOUT_MS = 10_000
 
@@ -42,7 +45,7 @@ class NixlEpBuffer:
         enable_shrink: bool = False,
         group: dist.ProcessGroup | None = None,
         comm: Any = None,
-        tcp_store_group: dist.TCPStore | None = None,
+        tcp_store_group: KeyStore | None = None,
         *,
         disable_ll_nvlink: bool = False,
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
@@ -61,7 +64,7 @@ class NixlEpBuffer:
         """The bytes of address space that a rank shares; memory follows use."""
         return sizes.hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
-    def set_tcp_store_group(self, tcp_store_group: dist.TCPStore | None) -> None:
+    def set_tcp_store_group(self, tcp_store_group: KeyStore | None) -> None:
         self.tcp_store_group = tcp_store_group
 
     def update_memory_buffers(self, num_ranks: int, num_experts_per_rank: int, num_rdma_bytes: int) -> None:
