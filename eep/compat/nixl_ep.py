@@ -5,7 +5,8 @@
 * ``update_memory_buffers`` makes the memory for ``num_ranks`` ranks. The number of bytes says for which tokens: it must be
   what ``get_rdma_size_hint`` returned in this process.
 * ``connect_ranks`` is called by ranks that start together, naming each other; by members, naming new ranks; and by those new
-  ranks, naming the members. All of them meet in it. It changes the members between two steps, on all of them the same.
+  ranks, naming the members. It changes the members between two steps, on all of them the same. Ranks that start
+  together meet in it, others in the next dispatch; one that does not come is masked.
 * A rank that does not answer within ``timeout_ms`` is masked. ``disconnect_ranks`` ends that: the rank may then come back, as
   a new process. A token may name experts of ranks that are not connected; they add nothing.
 * The calls of high throughput (``ht_*``) and of checkpoints are not there.

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 
 import eep
@@ -24,9 +25,10 @@ from eep.compat.deep_ep_rank import PATIENCE_S, default_device
 from eep.compat.presence import Presence
 from eep.compat.sizes import Sizes
 from eep.data_plane.rendezvous import Rendezvous
-from eep.errors import PeerUnreachable
+from eep.errors import PeerUnreachable, StepFailed
 
 _LOOK_EVERY_S = 0.02
+_FIRST_EPOCH = 1
 _KEY = "eep/nixl_ep/rendezvous"
 
 
@@ -60,6 +62,7 @@ class NixlRank(DeepEpBuffer):
     ) -> None:
         self._begin(rank, num_ranks, None, explicitly_destroy, timeout_ms)
         self._joins, self._routes_to_masked, self._sizes_made = False, True, sizes
+        self._unmet = False
         try:
             self.rendezvous = Rendezvous(place).path
             self._open.callback(_remove_if_last, self.rendezvous)
@@ -85,7 +88,25 @@ class NixlRank(DeepEpBuffer):
         else:
             self._begin_or_join(inner, wanted)
         self._view_changed()
-        self._meet(inner)
+        self._unmet = True
+        if inner.view.epoch == _FIRST_EPOCH:  # else a rank might end while others still look for it
+            self._meet_all(inner)
+
+    def barrier(self) -> None:
+        super().barrier()
+        self._unmet = False
+
+    def _sized(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
+        inner = super()._sized(sizes, device)
+        # Not in connect(): a member that leaves at the same time is disconnected only after it.
+        if self._unmet:
+            self._meet_all(inner)
+        return inner
+
+    def _meet_all(self, inner: eep.Buffer) -> None:
+        with contextlib.suppress(StepFailed):  # the mask says who did not come
+            self._meet(inner)
+        self._unmet = False
 
     def _begin_or_join(self, inner: eep.Buffer, wanted: set[int]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -101,6 +122,7 @@ class NixlRank(DeepEpBuffer):
                 if all(self._wants(rank) == wanted for rank in wanted - {self.rank}):
                     inner.connect_ranks(wanted, timeout=max(0.0, deadline - time.monotonic()))
                     return
+                # A rank that is gone may come back, and be let in with this one.
                 if time.monotonic() >= deadline:
                     raise PeerUnreachable(f"ranks {sorted(wanted)} neither begin with rank {self.rank} nor let it in")
                 time.sleep(_LOOK_EVERY_S)

@@ -20,8 +20,9 @@ from tests.compat.deep_ep_ranks import Fleet, check_received, raises, run_expert
 CAPACITY = 4
 CONFIG = moe.Config(ranks=4, max_ranks=4, max_tokens=6, hidden=512, topk=3, local_experts=2, layout="expert")
 
-PHASES = ([0, 1, 2], [0, 1], [0, 1, 2, 3], [0, 2, 3])
-"""The ranks of each phase. Rank 2 is killed in the first, and comes back in the third."""
+PHASES = ([0, 1, 2], [0, 1], [0, 1, 2, 3], [0, 2, 3], [0, 1, 3])
+"""The ranks of each phase. Rank 2 is killed in the first, and comes back in the third. In the last, one leaves as one
+comes."""
 
 
 def new_buffer(rank: int, store: Any, timeout_ms: float) -> nixl_ep.Buffer:
@@ -112,7 +113,29 @@ def test_a_plan_of_phases(fleet: Fleet) -> None:
     )  # it is there from the start, and let in by the others in its phase
     fleet.finish(first[2:], dead=first[2:])
     back = fleet.start(play_plan, 1, store.port, 2, 2)
-    fleet.finish([*first[:2], *added, *back])
+    fleet.finish(first[1:2])
+    again = fleet.start(play_plan, 1, store.port, 1, 4)
+    fleet.finish([*first[:1], *added, *back, *again])
+
+
+def play_dies_before_dispatch(group: dist.ProcessGroup, port: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=60))
+    buffer = new_buffer(group.rank(), store, timeout_ms=4000)
+    buffer.connect_ranks(range(3))
+    if group.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(buffer, 0, [0, 1, 2])
+    assert mask(buffer) == [0, 0, 1, 1]
+    buffer.disconnect_ranks([2])
+    step(buffer, 1, [0, 1])
+    buffer.barrier()
+    buffer.destroy()
+
+
+def test_a_rank_that_dies_before_its_first_dispatch_is_masked(fleet: Fleet) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    numbers = fleet.start(play_dies_before_dispatch, 3, store.port)
+    fleet.finish(numbers, dead=numbers[2:])
 
 
 def test_memory_comes_first(rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
