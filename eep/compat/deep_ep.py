@@ -24,9 +24,9 @@ has the calls for any number of tokens. These things are different:
   current stream, and a graph may capture them once the memory is there. Combine then does not notice a
   ``topk_idx`` that names other experts than its dispatch.
 
-Only the constructor uses the process group (gloo, or another that carries CPU tensors), to agree on a
-rendezvous directory on this host. Environment variables make an instance elastic. Set the first for all ranks
-or for none:
+Only the constructor uses the process group, to agree on a rendezvous directory on this host and on the sizes.
+``EEP_TIMEOUT_MS`` is the default of ``timeout_ms``. Other environment variables make an instance elastic. Set the
+first for all ranks or for none:
 
 * ``EEP_RENDEZVOUS``: the directory. Without it rank 0 makes one, named by ``Buffer.rendezvous``, and removes
   it in the end. Set it if the instance is to outlive its rank 0.
