@@ -5,8 +5,8 @@ types are DeepEP's. The rows of an expert lie without gaps, by source rank and t
 has the calls for any number of tokens. These things are different:
 
 * **Faults.** A rank that does not answer within ``timeout_ms`` is dropped whole: its tokens are absent, its
-  mask is 1, and the step cannot be trusted. Only calls in which ranks meet raise because of a peer (those that
-  make memory, ``connect_ranks``, ``barrier``): at once if its process failed, else after a minute.
+  mask is 1, and the step cannot be trusted. Only calls in which ranks meet raise because of a peer: those that
+  make memory at once if its process failed, else after a minute; ``connect_ranks`` and ``barrier`` after a minute.
 * **The mask is the membership.** Changing it begins a new epoch, which abandons the dispatches in flight and
   forgets which ranks were dropped. All survivors make the same changes, in the same order, between the same
   two steps. A masked rank comes back only as a new process; no rank reads what the old one writes.

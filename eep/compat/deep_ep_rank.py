@@ -103,7 +103,7 @@ class DeepEpRank:
             inner = self._connected()
             inner.connect_ranks(ranks, timeout=PATIENCE_S)
             self._view_changed()
-            inner.barrier(PATIENCE_S)
+            self._meet(inner)
 
     def disconnect_ranks(self, ranks: Iterable[int]) -> None:
         """Removes ``ranks``: they are masked."""
