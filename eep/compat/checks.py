@@ -42,3 +42,17 @@ def number_of(variable: str) -> int:
     if not value.isdecimal():
         raise ValueError(f"a process that joins needs a number in the environment variable {variable}; it is {value!r}")
     return int(value)
+
+
+def timeout_of(given: float | None, default: float) -> float:
+    """How long a rank is waited for, in milliseconds: as given, or as the environment says."""
+    value, name = given, "timeout_ms"
+    if given is None:
+        name = "EEP_TIMEOUT_MS"
+        try:
+            value = float(os.environ.get(name, default))
+        except ValueError as error:
+            raise ValueError(f"{name} must be a number of milliseconds, got {os.environ[name]!r}") from error
+    if value is None or not 0 < value < 1e9:
+        raise ValueError(f"{name} must be positive, got {value}")
+    return value

@@ -1,28 +1,32 @@
 """The low-latency interface of DeepEP over an :class:`eep.Buffer` in the ``expert`` layout.
 
-``from eep.compat.deep_ep import Buffer`` takes the place of ``from deep_ep import Buffer`` where only the
-low-latency calls are used. Names, arguments, shapes and types are DeepEP's; the calls of its normal mode raise. The rows
-of an expert lie without gaps, by source rank and then by token. These things are different:
+``from eep.compat.deep_ep import Buffer`` takes the place of ``from deep_ep import Buffer``. Names, arguments, shapes and
+types are DeepEP's. The rows of an expert lie without gaps, by source rank and then by token. :mod:`eep.compat.normal_mode`
+has the calls for any number of tokens. These things are different:
 
 * **Faults.** A rank that does not answer within ``timeout_ms`` is dropped whole: its tokens are absent, its
-  mask is 1, and the step cannot be trusted. Only calls in which ranks meet raise because of a peer (the
-  first dispatch, ``connect_ranks``, ``barrier``), after a minute.
+  mask is 1, and the step cannot be trusted. Only calls in which ranks meet raise because of a peer: those that
+  make memory at once if its process failed, else after a minute; ``connect_ranks`` and ``barrier`` after a minute.
 * **The mask is the membership.** Changing it begins a new epoch, which abandons the dispatches in flight and
   forgets which ranks were dropped. All survivors make the same changes, in the same order, between the same
   two steps. A masked rank comes back only as a new process; no rank reads what the old one writes.
-* **Sizes come with the first dispatch.** It, and a later one with other sizes, is collective: the ranks make
-  their memory and meet. ``clean_low_latency_buffer`` does that ahead of time. Byte sizes, queue pairs and
-  NVLink options are accepted and not needed. K is at most 16 and the same on all ranks.
-* **Two dispatches may be in flight**; a third one raises. A dispatch ends with its combine. Dispatches take
-  turns on two sets of tensors, so the result of one stays valid until the second dispatch after it.
+* **Memory.** A constructor that is given the number of bytes of the size hint makes its memory for the sizes of
+  that hint. With another number it cannot know the sizes, and the first dispatch, or
+  ``clean_low_latency_buffer``, makes the memory. A dispatch with other sizes than the last makes new memory: it is
+  collective, and dispatches in flight are lost. Queue pairs and NVLink options are accepted and not needed. K is at
+  most 16 and the same on all ranks.
+* **Two dispatches may wait for their combine**; a third one takes the place of the older, which is then lost.
+  Dispatches take turns on two sets of tensors, so the result of one stays valid until the second dispatch after
+  it; until the next one, if an earlier dispatch still waits. A handle may be combined again until then, which
+  costs a dispatch more.
 * ``handle[0]`` is how combine finds its dispatch: pass that very tensor, not a copy.
 * **CPU or GPU.** Memory is made where the tokens of the first dispatch are. On a GPU calls are work of the
   current stream, and a graph may capture them once the memory is there. Combine then does not notice a
   ``topk_idx`` that names other experts than its dispatch.
 
-Only the constructor uses the process group (gloo, or another that carries CPU tensors), to agree on a
-rendezvous directory on this host. Environment variables make an instance elastic. Set the first for all ranks
-or for none:
+Only the constructor uses the process group, to agree on a rendezvous directory on this host and on the sizes.
+``EEP_TIMEOUT_MS`` is the default of ``timeout_ms``. Other environment variables make an instance elastic. Set the
+first for all ranks or for none:
 
 * ``EEP_RENDEZVOUS``: the directory. Without it rank 0 makes one, named by ``Buffer.rendezvous``, and removes
   it in the end. Set it if the instance is to outlive its rank 0.
@@ -33,51 +37,70 @@ or for none:
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from eep.abi import native
+from eep.compat import sizes
 from eep.compat.checks import check_tensor, local_experts_of, refuse
-from eep.compat.deep_ep_rank import CHANNELS, WIRE, DeepEpRank
+from eep.compat.config import Config
+from eep.compat.deep_ep_rank import default_device
+from eep.compat.elastic import ElasticBuffer, EPHandle
+from eep.compat.flights import Flight
 from eep.compat.normal_mode import NormalMode
+from eep.compat.sizes import WIRE, Sizes
+from eep.compat.stream_events import EventHandle, EventOverlap, after, current_stream
 from eep.data_plane.token_buffer import SplitTokenBuffer
 from eep.data_plane.tokens import ExpertTokens
-from eep.errors import EepError
+from eep.errors import StepFailed
 
-__all__ = ["Buffer", "EventOverlap", "Handle", "Hook"]
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "Handle",
+    "Hook",
+    "topk_idx_t",
+]
 
 Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
 Hook = Callable[[], None]
 
 
-class EventOverlap:
-    """The event that another stream waits for. On CPU a call is over when it returns, and there is no event."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-
-    def current_stream_wait(self) -> None:
-        if self.event is not None:
-            torch.cuda.current_stream().wait_event(self.event)
+topk_idx_t = torch.int64
+"""The type of expert indices."""
 
 
-class DeepEpBuffer(NormalMode, DeepEpRank):
-    """The low-latency calls of one rank. Programs know this class by DeepEP's name for it, ``Buffer``."""
+class DeepEpBuffer(NormalMode):
+    """The low-latency calls of one rank, beside those of normal mode. Programs know this class by DeepEP's name for it,
+    ``Buffer``."""
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """The bytes of address space that a rank of ``num_ranks`` shares, for any K; memory follows use."""
-        experts, wire = local_experts_of(num_experts, num_ranks), native.TYPES[WIRE]
-        sizes = (num_ranks, num_max_dispatch_tokens_per_rank, hidden, native.MAX_TOPK, experts)
-        at, library = native.RegionLayout(), native.load()
-        shape = native.Shape(*sizes, native.LAYOUTS["expert"], wire, wire, CHANNELS)
-        native.check(library, library.eep_region_layout_compute(shape, at))
-        return int(at.total_bytes)
+        """The bytes of address space that a rank of ``num_ranks`` shares, for any K; memory follows use. A constructor that
+        is given this number of bytes makes its memory for these sizes."""
+        return sizes.hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether fp8 and the low-latency calls are there: they are in every build."""
+        return True
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """The event after what the current stream was given so far."""
+        return EventOverlap(EventHandle())
+
+    def get_comm_stream(self) -> torch.cuda.Stream | torch.cpu.Stream:
+        """The current stream, on which all calls run."""
+        return current_stream()
 
     # ---- the step ----
 
@@ -111,25 +134,20 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
         check_tensor(device, "topk_idx", topk_idx, torch.int64, len(x), None)
         if len(x) > (limit := num_max_dispatch_tokens_per_rank):
             raise ValueError(f"x has {len(x)} tokens; num_max_dispatch_tokens_per_rank allows {limit}")
+        sized = self._sizes(limit, x.shape[1], num_experts)
         if (stats := cumulative_local_expert_recv_stats) is not None:
-            local_experts = local_experts_of(num_experts, self.group_size)
-            check_tensor(device, "cumulative_local_expert_recv_stats", stats, torch.int32, local_experts)
-        if len(self._flights) == CHANNELS:
-            raise EepError("two dispatches are in flight already; combine one of them before you dispatch again")
-
-        inner: SplitTokenBuffer = self._sized(limit, x.shape[1], num_experts, device)
-        # In turns even when both channels are free, so that a peer that finishes its combine later takes the same one.
-        channel = self._turn if self._turn not in self._flights else 1 - self._turn
-        sent = inner.dispatch_send(x, topk_idx.clone(), channel=channel, wire=wire)
+            check_tensor(device, "cumulative_local_expert_recv_stats", stats, torch.int32, sized.local_experts)
+        inner: SplitTokenBuffer = self._sized(sized, device)
+        routes = topk_idx.clone() if self._masked_routes is None else self._masked_routes.of(topk_idx)
+        sent = inner.dispatch_send(x, routes, channel=self._flights.free_channel(), wire=wire)
         tokens = inner.tokens_of(sent)
         assert isinstance(tokens, ExpertTokens)
-        # The memory belongs to the channel, the tensor object to this dispatch alone: combine knows its handle by it.
-        tokens = dataclasses.replace(tokens, src_info=tokens.src_info.view_as(tokens.src_info))
-        self._flights[channel], self._turn = tokens, 1 - channel
+        flight = self._flights.add(inner, tokens)
+        tokens = flight.tokens
 
         def receive() -> None:
-            self._find(tokens.src_info)
-            inner.dispatch_recv(sent)
+            self._check_flight(flight)
+            flight.receive()
             if stats is not None:
                 stats.add_(tokens.expert_counts)
 
@@ -137,7 +155,7 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
             receive()
         recv_x = tokens.x if tokens.scales is None else (tokens.x, tokens.scales)
         handle = (tokens.src_info, tokens.layout_range, limit, inner.hidden, num_experts)
-        return recv_x, tokens.expert_counts, handle, EventOverlap(device), receive if return_recv_hook else None
+        return recv_x, tokens.expert_counts, handle, after(device), receive if return_recv_hook else None
 
     def low_latency_combine(
         self,
@@ -161,40 +179,52 @@ class DeepEpBuffer(NormalMode, DeepEpRank):
         refuse(combine_wait_recv_cost_stats is not None, "combine_wait_recv_cost_stats", "pass None")
         refuse(async_finish and return_recv_hook, "async_finish with return_recv_hook", "choose one")
         # Check everything before sending anything: half a combine cannot be taken back.
-        inner, tokens = self._find(handle[0])
+        self._connected()
+        flight = self._flights.find(handle[0])
+        inner, tokens = flight.inner, flight.tokens
         dispatched, device = tokens.sent.topk_idx, inner.device
         check_tensor(device, "x", x, torch.bfloat16, *tokens.x.shape)
         check_tensor(device, "topk_idx", topk_idx, torch.int64, *dispatched.shape)
         check_tensor(device, "topk_weights", topk_weights, torch.float32, *dispatched.shape)
+        if self._masked_routes is not None:
+            topk_idx = torch.where(dispatched >= 0, topk_idx, -1)
         # Reading values from a GPU would wait for it.
         if device.type == "cpu" and not ((topk_idx == dispatched) | (topk_idx == -1)).all():
             raise ValueError("topk_idx names experts to which the dispatch of this handle did not send the token")
         if out is None:
             out = torch.empty(len(dispatched), inner.hidden, dtype=torch.bfloat16, device=device)
         check_tensor(device, "out", out, torch.bfloat16, len(dispatched), inner.hidden)
-        sent = dataclasses.replace(tokens.sent, topk_idx=topk_idx, topk_weights=topk_weights)
-        inner.combine_send(inner.combine_input(sent.channel) if zero_copy else x, tokens)
+        flight.send_back(inner.combine_input(tokens.sent.channel) if zero_copy else x)
 
         def receive() -> None:
-            self._find(tokens.src_info)
-            inner.combine_recv(sent, out=out)
-            del self._flights[sent.channel]
+            self._check_flight(flight)
+            flight.add_up(topk_idx, topk_weights, out)
 
         if not return_recv_hook:
             receive()
-        return out, EventOverlap(device), receive if return_recv_hook else None
+        return out, after(device), receive if return_recv_hook else None
 
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """Where experts may write their outputs, bf16 ``[L, R*T, H]``, for a combine with ``zero_copy``."""
-        inner, tokens = self._find(handle[0])
-        return inner.combine_input(tokens.sent.channel)
+        self._connected()
+        flight = self._flights.find(handle[0])
+        return flight.inner.combine_input(flight.tokens.sent.channel)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Makes the memory for these sizes if it is not there; all ranks call this together. The memory is on the GPU if
-        there is one, unless an earlier dispatch was on the CPU. Flags need no cleaning."""
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(default) if self._inner is None else self._inner.device
-        self._sized(num_max_dispatch_tokens_per_rank, hidden, num_experts, device)
+        """Makes the memory for these sizes if it is not there, and meets the other ranks; one that does not come within
+        ``timeout_ms`` is masked. All ranks call this together. The memory is on the GPU if there is one, unless an earlier
+        dispatch was on the CPU. Flags need no cleaning."""
+        device = default_device() if self._inner is None else self._inner.device
+        inner = self._sized(self._sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts), device)
+        with contextlib.suppress(StepFailed):  # the mask says who did not come
+            inner.barrier(inner.timeout_ms / 1e3)
+
+    def _check_flight(self, flight: Flight) -> None:
+        self._connected()
+        self._flights.check(flight)
+
+    def _sizes(self, max_tokens: int, hidden: int, num_experts: int) -> Sizes:
+        return Sizes(max_tokens, hidden, local_experts_of(num_experts, self.group_size))
 
 
 Buffer = DeepEpBuffer

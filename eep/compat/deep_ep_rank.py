@@ -14,22 +14,25 @@ import torch.distributed as dist
 
 import eep
 from eep.abi import native
-from eep.compat.checks import check_tensor, local_experts_of, number_of, refuse
+from eep.compat.checks import check_tensor, number_of, refuse, timeout_of
+from eep.compat.flights import Flights
+from eep.compat.masked_routes import MaskedRoutes
+from eep.compat.presence import Presence
+from eep.compat.sizes import CHANNELS, WIRE, Sizes, hinted
 from eep.data_plane.rendezvous import Rendezvous
-from eep.data_plane.token_buffer import SplitTokenBuffer
-from eep.data_plane.tokens import ExpertTokens
 from eep.errors import EepError
 
 PATIENCE_S = 60.0
 """How long to wait for ranks that are still starting. A dispatch has its own, much shorter deadline."""
-CHANNELS = 2
-WIRE = "bf16"
-"""The widest format, for which memory is made. Each dispatch says what it sends."""
-_PATH_BYTES = 256
+TIMEOUT_MS = 1000.0
 
 
 class DeepEpRank:
-    """One rank. Experts are spread over the group; ``max_ranks`` (default: the size of the group) is the capacity."""
+    """One rank. Experts are spread over the group; ``max_ranks`` (default: the size of the group) is the capacity.
+
+    ``routes_to_masked`` (default: ``enable_shrink``) says that tokens may name experts of masked ranks, which then add
+    nothing. Otherwise they add nothing either, but the step is not to be trusted, and ``barrier`` says so.
+    """
 
     def __init__(
         self,
@@ -45,33 +48,44 @@ class DeepEpRank:
         comm: Any = None,
         *,
         max_ranks: int | None = None,
-        timeout_ms: float = 1000,
+        timeout_ms: float | None = None,
+        routes_to_masked: bool | None = None,
     ) -> None:
         refuse(comm is not None, "comm", "give a torch.distributed process group")
         given = os.environ.get("EEP_RENDEZVOUS")
         self._joins = bool(given and "EEP_RANK" in os.environ and (group is None or group.size() == 1))
         if self._joins:
-            self.rank, self.group_size = number_of("EEP_RANK"), number_of("EEP_WORLD_SIZE")
+            rank, group_size = number_of("EEP_RANK"), number_of("EEP_WORLD_SIZE")
         elif group is not None:
-            self.rank, self.group_size = group.rank(), group.size()
+            rank, group_size = group.rank(), group.size()
         else:
             raise ValueError(
                 "pass a process group, or set EEP_RENDEZVOUS, EEP_RANK and EEP_WORLD_SIZE in the environment"
             )
-        self.max_ranks = self.group_size if max_ranks is None else max_ranks
-        if not max(self.rank + 1, self.group_size) <= self.max_ranks:
-            raise ValueError(f"max_ranks is {max_ranks}, too few for rank {self.rank} of {self.group_size}; raise it")
-        if not 0 < timeout_ms < 1e9:
-            raise ValueError(f"timeout_ms must be positive, got {timeout_ms}")
+        self._begin(rank, group_size, max_ranks, explicitly_destroy, timeout_ms)
+        self._routes_to_masked = enable_shrink if routes_to_masked is None else routes_to_masked
+        try:
+            self._enter(group, Rendezvous(given).path if given else None, num_rdma_bytes)
+        except BaseException:
+            self._end()
+            raise
+
+    def _begin(
+        self, rank: int, group_size: int, max_ranks: int | None, explicitly_destroy: bool, timeout_ms: float | None
+    ) -> None:
+        """A rank that has neither met others nor made anything."""
+        self.rank, self.group_size = rank, group_size
+        self.max_ranks = group_size if max_ranks is None else max_ranks
+        if not max(rank + 1, group_size) <= self.max_ranks:
+            raise ValueError(f"max_ranks is {max_ranks}, too few for rank {rank} of {group_size}; raise it")
         self.explicitly_destroy = explicitly_destroy
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
         self._inner: eep.Buffer | None = None
-        self._flights: dict[int, ExpertTokens] = {}  # dispatches that wait for their combine, by channel
-        self._turn = 0
+        self._flights = Flights()
+        self._masked_routes: MaskedRoutes | None = None
         self._open = contextlib.ExitStack()
         # The finalizer also runs when the process ends, while the threads that closing waits for still run.
         self._end = weakref.finalize(self, self._open.close)
-        self.rendezvous = Rendezvous(given).path if given else self._agree(group)
 
     # ---- who is in ----
 
@@ -88,14 +102,14 @@ class DeepEpRank:
         if activate and not self._joins:
             inner = self._connected()
             inner.connect_ranks(ranks, timeout=PATIENCE_S)
-            self._abandon()
-            inner.barrier(PATIENCE_S)
+            self._view_changed()
+            self._meet(inner)
 
     def disconnect_ranks(self, ranks: Iterable[int]) -> None:
         """Removes ``ranks``: they are masked."""
         inner = self._connected()
         inner.disconnect_ranks(ranks)
-        self._abandon()
+        self._view_changed()
 
     def low_latency_update_mask_buffer(self, rank: int, mask: bool = False) -> None:
         """Masks a rank (:meth:`disconnect_ranks`) or unmasks it (:meth:`connect_ranks`)."""
@@ -107,10 +121,8 @@ class DeepEpRank:
         check_tensor(mask_status.device, "mask_status", mask_status, torch.int32, self.max_ranks)
         if mask_status.is_cuda:
             torch.cuda.current_stream().synchronize()  # the mask shows what every dispatch so far has found
-        alive = set(range(self.group_size))
-        if self._inner is not None:
-            status = self._inner.status()
-            alive = {*self._inner.view.active} - {*status.suspects, *status.corrupt}
+        members = range(self.group_size) if self._inner is None else self._inner.view.active
+        alive = set(members) - self._missing()
         mask_status.copy_(torch.tensor([rank not in alive for rank in range(self.max_ranks)]))
 
     def low_latency_clean_mask_buffer(self) -> None:
@@ -118,7 +130,7 @@ class DeepEpRank:
         self._check_open()
         if self._inner is not None:
             self._inner.connect_ranks(())
-            self._abandon()
+            self._view_changed()
 
     def barrier(self) -> None:
         """Waits for every rank that is not masked. Raises :class:`eep.StepFailed` if one does not come, or if a
@@ -133,81 +145,118 @@ class DeepEpRank:
             )
         self._end()
         self._inner = None
-        self._abandon()
+        self._view_changed()
 
     # ---- inside ----
 
-    def _agree(self, group: dist.ProcessGroup | None) -> pathlib.Path:
-        """Rank 0 makes the rendezvous and tells the others where it is."""
-        told = torch.zeros(_PATH_BYTES, dtype=torch.uint8)
+    def _enter(self, group: dist.ProcessGroup | None, place: pathlib.Path | None, num_rdma_bytes: int) -> None:
+        """Finds the other ranks, and makes the memory if it is known for which sizes."""
+        sizes, asks = hinted(num_rdma_bytes), not self._joins and (place is None or num_rdma_bytes > 0)
+        if asks:
+            place, sizes = self._agree(group, place, sizes)
+        assert place is not None
+        self.rendezvous = place
         try:
-            if self.rank == 0:
-                path = os.fsencode(self._open.enter_context(Rendezvous.temporary()).path)
-                told[: len(path)] = torch.tensor(list(path), dtype=torch.uint8)
-        finally:  # whatever went wrong, the other ranks must not wait forever
-            dist.broadcast(told, group=group, group_src=0)
-        if not told.any():
-            raise EepError("rank 0 could not make a rendezvous directory; read its error for the cause")
-        return pathlib.Path(os.fsdecode(bytes(told.tolist()).rstrip(b"\0")))
+            self._presence = Presence(place / "ranks", self.rank)
+            self._open.callback(self._presence.close)
+        finally:
+            if asks and sizes is None:
+                dist.barrier(group=group)  # rank 0 may leave, and remove the directory, when all are in it
+        if sizes is not None and not self._joins:
+            self._sized(sizes, default_device())
 
-    def _sized(self, max_tokens: int, hidden: int, num_experts: int, device: torch.device) -> eep.Buffer:
+    def _agree(
+        self, group: dist.ProcessGroup | None, given: pathlib.Path | None, sizes: Sizes | None
+    ) -> tuple[pathlib.Path, Sizes | None]:
+        """Rank 0 says where to meet, and every rank for which sizes: those of any rank that knows them."""
+        path, error = given, None
+        if self.rank == 0 and path is None:
+            try:
+                path = self._open.enter_context(Rendezvous.temporary()).path
+            except BaseException as caught:  # whatever went wrong, the other ranks must not wait forever
+                error = caught
+        told: list[tuple[pathlib.Path | None, Sizes | None]] = [(None, None)] * self.group_size
+        dist.all_gather_object(told, (path, sizes), group=group)
+        if error is not None:
+            raise error
+        if (place := told[0][0]) is None:
+            raise EepError("rank 0 could not make a rendezvous directory; read its error for the cause")
+        known = {each for _, each in told if each is not None}
+        if len(known) > 1:
+            raise ValueError(f"the ranks asked for memory of different sizes: {', '.join(sorted(map(str, known)))}")
+        return given or place, next(iter(known), None)
+
+    def _sized(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
         """The inner buffer for these sizes on this kind of device; makes and connects it if there is none."""
         self._check_open()
-        local_experts, old = local_experts_of(num_experts, self.group_size), self._inner
+        old = self._inner
         if old is not None:
-            fits = (old.max_tokens, old.hidden, old.local_experts) == (max_tokens, hidden, local_experts)
+            fits = Sizes(old.max_tokens, old.hidden, old.local_experts) == sizes
             if fits and old.device.type == device.type:
                 return old
-            if self._flights:
-                raise EepError("the sizes change while a dispatch is in flight; combine it first")
-        inner = eep.Buffer(
+        inner = self._make(sizes, device)
+        try:
+            if self._joins:
+                inner.join(timeout=PATIENCE_S)
+            else:
+                members = tuple(range(self.group_size)) if old is None else old.view.active
+                connect = inner.connect_ranks
+                self._presence.patiently(members, PATIENCE_S, lambda seconds: connect(members, timeout=seconds))
+            self._meet(inner)  # no deadline may run against a rank that is still starting
+        except BaseException:
+            inner.close()
+            raise
+        self._joins = False
+        self._take(inner)
+        if old is not None:
+            old.close()
+            self._meet(inner)  # no rank returns to the old sizes while a peer still has them
+        return inner
+
+    def _make(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
+        """Memory for these sizes, which no other rank maps yet."""
+        of_sizes = f"tokens{sizes.max_tokens}-hidden{sizes.hidden}-experts{sizes.local_experts}-{device.type}"
+        return eep.Buffer(
             self.rank,
             # One directory for each choice of sizes, so that no rank finds the old memory of a peer by mistake.
-            rendezvous=self.rendezvous / f"tokens{max_tokens}-hidden{hidden}-experts{local_experts}-{device.type}",
+            rendezvous=self.rendezvous / of_sizes,
             max_ranks=self.max_ranks,
-            max_tokens=max_tokens,
-            hidden=hidden,
+            max_tokens=sizes.max_tokens,
+            hidden=sizes.hidden,
             topk=native.MAX_TOPK,
-            local_experts=local_experts,
+            local_experts=sizes.local_experts,
             layout="expert",
             wire=WIRE,
             channels=CHANNELS,
             device=device.type,
             timeout_ms=self._timeout_ms,
         )
-        try:
-            if self._joins:
-                inner.join(timeout=PATIENCE_S)
-            else:
-                members = range(self.group_size) if old is None else old.view.active
-                inner.connect_ranks(members, timeout=PATIENCE_S)
-            inner.barrier(PATIENCE_S)  # no deadline may run against a rank that is still starting
-        except BaseException:
-            inner.close()
-            raise
+
+    def _take(self, inner: eep.Buffer) -> None:
+        """From now on tokens go through ``inner``."""
         self._open.callback(inner.close)
-        self._inner, self._joins = inner, False
-        self._abandon()
-        if old is not None:
-            old.close()
-            inner.barrier(PATIENCE_S)  # no rank returns to the old sizes while a peer still has them
-        return inner
+        self._inner = inner
+        if self._routes_to_masked:
+            self._masked_routes = MaskedRoutes(self.max_ranks, inner.local_experts, inner.device)
+        self._view_changed()
 
-    def _abandon(self) -> None:
-        # A new view begins: all ranks start from the same channel again, joiners too.
+    def _meet(self, inner: eep.Buffer) -> None:
+        """A barrier that does not wait for a rank that is gone."""
+        with self._presence.watching(inner.view.active, inner.suspect):
+            inner.barrier(PATIENCE_S)
+
+    def _view_changed(self) -> None:
+        """What was in flight is lost. Routes follow the members."""
         self._flights.clear()
-        self._turn = 0
+        if self._masked_routes is not None and self._inner is not None:
+            self._masked_routes.show(self._inner.view)
 
-    def _find(self, src_info: torch.Tensor) -> tuple[SplitTokenBuffer, ExpertTokens]:
-        """The dispatch in flight that ``src_info`` stands for."""
-        inner = self._connected()
-        for tokens in self._flights.values():
-            if tokens.src_info is src_info:
-                return inner, tokens
-        raise EepError(
-            "no dispatch in flight belongs to this handle or hook: it was combined already, or abandoned "
-            "when a rank came or went; dispatch again"
-        )
+    def _missing(self) -> set[int]:
+        """The members that were dropped since the last change of the mask."""
+        if self._inner is None:
+            return set()
+        status = self._inner.status()
+        return {*status.suspects, *status.corrupt}
 
     def _connected(self) -> eep.Buffer:
         self._check_open()
@@ -218,3 +267,8 @@ class DeepEpRank:
     def _check_open(self) -> None:
         if not self._end.alive:
             raise EepError("this buffer was destroyed; make a new one")
+
+
+def default_device() -> torch.device:
+    """Where memory is made that no tensor has asked for yet: on the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

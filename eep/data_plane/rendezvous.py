@@ -102,6 +102,10 @@ class Rendezvous:
         numbers = sorted(self._incarnations(rank), reverse=True)
         return next((number for number in numbers if self._is_held(rank, number)), None)
 
+    def was_lost(self, rank: int) -> bool:
+        """Whether a process had ``rank`` and none has it now."""
+        return bool(self._incarnations(rank)) and self.latest(rank) is None
+
     def claimed_ranks(self) -> dict[int, int]:
         """Every living rank with its newest incarnation."""
         ranks = sorted({int(match[1]) for match in self._claims()})

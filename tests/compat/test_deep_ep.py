@@ -77,8 +77,6 @@ def play_in_flight(group: dist.ProcessGroup) -> None:
             for batch in mine
         ]
         assert not stats.any()
-        raises(eep.EepError, "two dispatches are in flight", dispatch, buffer, config, mine[0])
-        raises(eep.EepError, "in flight", buffer.clean_low_latency_buffer, 1, 128, config.ranks)
         order = (0, 1) if round else (1, 0)
         for i in order:
             recv_x, count, handle, _, hook = flights[i]
@@ -102,9 +100,7 @@ def play_in_flight(group: dist.ProcessGroup) -> None:
         for i, hook, combined in hooks:
             hook()
             assert torch.equal(combined, moe.reference(config, mine[i]))
-            raises(eep.EepError, "combined already", hook)
-            raises(eep.EepError, "combined already", combine_of(buffer, mine[i], flights[i][2]), combined)
-            raises(eep.EepError, "combined already", buffer.get_next_low_latency_combine_buffer, flights[i][2])
+            raises(eep.EepError, "out of turn", hook)
     buffer.barrier()
     buffer.destroy()
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -21,6 +22,7 @@ from tests.compat.deep_ep_ranks import (
     dispatch,
     mask,
     new_buffer,
+    raises,
     run_experts,
     step,
     with_wire,
@@ -97,3 +99,35 @@ def test_survivors_go_on_and_replacements_join(fleet: Fleet, rendezvous: eep.Ren
         for number in fleet.start(play_joiner, 1, rank == 3, EEP_RANK=str(rank), EEP_WORLD_SIZE="3", **place)
     ]
     fleet.finish([*first[:2], *joining])
+
+
+def play_routes_to_masked(group: dist.ProcessGroup, says_so: bool) -> None:
+    buffer, config = new_buffer(group, enable_shrink=says_so), SMALL
+    step(buffer, config, 0, (0, 1, 2))
+    if buffer.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    buffer.disconnect_ranks([2])
+    batch = moe.make_batch(config, buffer.rank, 1, (0, 1, 2), config.max_tokens)
+    assert (batch.topk_idx // config.local_experts == 2).any()
+    for _ in range(2):
+        recv_x, count, handle, _, _ = dispatch(buffer, config, batch, use_fp8=False)
+        output = run_experts(buffer, config, recv_x, count)
+        for _ in range(2):
+            combined, _, _ = combine_of(buffer, batch, handle)(output)
+            without_it = torch.where(batch.topk_idx // config.local_experts == 2, -1, batch.topk_idx)
+            expected = moe.reference(config, moe.Batch(batch.x, without_it, batch.topk_weights))
+            assert torch.equal(combined, expected)
+    if says_so:
+        buffer.barrier()
+        bad = dataclasses.replace(batch, topk_idx=batch.topk_idx + 100)
+        raises(ValueError, "expert slots go from", dispatch, buffer, config, bad)
+        raises(ValueError, "did not send", combine_of(buffer, bad, handle), output)
+    else:
+        raises(eep.StepFailed, "outside the view", buffer.barrier)
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_tokens_for_a_masked_rank(fleet: Fleet, says_so: bool) -> None:
+    numbers = fleet.start(play_routes_to_masked, 3, says_so)
+    fleet.finish(numbers, dead=numbers[2:])

@@ -103,6 +103,26 @@ class DeepEpProgram:
         assert torch.equal(combined.cpu(), moe.reference(config, batch)), f"rank {self.rank}, {wire}"
         return self._mask()
 
+    def low_latency_in_flight(self, seed: int, active: tuple[int, ...]) -> list[int]:
+        """Two dispatches before their combines, one of them combined twice, and one that is not combined."""
+        config = dataclasses.replace(self.config, layout="expert", wire="bf16")
+        buffer, first = self.buffer, self.rank * config.local_experts
+        ids = torch.arange(first, first + config.local_experts, device="cuda").unsqueeze(-1)
+        batches = [moe.make_batch(config, self.rank, seed + i, active) for i in range(3)]
+        flights = []
+        for batch in batches:
+            at = batch.to("cuda")
+            received, _, handle, _, _ = buffer.low_latency_dispatch(
+                at.x, at.topk_idx, config.max_tokens, config.local_experts * config.ranks, use_fp8=False
+            )
+            flights.append((at, moe.expert(received.float(), ids).to(torch.bfloat16), handle))
+        for i in (1, 2, 1):  # the first was lost when the third took its place
+            at, output, handle = flights[i]
+            combined, _, _ = buffer.low_latency_combine(output, at.topk_idx, at.topk_weights, handle)
+            torch.cuda.synchronize()
+            assert torch.equal(combined.cpu(), moe.reference(config, batches[i])), f"rank {self.rank}, dispatch {i}"
+        return self._mask()
+
     def low_latency_graph(self, seed: int, active: tuple[int, ...]) -> list[int]:
         """Captured once, outputs written where combine takes them from, and replayed with other tokens."""
         config = dataclasses.replace(self.config, layout="expert", wire="bf16")

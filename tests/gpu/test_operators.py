@@ -34,5 +34,7 @@ def test_deep_ep_interface(rendezvous: eep.Rendezvous) -> None:
             for with_hooks in (False, True):
                 masks = group.all(ALL, "low_latency", seed, ALL, wire, with_hooks)
                 assert all(mask == [0, 0, 0] for mask in masks.values())
+        masks = group.all(ALL, "low_latency_in_flight", 20, ALL)
+        assert all(mask == [0, 0, 0] for mask in masks.values())
         masks = group.all(ALL, "low_latency_graph", 10, ALL)
         assert all(mask == [0, 0, 0] for mask in masks.values())

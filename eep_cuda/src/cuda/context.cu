@@ -68,7 +68,7 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
     return error;
   cudaMemset(context->home.state, 0, sizeof(eep::DeviceState));
   if (shape->layout == EEP_LAYOUT_EXPERT) {
-    const uint64_t rows = uint64_t{shape->local_experts} * shape->max_ranks * shape->max_tokens;
+    const uint64_t rows = eep::packed_rows(*shape) * shape->channels;
     if (const int error = check_cuda(cudaMalloc(&context->packed_source, rows * sizeof(int32_t)), "no device memory"))
       return error;
   }

@@ -98,9 +98,9 @@ cudaError_t load_pack() { return load_kernels(find_rows, copy_rows); }
 int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream) {
   const eep_shape& shape = context->home.shape;
   const auto on = static_cast<cudaStream_t>(stream);
-  find_rows<<<shape.local_experts, kThreads, 0, on>>>(context->home, args, context->packed_source);
+  find_rows<<<shape.local_experts, kThreads, 0, on>>>(context->home, args, context->packed_source_of(args.channel));
   const dim3 grid(std::max(1u, context->blocks * 8 / shape.local_experts), shape.local_experts);
-  copy_rows<<<grid, kThreads, 0, on>>>(context->home, args, context->packed_source);
+  copy_rows<<<grid, kThreads, 0, on>>>(context->home, args, context->packed_source_of(args.channel));
   return check_cuda(cudaGetLastError(), "packing received tokens");
 }
 

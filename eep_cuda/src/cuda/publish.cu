@@ -64,7 +64,7 @@ int publish(eep_context* context, const eep_combine_send_args& args, void* strea
     publish_by_rank<<<context->blocks * 4, kThreads, 0, on>>>(home, args);
   } else {
     const dim3 grid(std::max(1u, context->blocks * 8 / home.shape.local_experts), home.shape.local_experts);
-    publish_by_expert<<<grid, kThreads, 0, on>>>(home, args, context->packed_source);
+    publish_by_expert<<<grid, kThreads, 0, on>>>(home, args, context->packed_source_of(args.channel));
   }
   return check_cuda(cudaGetLastError(), "publishing expert outputs");
 }

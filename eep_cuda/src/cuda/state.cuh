@@ -80,6 +80,11 @@ __device__ inline ChannelView own_channel(const Home& home, uint32_t channel) {
   return {home.shape, home.at, home.region, channel};
 }
 
+// expert layout: the rows that a channel packs for all local experts
+inline uint64_t packed_rows(const eep_shape& shape) {
+  return uint64_t{shape.local_experts} * shape.max_ranks * shape.max_tokens;
+}
+
 // Turns the outcome of a launch or another runtime call into an eep_error.
 int check_cuda(cudaError_t error, const char* what);
 
@@ -93,7 +98,7 @@ struct eep_context {
   uint32_t blocks = 0;               // per kernel: what may spin at once must fit on the GPU at once
   uint32_t bench = 0;                // eep_bench
   bool shares_gpu = false;           // with ranks that have work for it while we wait
-  int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row
+  int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row, for each channel
   eep::Lane* lanes = nullptr;        // the host's copy, in pinned memory
   cudaStream_t side = nullptr;  // for what must reach the kernels while some of them run, or while a graph is captured
   struct {
@@ -106,6 +111,8 @@ struct eep_context {
   eep_context(const eep_context&) = delete;
   ~eep_context();  // lets go of whatever was had so far, so that half a buffer leaves nothing behind
 
+  // Of a channel: one dispatch is combined while another is in flight.
+  int32_t* packed_source_of(uint32_t channel) const { return packed_source + channel * eep::packed_rows(home.shape); }
   eep::Turn turn(uint32_t channel) const {
     const auto& last = turns[channel < EEP_MAX_CHANNELS ? channel : 0];
     return {last.phase, last.epoch, table.epoch};
