@@ -16,7 +16,7 @@ from eep.abi import native
 from eep.compat.presence import Presence
 from eep.data_plane.endpoint import Endpoint
 from eep.process_group import calls
-from eep.process_group.calls import Call
+from eep.process_group.call import Call
 from eep.process_group.gate import Gate
 from eep.process_group.lane import DeviceLane, Lane, group_id
 
