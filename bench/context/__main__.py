@@ -4,8 +4,9 @@ Starts the real SGLang server with four ranks. For each kill some clients stream
 no two alike, and others beside them ask short prompts. In mid-answer one rank gets SIGKILL. Of every kill: the largest gap
 between tokens of the long requests that the rank had, of its short ones, and of the requests of other ranks; and how many
 tokens of contexts were restored from the memory of the lost rank, and how many were computed again. Lengths take turns on
-one server, and so do the two ways: contexts restored, as they are by default, and restoring switched off (see
-bench/context/restore_switch.py). Every token is compared with that of a fault-free answer.
+one server, and so do the ways: contexts restored, as they are by default, restored from the copy in host memory, if there is
+one (--kv-backup), and restoring switched off (see bench/context/restore_switch.py). Every token is compared with that of a
+fault-free answer.
 
 Writes context-DEVICE.json, .md and .png; if it is interrupted, of the kills that are over. The exit code is 0 only if all
 kills were done, no request failed, no token was wrong, contexts were restored, and nothing was left over.
@@ -31,7 +32,7 @@ from bench.common.arguments import add_files, make_parser, say_written
 from bench.common.provenance import provenance
 from bench.context.clients import SHORT, Known, LongClients, count_tokens, flush, learn
 from bench.context.pauses import Pauses, measure
-from bench.context.plan import RESTORED, WAYS, Turn, parse_contexts, plan
+from bench.context.plan import COPIED, PREFILL, RESTORED, WAYS, Turn, parse_contexts, plan
 from bench.context.report import complaints, page, plot, summary, why_computed
 from bench.context.restore_switch import Switch
 from bench.failover.kills import kill_now
@@ -96,6 +97,12 @@ def parse() -> argparse.Namespace:
     add("--long", type=int, default=8, help="clients with long prompts; at least four, a rank has some (default: 8)")
     add("--short", type=int, default=4, help="clients with short prompts (default: 4)")
     add("--tokens", type=int, default=64, help="of a long answer; the kill comes after a quarter (default: 64)")
+    add(
+        "--kv-backup",
+        default="",
+        metavar="SIZE",
+        help="copy contexts to host memory too, and restore from there in turns",
+    )
     add("--seed", type=int, default=1, help="decides prompts and the order of kills (default: 1)")
     add("--note", default="", help="a sentence about the machine, for the page: what else ran on it (default: none)")
     add_files(parser)
@@ -104,7 +111,8 @@ def parse() -> argparse.Namespace:
         options.contexts = parse_contexts(options.context)
     except ValueError as error:
         parser.error(f"--context {error}")
-    cells = len(options.contexts) * len(WAYS)
+    options.ways = [way for way in WAYS if way != COPIED or options.kv_backup]
+    cells = len(options.contexts) * len(options.ways)
     for name, least in {"kills": cells, "long": RANKS, "short": 0, "tokens": 8}.items():
         if getattr(options, name) < least:
             parser.error(f"--{name} must be at least {least} here, got {getattr(options, name)}")
@@ -118,6 +126,7 @@ def run(
     results: dict[str, Any] = provenance()  # before anything runs: the commit is the one that is measured
     switch = Switch(place / "switch")
     arguments = server_arguments(options.contexts, options.long, options.tokens, spares=2 if device.shared else 0)
+    arguments += ("--eep-kv-backup", options.kv_backup) if options.kv_backup else ()
     context = max(options.contexts) + 2 * options.tokens
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
     server = Server(
@@ -181,7 +190,7 @@ def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch) -
             server.url, choose, options.long, (context, context), options.tokens, continued=continued
         )
     story = Story(server.directory, Load(server.url, [], [], clients=0), say=lambda text: None)
-    turns = plan(options.contexts, list(WAYS), options.kills, RANKS, options.seed)
+    turns = plan(options.contexts, options.ways, options.kills, RANKS, options.seed)
     try:
         for number, turn in enumerate(turns, 1):
             pauses = kill_once(options, server.url, story, switch, turn, known[turn.context], short, outcome)
@@ -212,7 +221,7 @@ def kill_once(
     if not story.wait_until_all_run(RANKS):
         raise RuntimeError("not all ranks run, before a kill")
     flush(url)
-    switch.set(restored=turn.way == RESTORED)
+    switch.set(restored=turn.way != PREFILL, caches=turn.way == RESTORED)
     before = count_tokens(url)
     with Load(url, short.prompts, short.wanted, options.short, ranks=RANKS) as beside:
         clients = LongClients(url, known, RANKS)

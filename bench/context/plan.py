@@ -6,8 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-RESTORED, PREFILL = "restored", "prefill"
-WAYS = {RESTORED: "restored from the lost rank's memory", PREFILL: "computed again, by prefill"}
+RESTORED, COPIED, PREFILL = "restored", "host copy", "prefill"
+WAYS = {
+    RESTORED: "restored from the lost rank's memory",
+    COPIED: "restored from the copy in host memory",
+    PREFILL: "computed again, by prefill",
+}
 LEAST, MOST = 32, 1 << 20
 """Tokens of a context. Contexts that are shorter are hardly ever restored."""
 

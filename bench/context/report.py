@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.context.pauses import Pauses
-from bench.context.plan import PREFILL, RESTORED, WAYS
+from bench.context.plan import COPIED, PREFILL, RESTORED, WAYS
 from bench.failover.report import percentiles
 
 PAUSES = {
@@ -21,7 +21,7 @@ PAUSES = {
 }
 _COMPUTED = re.compile(r"the context of request \S+ is computed again, (\d+) tokens: (.*)")
 _OF_A_RANK = re.compile(r"\brank \d+")
-_COLOURS = {RESTORED: "#0b6e4f", PREFILL: "#de2d26"}
+_COLOURS = {RESTORED: "#0b6e4f", COPIED: "#2b6cb0", PREFILL: "#de2d26"}
 
 
 def summary(kills: Sequence[Pauses]) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def complaints(results: dict[str, Any]) -> list[str]:
     """Why a run has not passed."""
     setting, requests = results["setting"], results["requests"]
     unrestored = [
-        cell["context"] for cell in results["cells"] if cell["way"] == RESTORED and not cell["restored_tokens"]
+        cell["context"] for cell in results["cells"] if cell["way"] != PREFILL and not cell["restored_tokens"]
     ]
     told = [
         (requests["failed"], f"{requests['failed']} requests failed"),
@@ -120,7 +120,7 @@ def _reasons(told: dict[str, int]) -> str:
 
 
 def plot(path: Path, kills: Sequence[Pauses], subject: str) -> None:
-    """The pause over the length of the context, both ways: every kill, and the median."""
+    """The pause over the length of the context, by way: every kill, and the median."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -130,8 +130,10 @@ def plot(path: Path, kills: Sequence[Pauses], subject: str) -> None:
     for axis, name in zip(axes, ("moved", "others"), strict=True):
         for number, (way, text) in enumerate(WAYS.items()):
             of_way = [kill for kill in kills if kill.way == way]
+            if not of_way:
+                continue
             lengths = sorted({kill.context for kill in of_way})
-            shift = 1.04 if number else 1 / 1.04  # or the points of the two ways lie on each other
+            shift = 1.04 ** (number - 1)  # or the points of two ways lie on each other
             axis.plot(
                 [kill.context * shift for kill in of_way],
                 [1000 * getattr(kill, name) for kill in of_way],
