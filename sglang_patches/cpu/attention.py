@@ -13,8 +13,9 @@ import torch
 
 from sglang_patches import hooks
 
-FEW = 16
-"""So many tokens, one by one, are sooner computed than a prefix that is worth restoring."""
+FEW = 32
+"""So many tokens, one by one, are sooner computed than a prefix that is worth restoring. The copy of a context in host memory
+has whole pages of 16 tokens, and may be one page behind."""
 
 
 def register() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from sglang_patches.cpu import attention
 
-LENGTHS, NEW = [9, 5, 7, 40], [1, 3, 7, 20]
+LENGTHS, NEW = [9, 5, 7, 80], [1, 3, 7, 40]
 NAMED = {"scaling": 0.5, "enable_gqa": True, "causal": True, "is_cross_attn": False}
 
 
@@ -45,16 +45,16 @@ def extend(backend: Backend, new: list[int], *more: Any, **changes: Any) -> torc
 def test_few_tokens_are_decodes_that_look_at_one_more_key_each() -> None:
     backend = Backend()
     output = extend(backend, NEW, None)
-    assert output.tolist() == [*[1.0] * 4, *[2.0] * 27, 0.0, 0.0]
+    assert output.tolist() == [*[1.0] * 4, *[2.0] * 47, 0.0, 0.0]
     decode = {**NAMED, "causal": False}
-    rows = [[[float(number)]] for number in range(31)]
+    rows = [[[float(number)]] for number in range(51)]
     assert (
         backend.asked
         == [
             ("decode", (rows[:1], [[10], [9]], (None,), decode)),
             ("decode", (rows[1:4], [[11] * 3, [3, 4, 5]], (None,), decode)),
             ("extend", (rows[4:11], [[12], [7], [0], [7]], (None,), NAMED)),  # there is no prefix
-            ("extend", (rows[11:], [[13], [40], [20], [20]], (None,), NAMED)),  # these are not few
+            ("extend", (rows[11:], [[13], [80], [40], [40]], (None,), NAMED)),  # these are not few
         ]
     )
 
