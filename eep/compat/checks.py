@@ -56,3 +56,11 @@ def timeout_of(given: float | None, default: float) -> float:
     if value is None or not 0 < value < 1e9:
         raise ValueError(f"{name} must be positive, got {value}")
     return value
+
+
+def check_destroy(explicitly_destroy: bool) -> None:
+    """That the caller has said, when it made the buffer, that it would call ``destroy()``."""
+    if not explicitly_destroy:
+        raise EepError(
+            "destroy() needs a buffer made with explicitly_destroy=True; this one frees its memory by itself"
+        )

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import eep
 from eep.abi import native
-from eep.compat.checks import check_tensor, number_of, refuse, timeout_of
+from eep.compat.checks import check_destroy, check_tensor, number_of, refuse, timeout_of
 from eep.compat.flights import Flights
 from eep.compat.masked_routes import MaskedRoutes
 from eep.compat.presence import Presence
@@ -139,10 +139,7 @@ class DeepEpRank:
 
     def destroy(self) -> None:
         """Gives up the rank and its memory now, rather than when the buffer is collected."""
-        if not self.explicitly_destroy:
-            raise EepError(
-                "destroy() needs a buffer made with explicitly_destroy=True; this one frees its memory by itself"
-            )
+        check_destroy(self.explicitly_destroy)
         self._end()
         self._inner = None
         self._view_changed()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 import torch.distributed as dist
 
-from eep.compat.checks import check_tensor, local_experts_of
+from eep.compat.checks import check_destroy, check_tensor, local_experts_of
 from eep.compat.elastic_layout import Slots, column_major
 from eep.compat.normal_layout import NormalHandle
 from eep.compat.normal_mode import NormalMode, Tokens
@@ -91,10 +91,7 @@ class ElasticBuffer:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def destroy(self) -> None:
-        if not self.explicitly_destroy:
-            raise EepError(
-                "destroy() needs a buffer made with explicitly_destroy=True; this one frees its memory by itself"
-            )
+        check_destroy(self.explicitly_destroy)
         if self.runtime is not None:
             self.runtime.destroy()
             self.runtime = None

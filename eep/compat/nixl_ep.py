@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from eep.compat import sizes
-from eep.compat.checks import refuse
+from eep.compat.checks import check_destroy, refuse
 from eep.compat.config import Config
 from eep.compat.deep_ep import DeepEpBuffer, Handle, Hook, topk_idx_t
 from eep.compat.nixl_rank import KeyStore, NixlRank, place_of
@@ -84,10 +84,7 @@ class NixlEpBuffer:
 
     def destroy(self) -> None:
         """Gives up the rank and its memory."""
-        if not self.explicitly_destroy:
-            raise EepError(
-                "destroy() needs a buffer made with explicitly_destroy=True; this one frees its memory by itself"
-            )
+        check_destroy(self.explicitly_destroy)
         if self.runtime is not None:
             self.runtime.destroy()
             self.runtime = None

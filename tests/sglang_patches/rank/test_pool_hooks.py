@@ -12,13 +12,13 @@ import pytest
 
 from eep.anchor.anchor import SOCKET
 from eep.anchor.memory_holder import MemoryHolder
-from sglang_patches.options import VARIABLE, ServerOptions
 from tests.sglang_patches.server.test_command_line import run_python
 
 LIVES = """
 import json, os, sys
 from types import SimpleNamespace
 from sglang_patches import cpu, hooks
+from sglang_patches.options import VARIABLE
 cpu.fill_gaps()
 import torch
 from sglang_patches.rank.kv import anchored_pool, host_copy, pool_hooks
@@ -53,7 +53,7 @@ def live(kind, free):
 
 for rank, life, kind, free, options in json.loads(sys.argv[1]):
     if not (child := os.fork()):
-        os.environ.update({"EEP_RANK": str(rank), "EEP_INCARNATION": str(life), "EEP_SGLANG_OPTIONS": options})
+        os.environ.update({"EEP_RANK": str(rank), "EEP_INCARNATION": str(life), VARIABLE: options})
         live(kind, free)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -103,8 +103,3 @@ def test_contexts_are_copied_where_that_is_wanted(lives: list[Any]) -> None:
 def test_nothing_is_kept_where_it_is_not_wanted(lives: list[Any]) -> None:
     assert not lives[4]["is_kept"]
     assert lives[4]["is_usual"]
-
-
-def test_the_options_are_those_of_a_server() -> None:
-    assert VARIABLE == "EEP_SGLANG_OPTIONS"
-    assert "keeps_context" in ServerOptions.__struct_fields__
