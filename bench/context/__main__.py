@@ -168,7 +168,7 @@ def server_arguments(contexts: Sequence[int], long: int, tokens: int, spares: in
     return (
         *FOUR_RANKS,
         # Patience with ranks that share their cores: only deaths are measured here.
-        *("--eep-timeout-ms", "20000", "--eep-keep-context", "on", "--eep-spares", str(spares)),
+        *("--eep-timeout-ms", "20000", "--eep-spares", str(spares)),
         *("--incremental-streaming-output", "--enable-metrics"),
         *("--max-total-tokens", str(room)),
         # SGLang shares this among the ranks.

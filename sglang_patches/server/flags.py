@@ -105,7 +105,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         choices=("on", "off"),
         default=None,
         help="Whether the KV cache of a rank outlives it, so that requests that move to another rank bring their context "
-        "along instead of having it computed again (default: on; on a GPU off).",
+        "along instead of having it computed again (default: on).",
     )
     kv_backup.add_backup_flag(add)
     add(
@@ -184,7 +184,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
             "--eep-spares does not go together with SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: a spare looks for devices before "
             "it knows which rank it will be; unset the variable, or leave out --eep-spares"
         )
-    keeps_context = _is_on(arguments.eep_keep_context, default=device_of(arguments) == "cpu")
+    keeps_context = arguments.eep_keep_context != "off"
     return ServerOptions(
         ranks=ranks,
         max_ranks=max_ranks,
@@ -206,10 +206,6 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         max_queued=getattr(arguments, "max_queued_requests", None),
         shares_gpu=device_of(arguments) != "cpu" and gpu_sharing.are_shared(arguments, max_ranks),
     )
-
-
-def _is_on(given: str | None, *, default: bool) -> bool:
-    return default if given is None else given == "on"
 
 
 def draws_by_seed(arguments: argparse.Namespace) -> bool:

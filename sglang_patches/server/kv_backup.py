@@ -30,8 +30,8 @@ def parse_backup(given: str | None, *, keeps_context: bool) -> int:
         raise SystemExit(f"--eep-kv-backup {given}: give more than 0 bytes, or leave it out")
     if not keeps_context:
         raise SystemExit(
-            "--eep-kv-backup needs --eep-keep-context on: what is copied is found by what is kept; add it, or leave out "
-            "--eep-kv-backup"
+            "--eep-kv-backup does not go together with --eep-keep-context off: what is copied is found by what is kept; "
+            "leave out one of them"
         )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:

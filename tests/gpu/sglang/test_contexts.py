@@ -1,10 +1,8 @@
-"""On a GPU, too, a request that moves takes its context along: the entries of its cache are those of the lost rank. With a
-prefix cache, which may hold only what the whole model computes, and without."""
+"""On a GPU, too, a request that moves takes its context along: the entries of its cache are those of the lost rank. Into a
+prefix cache, which may hold only what the whole model computes; ``test_losses.py`` has a server without one."""
 
 from __future__ import annotations
 
-import random
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,26 +10,24 @@ from pathlib import Path
 import pytest
 
 from eep.drill.devices import CUDA
-from eep.drill.load import Load, ask
+from eep.drill.load import ask
 from eep.drill.sglang_server import FOUR_RANKS, Server
-from eep.drill.story import Story
-from eep.drill.token_certainty import clear_prompts
 from tests.gpu.sglang.conftest import SLOTS_FOR_ALL, Alone, serving
+from tests.gpu.sglang.long_contexts import check_that_contexts_come_along
 from tests.sglang.drills import Drilled, wait_for_answers
 from tests.sglang.lone_requests import check_that_lone_requests_go_on_alike
 
 pytestmark = pytest.mark.timeout(900)
 
-RANKS, TOKENS = 4, 128
-LENGTHS = (40, 150, 400, 900, 1500, 2300, 3000, 3900)
-KEPT = ("--eep-keep-context", "on", "--max-total-tokens", "65536")
+RANKS = 4
+ROOM = ("--max-total-tokens", "65536")
 
 
 @pytest.fixture(scope="module")
 def caching(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With the slots that are there by default, so that a rank alone cannot reach all experts."""
     place = tmp_path_factory.mktemp("caching")
-    with serving(model, place, mps, *FOUR_RANKS, *KEPT, "--eep-spares", "2", device=CUDA.caching()) as server:
+    with serving(model, place, mps, *FOUR_RANKS, *ROOM, "--eep-spares", "2", device=CUDA.caching()) as server:
         yield server
 
 
@@ -54,39 +50,10 @@ def test_contexts_come_along_into_a_prefix_cache(caching: Server) -> None:
     check_that_contexts_come_along(caching)
 
 
-def test_contexts_come_along_without_one(model: Path, mps: dict[str, str], tmp_path: Path) -> None:
-    with serving(model, tmp_path, mps, *FOUR_RANKS, *KEPT, "--eep-spares", "2") as server:
-        check_that_contexts_come_along(server)
-
-
-def check_that_contexts_come_along(server: Server) -> None:
-    """One rank is killed, another, and two at once."""
-    assert server.directory is not None
-    choose, before = random.Random(3), len(server.log)
-    prompts = [[choose.randrange(3, 250) for _ in range(length)] for length in LENGTHS for _ in range(3)]
-    clear = clear_prompts(server.url, prompts, 16, TOKENS)
-    load = Load.with_reference(server.url, clear, tokens=TOKENS, clients=16)
-    story = Story(server.directory, load)
-    with load:
-        for lost in ((2,), (1,), (0, 3)):
-            wait_for_answers(load, 32)
-            lives = {rank: story.target.ranks()[rank].incarnation for rank in lost}
-            for rank in lives:
-                story.kill(rank)
-            assert story.wait_until_back(RANKS, lives), server.log[-3000:]
-        wait_for_answers(load, 32)
-    story.close()
-    assert [answer.problem for answer in load.failed] == []
-    assert [(answer.prompt, answer.tokens) for answer in load.wrong] == []
-    taken = re.findall(r"has (\d+) of (\d+) tokens from rank", server.log[before:])
-    print(f"{len(load.answers)} answers; {len(taken)} contexts came along, {sum(int(had) for had, _ in taken)} tokens")
-    assert taken, "every context was computed again"
-
-
 def test_in_bfloat16_lone_requests_go_on_alike(model: Path, mps: dict[str, str], tmp_path: Path) -> None:
     """Of a server in which every rank has every expert (:mod:`tests.sglang.test_bfloat16` says why)."""
     device = CUDA.caching()
     device = replace(device, flags=(*device.flags, "--dtype", "bfloat16"))
-    flags = (*FOUR_RANKS, *SLOTS_FOR_ALL, *KEPT, "--eep-spares", "1")
+    flags = (*FOUR_RANKS, *SLOTS_FOR_ALL, *ROOM, "--eep-spares", "1")
     with serving(model, tmp_path, mps, *flags, device=device) as server:
         check_that_lone_requests_go_on_alike(server, RANKS, (60, 333, 1500, 3000))

@@ -12,6 +12,7 @@ import pytest
 from eep.drill.faults import Target
 from eep.drill.load import Load, ask
 from tests.gpu.sglang.conftest import Alone
+from tests.gpu.sglang.long_contexts import check_that_contexts_come_along
 from tests.sglang.drills import Drilled, is_started_again, scrape, wait_for, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
@@ -93,3 +94,7 @@ def test_a_spare_is_killed(bounded: Drilled) -> None:
         wait_for_answers(story.load)
     bounded.check(story)
     assert story.views[-1][1].epoch == epoch
+
+
+def test_contexts_come_along_without_a_prefix_cache(bounded: Drilled) -> None:
+    check_that_contexts_come_along(bounded.server)
