@@ -16,7 +16,7 @@ KILLS = 4
 
 def test_a_kill_with_work_outstanding_harms_no_other_rank() -> None:
     async def body() -> None:
-        async with supervised(orphan_ranks.main, 2, policy=patient_policy(2, relaunch_limit=2)) as supervisor:
+        async with supervised(orphan_ranks.main, 2, policy=patient_policy(2, relaunch_limit=KILLS)) as supervisor:
             for life in range(KILLS):
                 await until(supervisor, runs_with(supervisor, (0, 1)))
                 assert record(supervisor).view.incarnations == (0, life)

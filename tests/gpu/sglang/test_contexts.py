@@ -15,7 +15,7 @@ from eep.drill.sglang_server import FOUR_RANKS, Server
 from tests.gpu.sglang.conftest import SLOTS_FOR_ALL, Alone, serving
 from tests.gpu.sglang.long_contexts import check_that_contexts_come_along
 from tests.sglang.drills import Drilled, wait_for_answers
-from tests.sglang.lone_requests import check_that_lone_requests_go_on_alike
+from tests.sglang.lone_requests import check_that_lone_requests_go_on_as_from_a_prefix
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -50,10 +50,11 @@ def test_contexts_come_along_into_a_prefix_cache(caching: Server) -> None:
     check_that_contexts_come_along(caching)
 
 
-def test_in_bfloat16_lone_requests_go_on_alike(model: Path, mps: dict[str, str], tmp_path: Path) -> None:
-    """Of a server in which every rank has every expert (:mod:`tests.sglang.test_bfloat16` says why)."""
+def test_in_bfloat16_lone_requests_go_on_as_from_a_prefix(model: Path, mps: dict[str, str], tmp_path: Path) -> None:
+    """Of a server in which every rank has every expert (:mod:`tests.sglang.test_bfloat16` says why). The token that is
+    computed again goes through the attention of a prefill, which adds up in another order than that of a decode."""
     device = CUDA.caching()
     device = replace(device, flags=(*device.flags, "--dtype", "bfloat16"))
     flags = (*FOUR_RANKS, *SLOTS_FOR_ALL, *ROOM, "--eep-spares", "1")
     with serving(model, tmp_path, mps, *flags, device=device) as server:
-        check_that_lone_requests_go_on_alike(server, RANKS, (60, 333, 1500, 3000))
+        check_that_lone_requests_go_on_as_from_a_prefix(server, RANKS, (60, 333, 1500, 3000))
