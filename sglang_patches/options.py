@@ -63,6 +63,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many open requests there may be beyond those that all ranks can run at once; None for any number."""
     keeps_context: bool = True
     """The caches of a rank outlive it, so that its requests bring their contexts along."""
+    keeps_weights: bool = True
+    """The weights of a rank outlive it, so that its next life need not load them."""
     kv_backup: int = 0
     """Bytes of host memory for copies of contexts, of all ranks together; 0 for none."""
     shares_gpu: bool = False

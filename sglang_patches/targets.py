@@ -180,6 +180,12 @@ TARGETS = (
         "expert weights in memory that repair can write",
         ("self",),
     ),
+    HookTarget("model_loader.loader._initialize_model", "a model without memory, for weights that are there"),
+    HookTarget(
+        "model_loader.loader.DefaultModelLoader.load_weights_and_postprocess",
+        "weights that are there are not loaded again",
+        ("model", "weights", "target_device"),
+    ),
     HookTarget(
         "managers.scheduler.Scheduler.process_input_requests", "what is for another life is dropped", ("recv_reqs",)
     ),

@@ -58,7 +58,7 @@ def let_go(directory: Path, rank: int, incarnation: int) -> None:
 
 class Anchor:
     def __init__(self, directory: Path, rank: int, incarnation: int) -> None:
-        self._directory, self._rank, self._incarnation = directory, rank, incarnation
+        self._directory, self.rank, self._incarnation = directory, rank, incarnation
         self._held: dict[str, Memory] = {}
         self._closed = threading.Event()
         self._watched: socket.socket | None = None
@@ -68,15 +68,34 @@ class Anchor:
     def attach(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory, int | None]:
         """The memory that the last life of this rank had under ``name``, and that life; or new memory, and None. From now
         on it outlives this process."""
-        memory, life = self._inherit(name, size, kind)
+        memory, life = self.inherit(name, size, kind)
         if memory is None:
             memory = kind.create(f"eep-{name}", size)
+        self.hold(name, memory)
+        return memory, life
+
+    def hold(self, name: str, memory: Memory) -> None:
+        """From now on this memory outlives the process, in place of what there was under ``name``."""
         self._held[name] = memory
         try:
             self._hold(name, memory)
         except EepError as error:
-            logger.warning("%s ends with the process of rank %d: %s", name, self._rank, error)
-        return memory, life
+            logger.warning("%s ends with the process of rank %d: %s", name, self.rank, error)
+
+    def inherit(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory | None, int | None]:
+        """What the last life had, and that life; None if it had nothing of this size."""
+        found = self.find(self.rank, name)
+        if found is None:
+            return None, None
+        held, descriptor = found
+        if held.size != size:
+            os.close(descriptor)
+            return None, None
+        try:
+            return kind.adopt(descriptor, size), held.incarnation
+        except PeerUnreachable as error:
+            logger.warning("what is held as %s cannot be used, and new memory is: %s", name, error)
+            return None, None
 
     def find(self, rank: int, name: str) -> tuple[HeldMemory, int] | None:
         """What is held for a rank under a name, and a descriptor of it, which the caller closes; None if there is nothing."""
@@ -96,22 +115,8 @@ class Anchor:
                 self._watched.shutdown(socket.SHUT_RDWR)
         self._watch.join(2 * ANSWERS_WITHIN)
 
-    def _inherit(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory | None, int | None]:
-        found = self.find(self._rank, name)
-        if found is None:
-            return None, None
-        held, descriptor = found
-        if held.size != size:
-            os.close(descriptor)
-            return None, None
-        try:
-            return kind.adopt(descriptor, size), held.incarnation
-        except PeerUnreachable as error:
-            logger.warning("what is held as %s cannot be used, and new memory is: %s", name, error)
-            return None, None
-
     def _hold(self, name: str, memory: Memory) -> None:
-        who = {"rank": self._rank, "incarnation": self._incarnation, "name": name}
+        who = {"rank": self.rank, "incarnation": self._incarnation, "name": name}
         _ask(self._directory, {"do": "hold", **who, "size": memory.size}, memory.fd)
 
     def _hold_for_ever(self) -> None:

@@ -40,6 +40,7 @@ from eep.experts.repair.executor import RepairFailed, execute_repair
 from eep.experts.repair.peer_memory import MappedPeers, serve_region
 from eep.experts.repair.repair_plan import RepairPlan, Tier, plan_repair
 from eep.experts.repair.repair_sources import RepairSources
+from eep.experts.slot_index import SlotIndex
 from eep.recovery.contract import check_coverage
 from eep.view import View
 
@@ -53,7 +54,8 @@ _MOST_SETBACKS = 5
 
 @dataclass(frozen=True, slots=True)
 class LoadedExperts:
-    """What an incarnation of a rank has loaded: ``memory``, in ``shared``, with the experts that ``placement`` gives it."""
+    """What an incarnation of a rank has loaded: ``memory``, in ``shared``, with the experts that ``placement`` gives it, or
+    those that ``held[layer, slot]`` says if an earlier life has left them there. ``index`` is for the next life."""
 
     rank: int
     incarnation: int
@@ -62,6 +64,8 @@ class LoadedExperts:
     shared: Memory
     checksums: Checksums
     device: str = "cpu"
+    held: IntArray | None = None
+    index: SlotIndex | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,9 @@ class Coverage:
         self._directory, self._published, self._device = directory, published, loaded.device
         self._policy, self._sources, self._offer = policy, sources or RepairSources(), offer
         size = first.slots_per_rank
-        self._held: IntArray = first.physical_to_logical[:, rank * size : (rank + 1) * size].copy()
+        first_held = first.physical_to_logical[:, rank * size : (rank + 1) * size]
+        self._held: IntArray = (first_held if loaded.held is None else loaded.held).copy()
+        self._index = loaded.index
         self._registry = DirectoryRegistry(directory / HELD_DIRECTORY)
         self._registry.sweep()  # its keys name an incarnation, so none is ever used again
         self._load = AgreedLoad(self._registry, rank, loaded.incarnation, policy.counted or self._no_load)
@@ -162,6 +168,8 @@ class Coverage:
                 self._bring_in(view, steps)
             except RepairFailed as error:
                 if np.array_equal(after.physical_to_logical, self._first.physical_to_logical):
+                    if self._index is not None:
+                        self._index.clear()
                     raise  # this rank lacks what it was started with, and its next incarnation loads that
                 logger.warning("epoch %d: no step runs until another rank joins: %s", view.epoch, error)
                 return LACKING
@@ -248,6 +256,8 @@ class Coverage:
             numbers=numbers.astype("<i8").tobytes(),
             checksums=sums.astype("<u8").tobytes(),
         )
+        if self._index is not None:
+            self._index.note(self._held, self._checksums)
         self._registry.publish(self._name, encode_record(record))
         if self._offer is not None:
             self._offer.holds(self._held, self._checksums)

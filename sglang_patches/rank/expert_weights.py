@@ -1,7 +1,8 @@
 """Expert weights in memory that repair can read and write.
 
 SGLang makes one array per layer and tensor, ``[slots, ...]``. After loading, these arrays move into one region of
-:class:`eep.experts.layout.ExpertMemory`, which other ranks can map. From then on their addresses never change.
+:class:`eep.experts.layout.ExpertMemory`, which other ranks can map. From then on their addresses never change. A life that
+takes over the weights of the last one has arrays without memory until here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import torch
 from eep.data_plane.memory import Memory, memory_of
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
+from eep.experts.placement.packing import IntArray
 from eep.experts.placement.slot_plan import Placement
+from sglang_patches.rank.weights import kept_weights
+from sglang_patches.rank.weights.kept_weights import KeptExperts
+from sglang_patches.rank.weights.model_tensors import give
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,42 @@ class ExpertWeights:
     """The memory behind it. Peers may get its descriptor."""
     checksums: Checksums
     """Those of the experts that were loaded here."""
+    kept: KeptExperts | None = None
+    """The same memory, if it outlives this process."""
+    held: IntArray | None = None
+    """``[layer, slot]``: the experts that the last life has left here. None if they were loaded."""
 
 
-def adopt(layers: list[Any], placement: Placement, rank: int, device: str) -> ExpertWeights:
-    """Move the expert parameters of ``layers``, which hold what ``placement`` says of ``rank``, into one region."""
-    slots = placement.slots_per_rank
+def adopt(layers: list[Any], placement: Placement, rank: int, device: str, keeps: bool = False) -> ExpertWeights:
+    """Move the expert parameters of ``layers``, which hold what ``placement`` says of ``rank``, into one region.
+    ``keeps``: the region outlives this process."""
+    layout, device = layout_of(layers, placement.slots_per_rank), torch.device(device).type
+    kept = kept_weights.take_experts(layout, device) if keeps else None
+    if kept is None:
+        shared = memory_of(device).create(f"eep-experts-{rank}", layout.region_bytes)
+        memory = ExpertMemory(layout, shared.bytes_at(0, layout.region_bytes))
+    else:
+        memory, shared = kept.memory, kept.shared
+        kept.index.clear()
+    for index, layer in enumerate(layers):
+        for name, view in memory.tensors(index).items():
+            view.copy_(getattr(layer, name).data)
+            give(layer, name, view)
+    return ExpertWeights(memory, shared, Checksums.of_rank(memory, placement, rank), kept)
+
+
+def take_over(layers: list[Any], placement: Placement, device: str) -> ExpertWeights:
+    """Give the memory of the last life to the expert parameters of ``layers``, which have none."""
+    kept = kept_weights.take_experts(layout_of(layers, placement.slots_per_rank), torch.device(device).type)
+    for index, layer in enumerate(layers):
+        for name, view in kept.memory.tensors(index).items():
+            give(layer, name, view)
+    held, checksums = kept.index.verify(kept.memory, placement.experts)
+    return ExpertWeights(kept.memory, kept.shared, checksums, kept, held)
+
+
+def layout_of(layers: list[Any], slots: int) -> ExpertLayout:
+    """SystemExit if repair cannot replace single experts of these layers."""
     names = [name for name, each in layers[0].named_parameters(recurse=False) if each.dim() and each.shape[0] == slots]
     for name, _ in layers[0].named_parameters(recurse=False):
         if name not in names and name.endswith("input_scale"):
@@ -47,12 +83,4 @@ def adopt(layers: list[Any], placement: Placement, rank: int, device: str) -> Ex
     specs = tuple(
         TensorSpec(name, tuple(getattr(layers[0], name).shape[1:]), getattr(layers[0], name).dtype) for name in names
     )
-    layout = ExpertLayout(len(layers), slots, specs)
-    shared = memory_of(torch.device(device).type).create(f"eep-experts-{rank}", layout.region_bytes)
-    memory = ExpertMemory(layout, shared.bytes_at(0, layout.region_bytes))
-    for index, layer in enumerate(layers):
-        for name, view in memory.tensors(index).items():
-            parameter = getattr(layer, name)
-            view.copy_(parameter.data)
-            parameter.data = view
-    return ExpertWeights(memory, shared, Checksums.of_rank(memory, placement, rank))
+    return ExpertLayout(len(layers), slots, specs)

@@ -83,6 +83,8 @@ class RankSession:
                 weights.shared,
                 weights.checksums,
                 plane.device,
+                weights.held,
+                None if weights.kept is None else weights.kept.index,
             ),
             member_rendezvous() / "experts",
             plane.location.publish,

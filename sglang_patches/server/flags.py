@@ -109,6 +109,13 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
     )
     kv_backup.add_backup_flag(add)
     add(
+        "--eep-keep-weights",
+        choices=("on", "off"),
+        default=None,
+        help="Whether the weights of a rank outlive it, so that its next life takes them over instead of loading them "
+        "(default: on; on a GPU off).",
+    )
+    add(
         "--eep-spares",
         type=int,
         metavar="N",
@@ -201,6 +208,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         seeded=draws_by_seed(arguments),
         spares=spares,
         keeps_context=keeps_context,
+        keeps_weights=(arguments.eep_keep_weights or ("on" if device_of(arguments) == "cpu" else "off")) == "on",
         kv_backup=kv_backup.parse_backup(arguments.eep_kv_backup, keeps_context=keeps_context),
         running_per_rank=_running(arguments) // ranks,
         max_queued=getattr(arguments, "max_queued_requests", None),

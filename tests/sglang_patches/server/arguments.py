@@ -43,6 +43,7 @@ GOOD: dict[str, Any] = {
     "eep_faults": None,
     "eep_spares": None,
     "eep_keep_context": None,
+    "eep_keep_weights": None,
     "eep_kv_backup": None,
 }
 

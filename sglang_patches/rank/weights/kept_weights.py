@@ -1,0 +1,159 @@
+"""The weights of this rank in memory that outlives the process, and what its last life has left.
+
+    experts      the slots, in memory of the rank's own; ``slots`` says which expert is in which
+    dense-...    everything else, once for all ranks of the device that have the same, named by its content
+    weights      written last: what the rest is, and of which model
+
+A life takes over all of it or nothing. It verifies every byte before the first step. A slot that is not as it should be holds
+nothing, and is repaired when the rank joins; if anything else is wrong, this life forgets what was kept and ends, and the
+next one loads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from eep.control.private_directory import CONTROL_DIRECTORY
+from eep.data_plane.memory import Memory, memory_of
+from eep.data_plane.memory.shm import SharedMemory
+from eep.errors import EepError
+from eep.experts.layout import ExpertLayout, ExpertMemory
+from eep.experts.slot_index import SlotIndex, index_bytes
+from sglang_patches.rank.rank_anchor import common_anchor, own_anchor
+from sglang_patches.rank.weights.model_tensors import TensorList, Unfit, bind, fill, find_scalars, lay_out, verify
+
+logger = logging.getLogger(__name__)
+WEIGHTS, EXPERTS, SLOTS = "weights", "experts", "slots"
+_LOCK = "dense.lock"
+_NOTHING = b"-"
+
+
+class WeightsRecord(msgspec.Struct, frozen=True):
+    """What was kept, and the model that it is of."""
+
+    identity: str
+    dense: TensorList
+    scalars: dict[str, dict[str, float | bool]]
+
+
+@dataclass(frozen=True)
+class KeptExperts:
+    memory: ExpertMemory
+    shared: Memory
+    index: SlotIndex
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What the last life of this rank has left."""
+
+    record: WeightsRecord
+    dense: torch.Tensor
+
+    def give_to(self, model: torch.nn.Module) -> None:
+        """Everything but the experts. Unfit if it does not fit."""
+        bind(self.record.dense, self.dense, model)
+        modules = dict(model.named_modules())
+        for path, scalars in self.record.scalars.items():
+            for name, value in scalars.items():
+                setattr(modules[path], name, value)
+
+
+def find_inheritance(identity: str, device: str) -> Inheritance | None:
+    """None if there is nothing that this life can use. The log says why, if there is something."""
+    found = own_anchor().find(own_anchor().rank, WEIGHTS)
+    if found is None:
+        return None
+    held, descriptor = found
+    try:
+        memory = SharedMemory.adopt(descriptor, held.size)
+        written = memory.bytes_at(0, held.size).numpy().tobytes()
+        if written == _NOTHING:
+            return None
+        record = msgspec.json.decode(written, type=WeightsRecord)
+        if record.identity != identity:
+            raise Unfit("they are of another model, or of another version of it")
+        if not _has_experts():
+            raise Unfit("there are no experts among them")
+        dense = _find_dense(record.dense, device)
+        if dense is None:
+            raise Unfit("no process holds them any more")
+        verify(record.dense, dense)
+    except (EepError, msgspec.DecodeError, Unfit) as error:
+        logger.warning("the weights that life %d has left are not used: %s", held.incarnation, error)
+        return None
+    own_anchor().hold(WEIGHTS, memory)
+    logger.info("this life takes over the weights of life %d", held.incarnation)
+    return Inheritance(record, dense)
+
+
+def forget() -> None:
+    """What was kept no longer counts, for this life or for a later one."""
+    _put(WEIGHTS, _NOTHING)
+
+
+def take_experts(layout: ExpertLayout, device: str) -> KeptExperts:
+    """The memory that the last life of this rank had, if it is of the same size."""
+    shared, _ = own_anchor().attach(EXPERTS, layout.region_bytes, memory_of(device))
+    noted, life = own_anchor().attach(SLOTS, index_bytes(layout.layers, layout.slots), SharedMemory)
+    index = SlotIndex(noted.bytes_at(0, noted.size).numpy(), layout.layers, layout.slots)
+    if life is None:
+        index.clear()
+    return KeptExperts(ExpertMemory(layout, shared.bytes_at(0, layout.region_bytes)), shared, index)
+
+
+def keep(model: torch.nn.Module, experts: KeptExperts, identity: str) -> None:
+    """Move everything but the experts into memory that outlives this process, and say that all is there. If another rank of
+    this device has the same, this model uses that."""
+    device = experts.memory.region.device.type
+    try:
+        listed = lay_out(model, {experts.memory.region.untyped_storage().data_ptr()}, device)
+    except Unfit as error:
+        logger.warning("the weights of this rank end with its process: %s", error)
+        return
+    with (Path(os.environ[CONTROL_DIRECTORY]) / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        region = _find_dense(listed, device)
+        if region is None:
+            memory = memory_of(device).create("eep-dense", listed.region_bytes)
+            region = memory.bytes_at(0, listed.region_bytes)
+            fill(listed, region, model)
+            common_anchor().hold(_dense_name(listed, device), memory)
+    bind(listed, region, model)
+    _put(WEIGHTS, msgspec.json.encode(WeightsRecord(identity, listed, find_scalars(model))))
+
+
+def _find_dense(listed: TensorList, device: str) -> torch.Tensor | None:
+    name = _dense_name(listed, device)
+    memory, _ = common_anchor().inherit(name, listed.region_bytes, memory_of(device))
+    if memory is None:
+        return None
+    common_anchor().hold(name, memory)
+    return memory.bytes_at(0, listed.region_bytes)
+
+
+def _dense_name(listed: TensorList, device: str) -> str:
+    number = torch.cuda.current_device() if device == "cuda" else 0
+    return f"dense-{number}-{listed.digest}"
+
+
+def _put(name: str, content: bytes) -> None:
+    memory = SharedMemory.create(f"eep-{name}", len(content))
+    memory.bytes_at(0, len(content)).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    own_anchor().hold(name, memory)
+
+
+def _has_experts() -> bool:
+    found = own_anchor().find(own_anchor().rank, SLOTS)
+    if found is None:
+        return False
+    held, descriptor = found
+    noted = SharedMemory.adopt(descriptor, held.size)
+    return not SlotIndex(noted.bytes_at(0, held.size).numpy(), 1, held.size // index_bytes(1, 1)).is_clear
