@@ -21,6 +21,7 @@ from eep.experts.placement.packing import FloatArray
 from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
 from eep.experts.repair.reader import Want
 from eep.experts.repair.repair_sources import RepairSources
+from eep.experts.slot_index import SlotIndex, index_bytes
 from eep.view import View
 from tests.experts import model
 
@@ -40,17 +41,28 @@ class Rank:
         counted: FloatArray | None = None,
         backup: BackupClient | None = None,
         repair_within: float = 120.0,
+        last: Rank | None = None,
     ) -> None:
+        """``last``: an earlier life, whose experts this one takes over."""
         self.rank = rank
         first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
         layout = model.layout(slots)
-        self.shared = SharedMemory.create("experts", layout.region_bytes)
-        self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))
-        model.load(self.memory, first, rank)
         self.shown: Placement | None = None
-        self.first, self.sums = first, Checksums.of_rank(self.memory, first, rank)
+        self.first, self.held = first, None
+        if last is None:
+            self.shared = SharedMemory.create("experts", layout.region_bytes)
+            self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))
+            model.load(self.memory, first, rank)
+            self.sums = Checksums.of_rank(self.memory, first, rank)
+            noted = np.zeros(index_bytes(model.LAYERS, slots), dtype=np.uint8)
+            self.index = SlotIndex(noted, model.LAYERS, slots)
+        else:
+            self.shared, self.memory, self.index = last.shared, last.memory, last.index
+            self.held, self.sums = self.index.verify(self.memory, model.EXPERTS)
         self.coverage = Coverage(
-            LoadedExperts(rank, incarnation, first, self.memory, self.shared, self.sums),
+            LoadedExperts(
+                rank, incarnation, first, self.memory, self.shared, self.sums, held=self.held, index=self.index
+            ),
             directory,
             self._show,
             CoveragePolicy(repair_within, when_short, None if counted is None else lambda: counted),

@@ -22,6 +22,7 @@ from eep.experts.backup.transfer_engine import Engine
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import LACKING
 from eep.experts.layout import ExpertLayout
+from eep.experts.placement.packing import EMPTY
 from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
 from eep.experts.registry.published_records import BACKUPS, BackupRecord, encode_record
@@ -52,6 +53,41 @@ def test_losses_one_by_one_and_all_ranks_back(tmp_path: Path, disk: bool) -> Non
         assert group[2].shown is not None
         assert first is not None
         assert group[2].shown.digest == first.digest, "when all are back, so is the first placement"
+
+
+def test_the_next_life_takes_over_what_the_slots_hold(tmp_path: Path) -> None:
+    """Not what it would have loaded: the last life died in a view with other experts in its slots. One slot is spoiled."""
+    with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model")) as group:
+        view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+        enter(group, view)
+        group[3].close()
+        view = view.without([3])
+        enter(group, view)
+        last = group.pop(1)
+        last.coverage.close()
+        last.memory.region[last.memory.layout.pieces(0, 2)[0][0]] ^= 1
+        group[1] = Rank(tmp_path / "e", 1, 3, tmp_path / "model", incarnation=1, last=last)
+        held, first = group[1].held, group[1].first.physical_to_logical[:, 3:6]
+        assert held is not None
+        assert held[0, 2] == EMPTY
+        assert (held == EMPTY).sum() == 1
+        assert (held != first).sum() > 1, "it holds what the last view gave it"
+        view = view.without([1]).joined_by({1: 1})
+        enter(group, view)
+        assert (group[1].index.verify(group[1].memory, model.EXPERTS)[0] != EMPTY).all()
+
+
+def test_a_life_that_lacks_what_no_source_has_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, None) as group:
+        view = View(1, (0, 1, 2, 3), (0,) * RANKS)
+        enter(group, view)
+        last = group.pop(1)
+        last.coverage.close()
+        last.memory.region.zero_()
+        group[1] = Rank(tmp_path / "e", 1, 2, None, incarnation=1, last=last)
+        with pytest.raises(RepairFailed):
+            group[1].coverage.repair(view.without([1]).joined_by({1: 1}))
+        assert group[1].index.is_clear
 
 
 LIFE = """

@@ -17,7 +17,8 @@ MANY, PACE, LONGEST_DRILL = 30, 2.0, 300.0
 
 
 def test_each_rank_in_turn(drilled: Drilled) -> None:
-    story = drilled.story()
+    """None of them loads its weights again."""
+    story, before = drilled.story(), len(drilled.server.log)
     with story.load:
         for rank in range(RANKS):
             wait_for_answers(story.load)
@@ -25,6 +26,7 @@ def test_each_rank_in_turn(drilled: Drilled) -> None:
             assert story.wait_until_noticed(fault)
             assert story.wait_until_all_run(RANKS), drilled.server.log[-3000:]
     drilled.check(story)
+    assert drilled.server.log[before:].count("this life takes over the weights of life") == RANKS
 
 
 @pytest.mark.parametrize("lost", [(0, 2), (0, 1, 3)], ids=["two", "three"])
