@@ -7,6 +7,7 @@
     eep fault arm RANK --point P --action A ...  the same when the rank passes a named point; disarm undoes it
     eep fault drill --dir DIR [--seconds S]      kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
+    eep anchor serve|status|release --dir D      hold the weights of servers that come and go
     eep make-model PATH [--size S] [--fp8]       write a random MoE model, to try a server with
 
 ``DIR`` is the supervisor's private directory.
@@ -25,6 +26,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from eep.anchor.command import register as register_anchor
 from eep.drill.command import register as register_faults
 from eep.experts.backup.command import register as register_backup
 from eep.observe.event_log import parse_line, read_lines
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
             help="the supervisor's private directory (default: $EEP_CONTROL_DIR)",
         )
     register_backup(commands)
+    register_anchor(commands)
     model = commands.add_parser("make-model", help="write a random MoE checkpoint with its tokenizer")
     model.add_argument("path", type=Path, help="a directory that does not exist yet, or is empty")
     model.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights (default: 0)")

@@ -32,6 +32,13 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key: str | None = None
 
 
+class AnchorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where weights outlive this server, and the number of this server among those that were there."""
+
+    directory: str
+    server: int
+
+
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The values of the ``--eep-*`` flags. That there are any means that ``--ep-backend eep`` was given."""
 
@@ -65,6 +72,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The caches of a rank outlive it, so that its requests bring their contexts along."""
     keeps_weights: bool = True
     """The weights of a rank outlive it, so that its next life need not load them."""
+    anchor: AnchorOptions | None = None
+    """None: weights outlive their rank, not the server."""
     kv_backup: int = 0
     """Bytes of host memory for copies of contexts, of all ranks together; 0 for none."""
     shares_gpu: bool = False

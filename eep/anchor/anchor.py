@@ -56,9 +56,14 @@ def let_go(directory: Path, rank: int, incarnation: int) -> None:
         _ask(directory, {"do": "drop", "rank": rank, "incarnation": incarnation})
 
 
+def drop(directory: Path, rank: int, incarnation: int, name: str) -> None:
+    """Of what a rank had under a name in this life and in earlier ones. AnchorGone if no process holds memory there."""
+    _ask(directory, {"do": "drop", "rank": rank, "incarnation": incarnation, "name": name})
+
+
 class Anchor:
     def __init__(self, directory: Path, rank: int, incarnation: int) -> None:
-        self._directory, self.rank, self._incarnation = directory, rank, incarnation
+        self.directory, self.rank, self._incarnation = directory, rank, incarnation
         self._held: dict[str, Memory] = {}
         self._closed = threading.Event()
         self._watched: socket.socket | None = None
@@ -100,7 +105,7 @@ class Anchor:
     def find(self, rank: int, name: str) -> tuple[HeldMemory, int] | None:
         """What is held for a rank under a name, and a descriptor of it, which the caller closes; None if there is nothing."""
         try:
-            answer, descriptor = _ask(self._directory, {"do": "find", "rank": rank, "name": name})
+            answer, descriptor = _ask(self.directory, {"do": "find", "rank": rank, "name": name})
         except EepError:
             return None
         if descriptor is None:
@@ -117,13 +122,13 @@ class Anchor:
 
     def _hold(self, name: str, memory: Memory) -> None:
         who = {"rank": self.rank, "incarnation": self._incarnation, "name": name}
-        _ask(self._directory, {"do": "hold", **who, "size": memory.size}, memory.fd)
+        _ask(self.directory, {"do": "hold", **who, "size": memory.size}, memory.fd)
 
     def _hold_for_ever(self) -> None:
         """Whenever the keeper was replaced, have the next one hold what the last one held."""
         while not self._closed.is_set():
             try:
-                with _connect(self._directory) as self._watched:
+                with _connect(self.directory) as self._watched:
                     for name, memory in list(self._held.items()):
                         self._hold(name, memory)
                     self._watched.settimeout(None)
@@ -141,7 +146,7 @@ def _connect(directory: Path) -> socket.socket:
         connection.connect(str(directory / SOCKET))
     except OSError as error:
         connection.close()
-        raise AnchorGone(f"no keeper holds memory in {directory}: {error}") from error
+        raise AnchorGone(f"no process holds memory in {directory}: {error}") from error
     return connection
 
 
@@ -155,12 +160,12 @@ def _ask(
             socket.send_fds(connection, [packet], [] if descriptor is None else [descriptor])
             answer, descriptors, _, _ = socket.recv_fds(connection, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
-            raise AnchorGone(f"the keeper of {directory} does not answer: {error}") from error
+            raise AnchorGone(f"the holder of {directory} does not answer: {error}") from error
     for each in descriptors:
         os.set_inheritable(each, False)
     if not answer:
-        raise AnchorGone(f"the keeper of {directory} has ended")
+        raise AnchorGone(f"the holder of {directory} has ended")
     told: dict[str, Any] = json.loads(answer)
     if not told["ok"]:
-        raise EepError(f"the keeper refused: {told['why']}")
+        raise EepError(f"the holder refused: {told['why']}")
     return told, descriptors[0] if descriptors else None

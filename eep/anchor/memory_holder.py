@@ -5,7 +5,7 @@ Unix socket is one request, a JSON object, and one packet is its answer:
 
     hold     with one descriptor: keep this for a rank, under a name, in place of what an earlier life of it had
     find     answers with the descriptor, its size, and the life that it is from
-    drop     let go of all that a rank had in this life and in earlier ones
+    drop     let go of what a rank had in this life and in earlier ones: of all, or of what has a name
     list     what is held
 
 Only processes of the same user are heard, and no request can make the holder wait. Everything is let go when it ends.
@@ -98,7 +98,7 @@ class MemoryHolder:
         if request["do"] == "list":
             return {"ok": True, "held": [self._described(*key) for key in sorted(self._held)]}, []
         if request["do"] == "drop":
-            self._drop(int(request["rank"]), int(request["incarnation"]))
+            self._drop(int(request["rank"]), int(request["incarnation"]), request.get("name"))
             return {"ok": True}, []
         rank, name = int(request["rank"]), str(request["name"])
         if request["do"] == "hold":
@@ -124,8 +124,10 @@ class MemoryHolder:
         if before is not None:
             os.close(before[2])
 
-    def _drop(self, rank: int, life: int) -> None:
+    def _drop(self, rank: int, life: int, name: str | None) -> None:
         for key in [key for key, (of, _, _) in self._held.items() if key[0] == rank and of <= life]:
+            if name is not None and key[1] != name:
+                continue
             os.close(self._held.pop(key)[2])
 
     def _described(self, rank: int, name: str) -> dict[str, Any]:

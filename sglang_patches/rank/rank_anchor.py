@@ -1,17 +1,30 @@
-"""The anchor of this rank: through it, memory outlives the process."""
+"""The anchors of this rank's weights: through them, memory outlives the process, or the server (``--eep-anchor``).
+
+In the directory of an anchor a rank takes a lock that it has until it ends. So a server never takes over what another one
+still uses.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from eep.anchor.anchor import Anchor
 from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
+from sglang_patches import options
 
 OF_ALL_RANKS = -1
 """In place of a rank, for memory that ranks share and that is the same in every life."""
+LOCKED_WITHIN = 20.0
+"""Seconds. The ranks of a server that has crashed end a moment after it."""
+_LIVES = 1 << 20
+"""A rank has fewer lives in a server."""
+_lock: IO[str] | None = None
 
 
 def is_rank() -> bool:
@@ -21,9 +34,40 @@ def is_rank() -> bool:
 
 @cache
 def own_anchor() -> Anchor:
-    return Anchor(Path(os.environ[CONTROL_DIRECTORY]), int(os.environ[RANK]), int(os.environ[INCARNATION]))
+    rank, life, asked = int(os.environ[RANK]), int(os.environ[INCARNATION]), options.required().anchor
+    if asked is None:
+        return Anchor(Path(os.environ[CONTROL_DIRECTORY]), rank, life)
+    _take_lock(Path(asked.directory), rank)
+    return Anchor(Path(asked.directory), rank, asked.server * _LIVES + life)
 
 
 @cache
 def common_anchor() -> Anchor:
-    return Anchor(Path(os.environ[CONTROL_DIRECTORY]), OF_ALL_RANKS, 0)
+    return Anchor(own_anchor().directory, OF_ALL_RANKS, 0)
+
+
+def describe_life(number: int) -> str:
+    """Whose memory it is, in words."""
+    asked = options.required().anchor
+    if asked is not None and number // _LIVES != asked.server:
+        return "an earlier server"
+    return f"life {number % _LIVES}"
+
+
+def _take_lock(directory: Path, rank: int) -> None:
+    """Until this process ends. SystemExit if another one does not give it up."""
+    global _lock
+    _lock = (directory / f"rank-{rank}.lock").open("w")
+    end = time.monotonic() + LOCKED_WITHIN
+    while True:
+        try:
+            fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise SystemExit(
+                    f"--eep-anchor {directory}: rank {rank} of another server uses it; stop that server, or give this one "
+                    "an anchor of its own"
+                ) from None
+            time.sleep(0.05)
+        else:
+            return

@@ -52,7 +52,7 @@ def _fill(original: Callable[..., None], model: Any, weights: Any, target_device
     """Load the weights, or take them over. SGLang then does what it does after loading with tensors without memory."""
     if _inheritance is None:
         if _keeps():
-            kept_weights.forget()  # what is loaded now may overwrite it
+            kept_weights.make_way()
         original(model, weights, target_device)
     else:
         _or_forget(_take_over, original, model, target_device, _inheritance)

@@ -12,7 +12,16 @@ from sglang_patches import cpu, hooks, installation, targets
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
-from sglang_patches.server import expert_slots, kv_backup, launcher, machine_limits, model_shape, refusals, store_access
+from sglang_patches.server import (
+    anchor_flag,
+    expert_slots,
+    kv_backup,
+    launcher,
+    machine_limits,
+    model_shape,
+    refusals,
+    store_access,
+)
 from sglang_patches.server.stall_timeout import choose_stall_timeout
 
 logger = logging.getLogger(__name__)
@@ -115,6 +124,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Whether the weights of a rank outlive it, so that its next life takes them over instead of loading them "
         "(default: on; on a GPU off).",
     )
+    anchor_flag.add_anchor_flag(add)
     add(
         "--eep-spares",
         type=int,
@@ -192,6 +202,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
             "it knows which rank it will be; unset the variable, or leave out --eep-spares"
         )
     keeps_context = arguments.eep_keep_context != "off"
+    keeps_weights = (arguments.eep_keep_weights or ("on" if device_of(arguments) == "cpu" else "off")) == "on"
     return ServerOptions(
         ranks=ranks,
         max_ranks=max_ranks,
@@ -208,7 +219,8 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         seeded=draws_by_seed(arguments),
         spares=spares,
         keeps_context=keeps_context,
-        keeps_weights=(arguments.eep_keep_weights or ("on" if device_of(arguments) == "cpu" else "off")) == "on",
+        keeps_weights=keeps_weights,
+        anchor=anchor_flag.parse_anchor(arguments.eep_anchor, keeps_weights=keeps_weights),
         kv_backup=kv_backup.parse_backup(arguments.eep_kv_backup, keeps_context=keeps_context),
         running_per_rank=_running(arguments) // ranks,
         max_queued=getattr(arguments, "max_queued_requests", None),

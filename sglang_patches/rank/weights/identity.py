@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import eep
-from sglang_patches import targets
+from sglang_patches import options, targets
 
 _FORMS = (
     *("dtype", "quantization", "load_format", "revision", "tp_size", "dp_size", "ep_size", "device"),
@@ -24,13 +24,14 @@ def identity_of(model_config: Any) -> str:
     """Two lives of a rank with the same identity load the same."""
     from sglang.srt.runtime_context import get_server_args
 
-    path, arguments = Path(model_config.model_path), get_server_args()
+    path, arguments, asked = Path(model_config.model_path), get_server_args(), options.required()
     files = sorted(each for each in path.glob("*") if each.suffix in (".safetensors", ".json", ".bin", ".pt"))
     facts = {
         "model": str(path),
         "files": [(each.name, (stat := each.stat()).st_size, stat.st_mtime_ns) for each in files],
         "code": [targets.installed_version(), torch.__version__, _own_version()],
         "form": {name: str(getattr(arguments, name, None)) for name in _FORMS},
+        "slots": [asked.ranks, asked.max_ranks, asked.redundant_experts],
     }
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 

@@ -14,24 +14,25 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import torch
 
-from eep.control.private_directory import CONTROL_DIRECTORY
+from eep.anchor.anchor import drop, list_held
 from eep.data_plane.memory import Memory, memory_of
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
 from eep.experts.layout import ExpertLayout, ExpertMemory
 from eep.experts.slot_index import SlotIndex, index_bytes
-from sglang_patches.rank.rank_anchor import common_anchor, own_anchor
+from sglang_patches.rank.rank_anchor import common_anchor, describe_life, own_anchor
 from sglang_patches.rank.weights.model_tensors import TensorList, Unfit, bind, fill, find_scalars, lay_out, verify
 
 logger = logging.getLogger(__name__)
 WEIGHTS, EXPERTS, SLOTS = "weights", "experts", "slots"
-_LOCK = "dense.lock"
+_DENSE, _LOCK = "dense-", "dense.lock"
 _NOTHING = b"-"
 
 
@@ -72,12 +73,11 @@ def find_inheritance(identity: str, device: str) -> Inheritance | None:
     if found is None:
         return None
     held, descriptor = found
+    os.close(descriptor)
+    record = _read_record(own_anchor().rank)
+    if record is None:
+        return None
     try:
-        memory = SharedMemory.adopt(descriptor, held.size)
-        written = memory.bytes_at(0, held.size).numpy().tobytes()
-        if written == _NOTHING:
-            return None
-        record = msgspec.json.decode(written, type=WeightsRecord)
         if record.identity != identity:
             raise Unfit("they are of another model, or of another version of it")
         if not _has_experts():
@@ -86,11 +86,11 @@ def find_inheritance(identity: str, device: str) -> Inheritance | None:
         if dense is None:
             raise Unfit("no process holds them any more")
         verify(record.dense, dense)
-    except (EepError, msgspec.DecodeError, Unfit) as error:
-        logger.warning("the weights that life %d has left are not used: %s", held.incarnation, error)
+    except (EepError, Unfit) as error:
+        logger.warning("the weights that %s has left are not used: %s", describe_life(held.incarnation), error)
         return None
-    own_anchor().hold(WEIGHTS, memory)
-    logger.info("this life takes over the weights of life %d", held.incarnation)
+    _put(WEIGHTS, msgspec.json.encode(record))
+    logger.info("this life takes over the weights of %s", describe_life(held.incarnation))
     return Inheritance(record, dense)
 
 
@@ -118,16 +118,52 @@ def keep(model: torch.nn.Module, experts: KeptExperts, identity: str) -> None:
     except Unfit as error:
         logger.warning("the weights of this rank end with its process: %s", error)
         return
-    with (Path(os.environ[CONTROL_DIRECTORY]) / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked():
         region = _find_dense(listed, device)
         if region is None:
             memory = memory_of(device).create("eep-dense", listed.region_bytes)
             region = memory.bytes_at(0, listed.region_bytes)
             fill(listed, region, model)
             common_anchor().hold(_dense_name(listed, device), memory)
-    bind(listed, region, model)
-    _put(WEIGHTS, msgspec.json.encode(WeightsRecord(identity, listed, find_scalars(model))))
+        bind(listed, region, model)
+        _put(WEIGHTS, msgspec.json.encode(WeightsRecord(identity, listed, find_scalars(model))))
+
+
+def make_way() -> None:
+    """Have what was kept let go: this life loads, and may need the memory. What other ranks use stays."""
+    rank = own_anchor().rank
+    with _locked(), suppress(EepError):  # without a keeper nothing is held
+        held = list_held(own_anchor().directory)
+        for each in held:
+            if each.rank == rank and each.name in (WEIGHTS, EXPERTS, SLOTS):
+                drop(own_anchor().directory, rank, each.incarnation, each.name)
+        records = [_read_record(each.rank) for each in held if each.name == WEIGHTS and each.rank != rank]
+        used = {record.dense.digest for record in records if record is not None}
+        for each in held:
+            if each.name.startswith(_DENSE) and each.name.rpartition("-")[2] not in used:
+                drop(own_anchor().directory, each.rank, each.incarnation, each.name)
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """One rank at a time finds out who uses what."""
+    with (own_anchor().directory / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _read_record(rank: int) -> WeightsRecord | None:
+    """What a rank has said of its weights; None if that is nothing, or nothing that can be read."""
+    found = own_anchor().find(rank, WEIGHTS)
+    if found is None:
+        return None
+    held, descriptor = found
+    try:
+        written = SharedMemory.adopt(descriptor, held.size).bytes_at(0, held.size).numpy().tobytes()
+        return None if written == _NOTHING else msgspec.json.decode(written, type=WeightsRecord)
+    except (EepError, msgspec.DecodeError) as error:
+        logger.warning("what is held as %s of rank %d cannot be read: %s", WEIGHTS, rank, error)
+        return None
 
 
 def _find_dense(listed: TensorList, device: str) -> torch.Tensor | None:
@@ -141,7 +177,7 @@ def _find_dense(listed: TensorList, device: str) -> torch.Tensor | None:
 
 def _dense_name(listed: TensorList, device: str) -> str:
     number = torch.cuda.current_device() if device == "cuda" else 0
-    return f"dense-{number}-{listed.digest}"
+    return f"{_DENSE}{number}-{listed.digest}"
 
 
 def _put(name: str, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -20,9 +21,10 @@ from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, TensorSpec
+from sglang_patches.options import VARIABLE, AnchorOptions, ServerOptions
 from sglang_patches.rank import rank_anchor
 from sglang_patches.rank.weights import kept_weights
-from sglang_patches.rank.weights.kept_weights import Inheritance, find_inheritance, forget, keep, take_experts
+from sglang_patches.rank.weights.kept_weights import Inheritance, find_inheritance, forget, keep, make_way, take_experts
 
 LAYOUT = ExpertLayout(1, 2, (TensorSpec("w", (3,), torch.float32),))
 HELD = np.array([[0, 1]], dtype=np.int64)
@@ -40,7 +42,9 @@ class Keeper:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self._patch = directory, monkeypatch
+        monkeypatch.setenv(VARIABLE, "")  # so that it is undone
         monkeypatch.setenv(CONTROL_DIRECTORY, str(directory))
+        ServerOptions(ranks=3, max_ranks=3).publish()
 
     def live(self, rank: int, life: int) -> None:
         """From now on this process is that one."""
@@ -132,7 +136,7 @@ def test_what_does_not_count_is_not_taken(keeper: Keeper, trouble: str, caplog: 
         model.weight[5] = 3.5
     keeper.live(1, 1)
     assert taken("another" if trouble == "identity" else "m") is None
-    assert ("not used" in caplog.text) == (trouble != "forgotten")
+    assert ("not used" in caplog.text or "cannot be read" in caplog.text) == (trouble != "forgotten")
     keeper.load(1, 1, 5.0)  # what is loaded then counts again
     keeper.live(1, 2)
     assert taken() is not None
@@ -164,3 +168,48 @@ def test_a_record_is_readable(keeper: Keeper) -> None:
     assert found is not None
     content = SharedMemory.adopt(found[1], found[0].size).bytes_at(0, found[0].size).numpy().tobytes()
     assert json.loads(content)["dense"]["tensors"][0]["name"] == "weight"
+
+
+def names(keeper: Keeper) -> set[str]:
+    return {f"{each.rank} {each.name.partition('-')[0]}" for each in list_held(keeper.directory)}
+
+
+def test_a_life_that_loads_makes_way_for_that(keeper: Keeper) -> None:
+    """What other ranks use stays; what the last of them has used goes."""
+    keeper.load(0, 0, 3.0)
+    keeper.load(1, 0, 3.0)
+    keeper.live(0, 1)
+    make_way()
+    assert names(keeper) == {"1 weights", "1 experts", "1 slots", "-1 dense"}
+    keeper.live(1, 1)
+    make_way()
+    assert names(keeper) == set()
+
+
+def test_the_next_server_takes_over_what_the_last_has_left(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lives are numbered from 0 again."""
+    anchor = str(keeper.directory)
+    ServerOptions(ranks=3, max_ranks=3, anchor=AnchorOptions(directory=anchor, server=7)).publish()
+    keeper.load(1, 4, 3.0)
+    ServerOptions(ranks=3, max_ranks=3, anchor=AnchorOptions(directory=anchor, server=8)).publish()
+    keeper.live(1, 0)
+    caplog.set_level("INFO")
+    assert taken() is not None
+    assert "the weights of an earlier server" in caplog.text
+    keeper.live(1, 1)
+    assert taken() is not None
+    assert "the weights of life 0" in caplog.text
+
+
+def test_a_server_waits_for_the_ranks_of_another_and_gives_up(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    anchor = AnchorOptions(directory=str(keeper.directory), server=7)
+    ServerOptions(ranks=3, max_ranks=3, anchor=anchor).publish()
+    monkeypatch.setattr(rank_anchor, "LOCKED_WITHIN", 0.2)
+    with (keeper.directory / "rank-1.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        keeper.live(1, 0)
+        with pytest.raises(SystemExit, match="rank 1 of another server uses it"):
+            rank_anchor.own_anchor()
+    rank_anchor.own_anchor()

@@ -44,6 +44,7 @@ GOOD: dict[str, Any] = {
     "eep_spares": None,
     "eep_keep_context": None,
     "eep_keep_weights": None,
+    "eep_anchor": None,
     "eep_kv_backup": None,
 }
 
