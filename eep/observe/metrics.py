@@ -58,6 +58,11 @@ METRICS = {
     "pause_seconds": Metric(
         "gauge", "eep_last_pause_seconds", "Of the last change: how long no rank could commit a step."
     ),
+    "rejoin_seconds": Metric(
+        "gauge",
+        "eep_last_rejoin_seconds",
+        "Of the last rank that came back: from the first sign of its loss until it ran in a view again.",
+    ),
     "steps_repeated": Metric("counter", "eep_steps_repeated", "Forward passes that ranks ran again, over all ranks."),
     "requests_moved": Metric("counter", "eep_requests_moved", "Requests that went on at another rank or incarnation."),
     "kv_restored": Metric(
@@ -96,6 +101,7 @@ class Tally:
     view_seconds: float = 0.0
     repair_seconds: float = 0.0
     pause_seconds: float = 0.0
+    rejoin_seconds: float = 0.0
     _lives: frozenset[tuple[int, int]] = frozenset()
     """(rank, incarnation) of each member of the last view that ran."""
     _launched: frozenset[int] = frozenset()
@@ -104,6 +110,8 @@ class Tally:
     _lost_at: float | None = None
     """When the loss was first seen that no view has followed yet."""
     _agreed_at: float | None = None
+    _gone_at: frozenset[tuple[int, float]] = frozenset()
+    """Ranks that were lost and are not back yet, and when that was first seen."""
 
 
 FIGURES = tuple(each.name for each in fields(Tally) if not each.name.startswith("_"))
@@ -120,9 +128,18 @@ def add_effect(tally: Tally, effect: Effect, now: float) -> Tally:
             if phase is not Phase.RUN:
                 return tally
             lives = frozenset((rank, view.incarnations[rank]) for rank in view.active)
-            return replace(tally, joins=tally.joins + len(lives - tally._lives), _lives=lives)
-        case RankGone(asked_to_leave=asked_to_leave):
-            return replace(tally, deaths=tally.deaths + (not asked_to_leave))
+            back = {(rank, since) for rank, since in tally._gone_at if rank in view.active}
+            return replace(
+                tally,
+                joins=tally.joins + len(lives - tally._lives),
+                rejoin_seconds=max((now - since for _, since in back), default=tally.rejoin_seconds),
+                _lives=lives,
+                _gone_at=tally._gone_at - back,
+            )
+        case RankGone(rank=rank, asked_to_leave=asked_to_leave):
+            is_first = not asked_to_leave and rank not in {each for each, _ in tally._gone_at}
+            gone = {(rank, now)} if is_first else set()
+            return replace(tally, deaths=tally.deaths + (not asked_to_leave), _gone_at=tally._gone_at | gone)
         case PhaseChanged(phase=entered):
             return _after_phase(tally, entered, now)
     return tally

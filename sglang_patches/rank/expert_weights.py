@@ -19,7 +19,7 @@ from eep.experts.placement.packing import IntArray
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches.rank.weights import kept_weights
 from sglang_patches.rank.weights.kept_weights import KeptExperts
-from sglang_patches.rank.weights.model_tensors import give
+from sglang_patches.rank.weights.model_tensors import Unfit, give
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ def take_over(layers: list[Any], placement: Placement, device: str) -> ExpertWei
         for name, view in kept.memory.tensors(index).items():
             give(layer, name, view)
     held, checksums = kept.index.verify(kept.memory, placement.experts)
+    if not checksums.known.any():
+        raise Unfit("none of the experts is as it was loaded")
     return ExpertWeights(kept.memory, kept.shared, checksums, kept, held)
 
 

@@ -70,6 +70,24 @@ BACK: list[Timed] = [
 ]
 
 
+def test_how_long_a_rank_was_away() -> None:
+    """From the first sign, also if its next life was lost before it was in; of several, the longest."""
+    back: list[Timed] = [
+        (23.0, Launch(1, 1, "")),
+        (24.0, RankGone(1, 1, "it failed")),
+        (25.0, Launch(1, 2, "")),
+        (26.0, RankGone(0, 0, "it is dying")),
+        (26.0, Notify(view(3, None, 2), Phase.AGREED)),
+        (26.0, whole("AGREED")),
+    ]
+    assert tally([*STARTED, *LOST, *back]).rejoin_seconds == 0.0
+    one = [*STARTED, *LOST, *back, (26.5, Notify(view(3, None, 2), Phase.RUN))]
+    assert tally(one).rejoin_seconds == 6.5
+    assert tally([*one, (30.0, Notify(view(4, 1, 2), Phase.RUN))]).rejoin_seconds == 4.0
+    left: list[Timed] = [(40.0, RankGone(1, 2, "asked", asked_to_leave=True)), (50.0, Notify(view(6, 1, 3), Phase.RUN))]
+    assert tally([*one, (30.0, Notify(view(4, 1, 2), Phase.RUN)), *left]).rejoin_seconds == 4.0
+
+
 def test_a_start() -> None:
     found = tally(STARTED)
     assert (found.epoch, found.active, found.joins, found.deaths, found.relaunches) == (1, 2, 2, 0, 0)
