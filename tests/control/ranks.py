@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -175,6 +176,11 @@ def signals_its_parent() -> None:
         os.kill(os.getppid(), signal.SIGQUIT)
         os._exit(1)
     steady()
+
+
+def tells_what_collections_leave_out(path: str) -> None:
+    """How many objects Python's garbage collector does not visit."""
+    Path(path).write_text(str(gc.get_freeze_count()))
 
 
 def tells_what_it_was_given(path: str) -> None:

@@ -83,7 +83,7 @@ def serve_forks(sock: socket.socket, modules: list[str]) -> Callable[[], object]
         except Exception as error:  # the rank itself will say it better
             failed.append(f"{module}: {type(error).__name__}: {error}")
     gc.collect()
-    gc.freeze()  # so that a child's first collection does not copy every page
+    gc.freeze()  # a child that visited these objects in a collection would copy every page
     _send(sock, {"ready": failed})
     while True:
         data = sock.recv(MAX_MESSAGE)
@@ -122,7 +122,6 @@ def _rank(request: dict[str, Any]) -> Callable[[], object]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     os.environ.update(request["environment"])
-    gc.unfreeze()
 
     def run() -> object:
         from eep.control.launch.entry_point import find

@@ -17,6 +17,7 @@ been taken for a rank by then.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -45,6 +46,9 @@ def wait_for_order(sock: socket.socket, warm: str, modules: list[str]) -> dict[s
             importlib.import_module(module)
     if warm and not _has_news(sock):
         find(warm)()
+    if not _has_news(sock):
+        gc.collect()
+        gc.freeze()  # what is there by now stays: the collections of the rank need not visit it
     with suppress(ConnectionError):  # a launcher that has sent the order no longer listens
         sock.send(READY)
     try:

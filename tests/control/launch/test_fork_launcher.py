@@ -62,6 +62,18 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def test_a_rank_does_not_collect_what_was_imported_before_it_was_forked(tmp_path: Path) -> None:
+    """To visit an object writes to its page, which is then copied: that took a rank longer than all else it did to start."""
+
+    async def body() -> None:
+        told = tmp_path / "told"
+        async with forked(ranks.tells_what_collections_leave_out, 1, {"path": str(told)}) as (supervisor, _):
+            await until(supervisor, lambda: supervisor.state.ranks[0].status is RankStatus.DOWN)
+            assert int(told.read_text()) > 1000
+
+    asyncio.run(body())
+
+
 def test_a_forked_rank_is_seen_to_die_and_comes_back() -> None:
     async def body() -> None:
         async with forked(ranks.steady) as (supervisor, launcher):

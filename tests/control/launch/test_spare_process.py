@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,19 @@ def exit_status(warm: str, then: Callable[[socket.socket], object]) -> tuple[int
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_rank_does_not_collect_what_its_spare_has_imported(tmp_path: Path) -> None:
+    """To visit all of it takes half a second, at the worst moment."""
+    told = tmp_path / "told"
+    order = {"run": "tests.control.ranks:tells_what_collections_leave_out", "arguments": {"path": str(told)}}
+
+    def send_order(sock: socket.socket) -> None:
+        reads_that_it_is_ready(sock)
+        sock.send(json.dumps({**order, "environment": {}}).encode())
+
+    assert exit_status("", send_order) == (0, b"")
+    assert int(told.read_text()) > 1000
 
 
 def reads_that_it_is_ready(sock: socket.socket) -> None:
