@@ -85,7 +85,7 @@ class Anchor:
         try:
             self._hold(name, memory)
         except EepError as error:
-            logger.warning("%s ends with the process of rank %d: %s", name, self.rank, error)
+            logger.warning("%s ends with this process: %s", name, error)
 
     def inherit(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory | None, int | None]:
         """What the last life had, and that life; None if it had nothing of this size."""

@@ -14,17 +14,19 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import torch
 
 from eep.anchor.anchor import drop, list_held
 from eep.data_plane.memory import Memory, memory_of
 from eep.data_plane.memory.shm import SharedMemory
-from eep.errors import EepError
+from eep.errors import EepError, PeerUnreachable
 from eep.experts.layout import ExpertLayout, ExpertMemory
 from eep.experts.slot_index import SlotIndex, index_bytes
 from sglang_patches.rank.rank_anchor import common_anchor, describe_life, own_anchor
@@ -33,6 +35,7 @@ from sglang_patches.rank.weights.model_tensors import TensorList, Unfit, bind, f
 logger = logging.getLogger(__name__)
 WEIGHTS, EXPERTS, SLOTS = "weights", "experts", "slots"
 _DENSE, _LOCK = "dense-", "dense.lock"
+_LOCKED_WITHIN = 120.0
 _NOTHING = b"-"
 
 
@@ -115,24 +118,23 @@ def keep(model: torch.nn.Module, experts: KeptExperts, identity: str) -> None:
     device = experts.memory.region.device.type
     try:
         listed = lay_out(model, {experts.memory.region.untyped_storage().data_ptr()}, device)
-    except Unfit as error:
+        with _locked():
+            region = _find_dense(listed, device)
+            if region is None:
+                memory = memory_of(device).create("eep-dense", listed.region_bytes)
+                region = memory.bytes_at(0, listed.region_bytes)
+                fill(listed, region, model)
+                common_anchor().hold(_dense_name(listed, device), memory)
+            bind(listed, region, model)
+            _put(WEIGHTS, msgspec.json.encode(WeightsRecord(identity, listed, find_scalars(model))))
+    except (Unfit, EepError) as error:
         logger.warning("the weights of this rank end with its process: %s", error)
-        return
-    with _locked():
-        region = _find_dense(listed, device)
-        if region is None:
-            memory = memory_of(device).create("eep-dense", listed.region_bytes)
-            region = memory.bytes_at(0, listed.region_bytes)
-            fill(listed, region, model)
-            common_anchor().hold(_dense_name(listed, device), memory)
-        bind(listed, region, model)
-        _put(WEIGHTS, msgspec.json.encode(WeightsRecord(identity, listed, find_scalars(model))))
 
 
 def make_way() -> None:
     """Have what was kept let go: this life loads, and may need the memory. What other ranks use stays."""
     rank = own_anchor().rank
-    with _locked(), suppress(EepError):  # without a keeper nothing is held
+    with suppress(EepError), _locked():  # without a keeper nothing is held
         held = list_held(own_anchor().directory)
         for each in held:
             if each.rank == rank and each.name in (WEIGHTS, EXPERTS, SLOTS):
@@ -146,24 +148,45 @@ def make_way() -> None:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """One rank at a time finds out who uses what."""
+    """One rank at a time finds out who uses what. EepError if another one is at it for too long."""
+    end = time.monotonic() + _LOCKED_WITHIN
     with (own_anchor().directory / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise EepError(f"another rank keeps {_LOCK} for more than {_LOCKED_WITHIN:.0f} s") from None
+                time.sleep(0.01)
         yield
 
 
 def _read_record(rank: int) -> WeightsRecord | None:
     """What a rank has said of its weights; None if that is nothing, or nothing that can be read."""
-    found = own_anchor().find(rank, WEIGHTS)
+    written = _read(rank, WEIGHTS)
+    if written is None or written == _NOTHING:
+        return None
+    try:
+        return msgspec.json.decode(written, type=WeightsRecord)
+    except msgspec.DecodeError as error:
+        logger.warning("what is held as %s of rank %d cannot be read: %s", WEIGHTS, rank, error)
+        return None
+
+
+def _read(rank: int, name: str) -> bytes | None:
+    """A copy of what is held in host memory; None if there is nothing."""
+    found = own_anchor().find(rank, name)
     if found is None:
         return None
     held, descriptor = found
     try:
-        written = SharedMemory.adopt(descriptor, held.size).bytes_at(0, held.size).numpy().tobytes()
-        return None if written == _NOTHING else msgspec.json.decode(written, type=WeightsRecord)
-    except (EepError, msgspec.DecodeError) as error:
-        logger.warning("what is held as %s of rank %d cannot be read: %s", WEIGHTS, rank, error)
+        memory = SharedMemory.adopt(descriptor, held.size)
+    except PeerUnreachable:
         return None
+    content = memory.bytes_at(0, held.size).numpy().tobytes()
+    memory.close()
+    return content
 
 
 def _find_dense(listed: TensorList, device: str) -> torch.Tensor | None:
@@ -187,9 +210,8 @@ def _put(name: str, content: bytes) -> None:
 
 
 def _has_experts() -> bool:
-    found = own_anchor().find(own_anchor().rank, SLOTS)
-    if found is None:
+    written = _read(own_anchor().rank, SLOTS)
+    if written is None:
         return False
-    held, descriptor = found
-    noted = SharedMemory.adopt(descriptor, held.size)
-    return not SlotIndex(noted.bytes_at(0, held.size).numpy(), 1, held.size // index_bytes(1, 1)).is_clear
+    noted = np.frombuffer(written, dtype=np.uint8)
+    return not SlotIndex(noted, 1, len(noted) // index_bytes(1, 1)).is_clear
