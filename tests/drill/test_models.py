@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from eep.cli import main
-from eep.drill.tiny_model import SIZES, make_model, write_model
+from eep.drill.models.checkpoint import make_model, write_model
+from eep.drill.models.sizes import SIZES
 
 
 def test_the_same_seed_gives_the_same_bytes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +65,7 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
     import torch
     from safetensors.torch import load_file
 
-    from eep.drill.block_fp8 import BLOCK
+    from eep.drill.models.block_fp8 import BLOCK
     from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 
     assert main(["make-model", str(tmp_path / "fp8"), "--fp8"]) == 0
@@ -87,7 +88,7 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
 def test_a_matrix_that_is_not_of_whole_blocks_is_not_quantised() -> None:
     import torch
 
-    from eep.drill.block_fp8 import quantise
+    from eep.drill.models.block_fp8 import quantise
 
     with pytest.raises(ValueError, match="100 x 128"):
         quantise(torch.zeros(100, 128))
