@@ -11,6 +11,7 @@ from sglang_patches import cpu, hooks, target_check
 
 AREAS = (
     "rank.process_groups",
+    "rank.layer_slots",
     "rank.dispatcher",
     "rank.weight_loader",
     "rank.kv.pool_hooks",

@@ -202,6 +202,9 @@ TARGETS = (
         "alone, a rank waits for no other",
     ),
     HookTarget("utils.common.broadcast_pyobj", "alone, a rank is told nothing", ("data",)),
+    HookTarget(
+        "layers.moe.fused_moe_triton.layer.FusedMoE.__init__", "every model has redundant slots", ("num_experts",)
+    ),
     HookTarget("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
     HookTarget(
         "layers.moe.moe_runner.base.FusedOpPool.get_fused_func",

@@ -192,6 +192,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         timeout_ms=timeout,
         repair_timeout_s=repair_timeout,
         stall_timeout_s=choose_stall_timeout(arguments.eep_stall_timeout_s, timeout),
+        experts=experts,
         redundant_experts=expert_slots.redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=store,
