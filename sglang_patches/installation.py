@@ -53,3 +53,9 @@ def install_all() -> None:
         importlib.import_module(f"sglang_patches.{area}").register()
     hooks.apply()
     _installed = True
+
+
+def install_model_paths() -> None:
+    """Install what a rank on a CPU needs without ``--ep-backend eep``, to compare with. A second call does nothing."""
+    importlib.import_module("sglang_patches.cpu.model_paths").register()
+    hooks.apply()

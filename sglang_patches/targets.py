@@ -232,6 +232,14 @@ TARGETS = (
     HookTarget("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
     HookTarget("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
     HookTarget(
+        "layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
+        "latent attention without a prefix, and sinks",
+        ("q", "k", "v", "layer", "forward_batch", "save_kv_cache"),
+    ),
+    HookTarget("layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", "sinks"),
+    HookTarget("layers.attention.torch_native_backend.scaled_dot_product_attention", "sinks"),
+    HookTarget("arg_groups.model_hook.attention_backends_of", "gpt-oss on a CPU", since="0.5.21"),
+    HookTarget(
         "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",
         "a few tokens after a long prefix cost what decodes cost",
         (

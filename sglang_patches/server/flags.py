@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from sglang_patches import cpu, hooks, installation, targets
+from sglang_patches.cpu import sinks
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
@@ -142,6 +143,8 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         require_cores(options.max_ranks, os.environ.get(_CORES, ""))
         launcher.start_fork_server()
+        cpu.fill_gaps()
+        sinks.allow()
     else:
         gpu_flags.imply_gpu_flags(arguments)
     installation.install_all()

@@ -9,6 +9,8 @@ from eep.drill.models.family import Family, fill_biases
 from eep.drill.models.sizes import Size
 
 GROUPS = 4
+_LATENT = 512
+"""The real size of a latent, for which kernels on a GPU are made."""
 
 
 def _settings(size: Size) -> dict[str, Any]:
@@ -17,8 +19,8 @@ def _settings(size: Size) -> dict[str, Any]:
         "moe_intermediate_size": size.moe_intermediate,
         "num_key_value_heads": size.heads,
         "q_lora_rank": 3 * size.hidden // 4,
-        # The real ones, where there is room: kernels for a GPU are made for them.
-        "kv_lora_rank": 512 if size.head_dim >= 128 else size.head_dim,
+        # Of another size than a key: one that is taken for the other does not fit.
+        "kv_lora_rank": _LATENT if size.head_dim >= 128 else 2 * size.head_dim,
         "qk_nope_head_dim": size.head_dim,
         "qk_rope_head_dim": size.head_dim // 2,
         "v_head_dim": size.head_dim,
