@@ -13,6 +13,7 @@ AREAS = (
     "rank.process_groups",
     "rank.layer_slots",
     "rank.dispatcher",
+    "rank.gpt_oss",
     "rank.weight_loader",
     "rank.kv.pool_hooks",
     "rank.kv.context_notes",

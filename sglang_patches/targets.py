@@ -227,6 +227,11 @@ TARGETS = (
         "which slot an expert is loaded into",
         ("expert_id",),
     ),
+    HookTarget(
+        "layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader_fused",
+        "the same, for all experts of a layer in one tensor",
+        ("param", "loaded_weight"),
+    ),
     HookTarget("layers.moe.fused_moe_triton.layer.FusedMoE._weight_loader_impl", "loading one slot", ("expert_id",)),
     HookTarget("layers.moe.ep_moe.layer.get_moe_impl_class", "the layer that uses our dispatcher", ("quant_config",)),
     HookTarget("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
@@ -238,6 +243,8 @@ TARGETS = (
     ),
     HookTarget("layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", "sinks"),
     HookTarget("layers.attention.torch_native_backend.scaled_dot_product_attention", "sinks"),
+    HookTarget("models.gpt_oss.GptOssSparseMoeBlock.forward", "it would add up parts of ranks", ("hidden_states",)),
+    HookTarget("models.gpt_oss.GptOssForCausalLM.__init__", "--dtype holds for all of the model", ("config",)),
     HookTarget("arg_groups.model_hook.attention_backends_of", "gpt-oss on a CPU", since="0.5.21"),
     HookTarget(
         "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",

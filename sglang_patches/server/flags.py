@@ -255,6 +255,8 @@ def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
         # The front end bounds the queue of all ranks. A rank that did would drop the requests of a lost one.
         "max_queued_requests": None,
         "disable_custom_all_reduce": True,
+        # What a context is restored from is a cache with the same slots in every layer, those with a window too.
+        "disable_hybrid_swa_memory": True,
         # A shared expert that is fused into the routed ones would have to be placed like them.
         "disable_shared_experts_fusion": True,
     }
