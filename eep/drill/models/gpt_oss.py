@@ -9,8 +9,10 @@ from eep.drill.models.sizes import Size
 
 WINDOW = 16
 """Tokens; short, so that the prompts of drills are longer."""
-_USUAL_SCORE = 10.0
-"""The standard deviation of a query times a key, with the spread of every size: a sink must be as large to be felt."""
+_NARROWER = 0.5
+"""By this queries and keys are, for no norm bounds their product: else attention would make much of the last bits."""
+_USUAL_SCORE = 2.5
+"""The standard deviation of that product, with the spread of every size: a sink must be as large to be felt."""
 
 
 def _settings(size: Size) -> dict[str, Any]:
@@ -33,6 +35,8 @@ def _fill(model: Any) -> None:
     fill_biases(model)
     for layer in model.model.layers:
         layer.self_attn.sinks.data.normal_(_USUAL_SCORE, _USUAL_SCORE / 2)
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.weight.data.mul_(_NARROWER)
 
 
 GPT_OSS = Family("GptOssForCausalLM", _settings, _fill, has_block_fp8=False)
