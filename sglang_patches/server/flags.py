@@ -169,7 +169,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
     if not 0 < repair_timeout < 1e6:
         raise SystemExit(f"--eep-repair-timeout-s {repair_timeout}: give a number of seconds above 0 and below 1e6")
     experts = model_shape.experts_of(arguments)
-    refusals.refuse_model(model_shape.architectures_of(arguments))
+    refusals.refuse_model(model_shape.architectures_of(arguments), model_shape.quantisation_of(arguments))
     redundant = expert_slots.redundant_experts(arguments, experts)
     store = store_access.parse_store(arguments)
     refusals.check_services(arguments.eep_backup or "off", store)
