@@ -1,8 +1,8 @@
 """With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. No gate picks them.
 
-A score of minus infinity is not enough. A gate with a bias adds that to the score as it is after a sigmoid, which makes zero of
-minus infinity. A gate over groups takes the best experts of the best groups, also if those have too few. So while experts of
-a layer are masked, :func:`choose_unmasked` chooses. Otherwise the answer of SGLang's own gate stands, to the last bit.
+A score of minus infinity is not enough. A gate with a bias adds that to the score as it is after a sigmoid, which makes zero
+of minus infinity. A gate over groups takes the best experts of the best groups, also if those have too few. So while experts
+of a layer are masked, :func:`choose_unmasked` chooses. Otherwise the answer of SGLang's own gate stands, to the last bit.
 """
 
 from __future__ import annotations

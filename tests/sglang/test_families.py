@@ -1,5 +1,5 @@
-"""Each family of models: one rank of SGLang gives the answers of transformers, and four ranks give those of one, also while one
-is killed and its experts come from disk and from its peers.
+"""Each family of models: one rank of SGLang gives the answers of transformers, and four ranks give those of one, also while
+one is killed and its experts come from disk and from its peers.
 
 Qwen3-MoE is not here: every other test serves it.
 """
