@@ -51,8 +51,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]
     for length in lengths:
         rows = slice(begin, begin + length)
         begin += length
-        heads_first = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-        result = scaled_dot_product_attention(*heads_first, is_causal=True, scale=scaling)
+        query, key, value = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q, k, v))
+        result = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
         output[rows] = result.squeeze(0).transpose(0, 1)
     return output
 

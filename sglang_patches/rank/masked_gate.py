@@ -87,7 +87,8 @@ def _score(logits: torch.Tensor, function: str) -> torch.Tensor:
 def _in_best_groups(for_choice: torch.Tensor, gate: Any) -> torch.Tensor:
     """``[tokens, experts]``: whether an expert is in a group that the gate chooses. With a bias a group is as good as its two
     best experts, without one as good as its best."""
-    groups = for_choice.unflatten(1, (gate.num_expert_group, -1))
+    tokens, experts = for_choice.shape
+    groups = for_choice.view(tokens, gate.num_expert_group, experts // gate.num_expert_group)
     best = groups.topk(2 if gate.correction_bias is not None else 1, dim=-1).values.sum(dim=-1)
     chosen = torch.zeros_like(best, dtype=torch.bool)
     chosen.scatter_(1, best.topk(gate.topk_group, dim=-1).indices, True)

@@ -111,6 +111,14 @@ def test_padding_and_other_layers_stay_as_they_are(monkeypatch: pytest.MonkeyPat
     assert masked_gate._select(original, torch.zeros((TOKENS, 8)), scores, config, layer_id=3) is padded
 
 
+def test_a_rank_without_tokens_chooses_nothing() -> None:
+    none = torch.zeros((0, EXPERTS))
+    weights, ids = masked_gate.choose_unmasked(
+        none, torch.ones(EXPERTS, dtype=torch.bool), gate(**GATES["bias and groups"])
+    )
+    assert weights.shape == ids.shape == (0, TOP_K)
+
+
 def test_a_way_to_score_that_is_not_known_is_named() -> None:
     with pytest.raises(ValueError, match="cosine is no way to score"):
         masked_gate.choose_unmasked(logits(), torch.zeros(EXPERTS, dtype=torch.bool), gate(scoring_func="cosine"))
