@@ -8,7 +8,8 @@
     eep fault drill --dir DIR [--seconds S]      kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
     eep anchor serve|status|release --dir D      hold the weights of servers that come and go
-    eep make-model PATH [--size S] [--fp8]       write a random MoE model, to try a server with
+    eep make-model PATH [--family F] [--size S] [--fp8]
+                                                 write a random MoE model, to try a server with
 
 ``DIR`` is the supervisor's private directory.
 """
@@ -77,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     register_anchor(commands)
     model = commands.add_parser("make-model", help="write a random MoE checkpoint with its tokenizer")
     model.add_argument("path", type=Path, help="a directory that does not exist yet, or is empty")
+    model.add_argument(
+        "--family",
+        choices=("qwen3", "deepseek-v3", "glm4-moe", "gpt-oss"),
+        default="qwen3",
+        help="the kind of model: its attention, its gate, and what it has beside experts (default: qwen3)",
+    )
     model.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights (default: 0)")
     model.add_argument(
         "--size",
@@ -131,9 +138,10 @@ def _make_model(options: argparse.Namespace) -> int:
         import transformers  # noqa: F401
     except ImportError:
         raise ValueError("making a model needs the transformers package: pip install transformers") from None
-    from eep.drill.tiny_model import make_model
+    from eep.drill.models.checkpoint import make_model
 
-    print(f"wrote {make_model(options.path, options.seed, options.size, fp8=options.fp8)}")
+    made = make_model(options.path, options.seed, options.size, family=options.family, fp8=options.fp8)
+    print(f"wrote {made}")
     return 0
 
 

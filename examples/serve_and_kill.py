@@ -19,9 +19,10 @@ from pathlib import Path
 
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
+from eep.drill.models.checkpoint import make_model
+from eep.drill.models.sizes import SIZES
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
-from eep.drill.tiny_model import SIZES, make_model
 
 RANKS = 4
 SPARES_WITHIN = 120.0

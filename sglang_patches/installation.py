@@ -11,7 +11,9 @@ from sglang_patches import cpu, hooks, target_check
 
 AREAS = (
     "rank.process_groups",
+    "rank.layer_slots",
     "rank.dispatcher",
+    "rank.gpt_oss",
     "rank.weight_loader",
     "rank.kv.pool_hooks",
     "rank.kv.context_notes",
@@ -52,3 +54,9 @@ def install_all() -> None:
         importlib.import_module(f"sglang_patches.{area}").register()
     hooks.apply()
     _installed = True
+
+
+def install_model_paths() -> None:
+    """Install what a rank on a CPU needs without ``--ep-backend eep``, to compare with. A second call does nothing."""
+    importlib.import_module("sglang_patches.cpu.model_paths").register()
+    hooks.apply()

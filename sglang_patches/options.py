@@ -53,6 +53,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long ranks may take to enter a view. Mostly they bring in experts."""
     stall_timeout_s: float = 60.0
     """How long a rank that runs may make no progress; 0: for ever."""
+    experts: int | None = None
+    """How many each MoE layer of the model has; None if its configuration does not say."""
     redundant_experts: int = 0
     """Slots beyond the number of experts, over all ``max_ranks``."""
     backup: Literal["off", "live", "checkpoint"] = "off"

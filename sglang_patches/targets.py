@@ -208,6 +208,9 @@ TARGETS = (
         "alone, a rank waits for no other",
     ),
     HookTarget("utils.common.broadcast_pyobj", "alone, a rank is told nothing", ("data",)),
+    HookTarget(
+        "layers.moe.fused_moe_triton.layer.FusedMoE.__init__", "every model has redundant slots", ("num_experts",)
+    ),
     HookTarget("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
     HookTarget(
         "layers.moe.moe_runner.base.FusedOpPool.get_fused_func",
@@ -230,10 +233,25 @@ TARGETS = (
         "which slot an expert is loaded into",
         ("expert_id",),
     ),
+    HookTarget(
+        "layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader_fused",
+        "the same, for all experts of a layer in one tensor",
+        ("param", "loaded_weight"),
+    ),
     HookTarget("layers.moe.fused_moe_triton.layer.FusedMoE._weight_loader_impl", "loading one slot", ("expert_id",)),
     HookTarget("layers.moe.ep_moe.layer.get_moe_impl_class", "the layer that uses our dispatcher", ("quant_config",)),
     HookTarget("layers.moe.utils.MoeA2ABackend.is_deepep", "Qwen3-MoE asks for it", until="0.5.18"),
     HookTarget("layers.attention.torch_native_backend.TorchNativeAttnBackend", "it lacks a padding length"),
+    HookTarget(
+        "layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
+        "latent attention without a prefix, and sinks",
+        ("q", "k", "v", "layer", "forward_batch", "save_kv_cache"),
+    ),
+    HookTarget("layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", "sinks"),
+    HookTarget("layers.attention.torch_native_backend.scaled_dot_product_attention", "sinks"),
+    HookTarget("models.gpt_oss.GptOssSparseMoeBlock.forward", "it would add up parts of ranks", ("hidden_states",)),
+    HookTarget("models.gpt_oss.GptOssForCausalLM.__init__", "--dtype holds for all of the model", ("config",)),
+    HookTarget("arg_groups.model_hook.attention_backends_of", "gpt-oss on a CPU", since="0.5.21"),
     HookTarget(
         "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",
         "a few tokens after a long prefix cost what decodes cost",

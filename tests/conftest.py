@@ -48,7 +48,7 @@ def nothing_left_behind(private_runtime_directory: None) -> Iterator[None]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small random model."""
     pytest.importorskip("transformers")
-    from eep.drill.tiny_model import make_model
+    from eep.drill.models.checkpoint import make_model
 
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
 

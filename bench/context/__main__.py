@@ -38,10 +38,10 @@ from bench.context.restore_switch import Switch
 from bench.failover.kills import kill_now
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
+from eep.drill.models.checkpoint import make_model
 from eep.drill.query_answers import Answer
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
-from eep.drill.tiny_model import make_model
 
 RANKS = 4
 SHORT_PROMPTS, SHORT_TOKENS = 8, 24

@@ -38,11 +38,11 @@ from eep.drill.devices import DEVICES, Device
 from eep.drill.faults import Target
 from eep.drill.load import Load, ask
 from eep.drill.mixed_load import MixedLoad
+from eep.drill.models.checkpoint import make_model
 from eep.drill.references import learn
 from eep.drill.request_mix import REQUEST_MIXES, make_queries
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
-from eep.drill.tiny_model import make_model
 from eep.drill.token_certainty import clear_prompts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

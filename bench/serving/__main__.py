@@ -25,8 +25,9 @@ from bench.common.provenance import provenance
 from bench.serving import step_profile
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import ask
+from eep.drill.models.checkpoint import make_model
+from eep.drill.models.sizes import SIZES
 from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
-from eep.drill.tiny_model import SIZES, make_model
 
 PREFILLED = 512
 """The most tokens that a rank prefills in a step. SGLang divides its flag by the number of ranks."""

@@ -34,9 +34,9 @@ from bench.soak.report import complaints, page
 from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskOperation
 from eep.drill.load import Load
+from eep.drill.models.checkpoint import make_model
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
-from eep.drill.tiny_model import make_model
 from eep.drill.token_certainty import clear_prompts
 
 RANKS, AT_ONCE = 4, 3

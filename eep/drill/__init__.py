@@ -4,5 +4,5 @@
 for, ``query_answers`` what came back, ``references`` the fault-free answers, ``token_certainty`` which of them can be
 compared · ``load`` and ``mixed_load`` the clients · ``faults`` kills and worse, ``random_faults`` the same at random ·
 ``story`` what came of it, ``step_search`` the steps of wrong tokens · ``sglang_server`` starts a real server on a device
-(``devices``, ``mps``) with a random model (``tiny_model``).
+(``devices``, ``mps``) with a random model (``models``).
 """

@@ -20,6 +20,7 @@ from typing import Any
 
 from eep.drill.devices import DEVICES, Device
 from eep.drill.mixed_load import MixedLoad
+from eep.drill.models.checkpoint import make_model
 from eep.drill.query_answers import Answer, first_difference
 from eep.drill.random_faults import FaultMix, RandomFaults, stops_of
 from eep.drill.references import References, agreement, learn
@@ -28,7 +29,6 @@ from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.silences import LONGEST, find_silences
 from eep.drill.step_search import find_bad_steps, read_steps
 from eep.drill.story import Story
-from eep.drill.tiny_model import make_model
 from eep.drill.unasked_losses import find_unasked
 
 RANKS = 4

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sglang_patches import hooks
-from sglang_patches.cpu import attention, compiler
+from sglang_patches.cpu import attention, compiler, model_paths
 
 _FILL_VALUES = ("get_cpu_graph_seq_len_fill_value", "get_cuda_graph_seq_len_fill_value")
 
@@ -17,6 +17,7 @@ def register() -> None:
     compiler.switch_off()
     _define_fill_values()
     attention.register()
+    model_paths.register()
     hooks.hook("layers.moe.fused_moe_native.moe_forward_native", _moe_forward)
     hooks.hook("layers.moe.topk.select_experts", _select_experts)
     hooks.hook("model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch", _prepare_mlp_sync_batch)

@@ -5,9 +5,8 @@ for any backend that exchanges tokens inside the MoE layer. Here the class behin
 the plain ``FusedMoE``. It takes tokens in SGLang's STANDARD format (rows, the local slots that each row is for, -1 for "not
 here", and their weights) or in that of DeepEP's low latency. :mod:`.token_forms` decides which.
 
-With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. The gate sees a score of minus infinity for
-them. So it picks others, and shares out the weights among those as the model does. Where it picks a masked expert all the
-same, that pick goes nowhere and weighs nothing.
+With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. :mod:`.masked_gate` keeps gates from them. Where
+too few others are left for a token, a pick of such an expert goes nowhere and weighs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 
 from eep.data_plane.tokens import ExpertTokens, RankTokens
 from sglang_patches import cpu, hooks, options
-from sglang_patches.rank import model_facts, rank_data_plane
+from sglang_patches.rank import masked_gate, model_facts, rank_data_plane
 from sglang_patches.rank.rank_data_plane import RankDataPlane
 from sglang_patches.rank.token_forms import MoeShape
 
@@ -31,7 +30,7 @@ def register() -> None:
     if not cpu.is_asked_for():
         hooks.hook("layers.moe.moe_runner.base.FusedOpPool.get_fused_func", _kernels_in_one)
     if options.required().on_lost_coverage == "mask":
-        hooks.hook("layers.moe.topk.select_experts", _mask_scores, "before")
+        masked_gate.register()
 
 
 def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
@@ -64,16 +63,6 @@ def _kernels_in_one(original: Callable[..., Any], pool: Any, dispatch_name: str,
     """By the name of the backend SGLang would choose a path of its own, which cannot use tokens that are quantised already.
     To its Triton kernels, the tokens that our ranks exchange look as if nothing were exchanged."""
     return original(pool, "none" if runner_name == "triton" else dispatch_name, runner_name)
-
-
-def _mask_scores(
-    hidden_states: torch.Tensor, router_logits: torch.Tensor | None, topk_config: Any, **named: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    layer_ids, layer_id = model_facts.get_facts().layer_ids, named.get("layer_id")
-    if router_logits is None or layer_id not in layer_ids:
-        return None
-    masked = rank_data_plane.get_plane().location.tables.masked[layer_ids.index(layer_id)]
-    return (hidden_states, router_logits.masked_fill(masked, float("-inf")), topk_config), named
 
 
 def make_dispatcher(plane: RankDataPlane, layer: int) -> Any:

@@ -31,6 +31,7 @@ _experts: ExpertWeights | None = None
 
 def register() -> None:
     hooks.hook("layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader", _load_expert)
+    hooks.hook("layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader_fused", _load_experts)
     hooks.hook("model_executor.model_runner.ModelRunner.load_model", _after_loading, "after")
     hooks.hook(_LOADER + "_initialize_model", _build)
     hooks.hook(_LOADER + "DefaultModelLoader.load_weights_and_postprocess", _fill)
@@ -88,14 +89,28 @@ def _load_expert(
     """Load an expert of the checkpoint into every slot of this rank that starts with it."""
     if expert_id is None:
         raise SystemExit(
-            "--ep-backend eep: this checkpoint has all experts in one tensor, which eep cannot load yet; use a checkpoint "
-            "with one tensor per expert"
+            "--ep-backend eep: this checkpoint has the quantised experts of a layer in one tensor (MXFP4), of which SGLang "
+            "gives a rank only a part; use a checkpoint in bfloat16, or one with one tensor per expert"
         )
     for slot, expert in enumerate(model_facts.get_facts().experts_to_load(layer.layer_id)):
         if expert == expert_id:
             layer._weight_loader_impl(
                 param=param, loaded_weight=loaded_weight, weight_name=weight_name, shard_id=shard_id, expert_id=slot
             )
+
+
+def _load_experts(
+    original: Callable[..., None],
+    layer: Any,
+    param: torch.nn.Parameter,
+    loaded_weight: torch.Tensor,
+    *arguments: Any,
+    **named: Any,
+) -> None:
+    """Load from a tensor with all experts of a layer those that the slots of this rank start with."""
+    held = model_facts.get_facts().experts_to_load(layer.layer_id)
+    # A slot that starts empty is never asked for, whatever is in it.
+    original(layer, param, loaded_weight[[max(expert, 0) for expert in held]], *arguments, **named)
 
 
 def _after_loading(_: None, model_runner: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from sglang_patches import cpu, hooks, installation, targets
+from sglang_patches.cpu import sinks
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
@@ -159,6 +160,8 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         require_cores(options.max_ranks, os.environ.get(_CORES, ""))
         launcher.start_fork_server()
+        cpu.fill_gaps()
+        sinks.allow()
     else:
         gpu_flags.imply_gpu_flags(arguments)
     installation.install_all()
@@ -183,7 +186,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
     if not 0 < repair_timeout < 1e6:
         raise SystemExit(f"--eep-repair-timeout-s {repair_timeout}: give a number of seconds above 0 and below 1e6")
     experts = model_shape.experts_of(arguments)
-    refusals.refuse_model(model_shape.architectures_of(arguments))
+    refusals.refuse_model(model_shape.architectures_of(arguments), model_shape.quantisation_of(arguments))
     redundant = expert_slots.redundant_experts(arguments, experts)
     store = store_access.parse_store(arguments)
     refusals.check_services(arguments.eep_backup or "off", store)
@@ -210,6 +213,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         timeout_ms=timeout,
         repair_timeout_s=repair_timeout,
         stall_timeout_s=choose_stall_timeout(arguments.eep_stall_timeout_s, timeout),
+        experts=experts,
         redundant_experts=expert_slots.redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=store,
@@ -271,6 +275,8 @@ def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
         # The front end bounds the queue of all ranks. A rank that did would drop the requests of a lost one.
         "max_queued_requests": None,
         "disable_custom_all_reduce": True,
+        # What a context is restored from is a cache with the same slots in every layer, those with a window too.
+        "disable_hybrid_swa_memory": True,
         # A shared expert that is fused into the routed ones would have to be placed like them.
         "disable_shared_experts_fusion": True,
     }

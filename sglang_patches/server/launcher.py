@@ -19,6 +19,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from sglang_patches import cpu, hooks, installation, options, progress_bars
+from sglang_patches.cpu import sinks
 
 _PRELOAD = "sglang_patches.server.preload"
 FORKED = "EEP_FORKED"
@@ -88,6 +89,8 @@ def become_child() -> None:
     # SGLang loads plugins once. In a process that was forked from a prepared one, that was before the options were known.
     if options.current() is not None:
         installation.install_all()
+    elif cpu.is_asked_for():
+        installation.install_model_paths()
 
 
 def prepare_cpu() -> None:
@@ -95,6 +98,7 @@ def prepare_cpu() -> None:
     cpu.fill_gaps()
     start_fork_server()
     register()
+    sinks.allow()
     hooks.apply()
 
 

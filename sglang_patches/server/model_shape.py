@@ -1,4 +1,4 @@
-"""How many experts a model has, and its architecture, read from its configuration before SGLang does."""
+"""How many experts a model has, its architecture and its quantisation, read from its configuration before SGLang does."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def architectures_of(arguments: argparse.Namespace) -> list[str]:
     except (OSError, ValueError, ImportError):
         return []  # experts_of has warned of it already
     return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+
+
+def quantisation_of(arguments: argparse.Namespace) -> str | None:
+    """How the weights of a checkpoint are quantised, as its configuration calls it; None if it does not say."""
+    path = getattr(arguments, "model_path", None)
+    try:
+        found = _configuration(path, arguments).get("quantization_config") if path else None
+    except (OSError, ValueError, ImportError):
+        return None  # experts_of has warned of it already
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    return method if isinstance(method, str) else None
 
 
 def count_experts(configuration: Mapping[str, Any]) -> int | None:

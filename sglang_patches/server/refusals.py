@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +13,20 @@ from sglang_patches import options
 from sglang_patches.options import StoreOptions
 from sglang_patches.server import server_store
 
-logger = logging.getLogger(__name__)
-RUN = ("Qwen3MoeForCausalLM",)
-"""Architectures that were served with the plugin."""
-READ = (
-    "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "Glm4MoeForCausalLM",
-    "Glm4MoeLiteForCausalLM",
-)
-"""Architectures whose code, in every supported version of SGLang, leaves the exchange of tokens to a backend."""
+RUN = ("Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM")
+"""Architectures that were served with the plugin and gave, token by token, the answers of one rank."""
+_NOT_RUN = "SGLang's code for it suits, but nobody has compared its answers with those of one rank"
+_SPARSE = "its attention keeps an index beside the cache, which repair and restored contexts do not know"
+_ADDS_UP = "in SGLang its ranks add up their parts with a collective, and would mix different requests"
+REASONS = {
+    "DeepseekV2ForCausalLM": _NOT_RUN,
+    "Glm4MoeLiteForCausalLM": _NOT_RUN,
+    "DeepseekV32ForCausalLM": _SPARSE,
+    "GlmMoeDsaForCausalLM": _SPARSE,
+    "MixtralForCausalLM": _ADDS_UP,
+}
+"""Architectures that are not served, and why."""
+_UNKNOWN = "SGLang's code for it is not known to leave the exchange of tokens to a backend"
 ANY_MODEL = "EEP_ANY_MODEL"
 
 
@@ -173,23 +175,21 @@ def refuse_on(device: str, arguments: argparse.Namespace) -> None:
         )
 
 
-def refuse_model(architectures: Sequence[str]) -> None:
-    """SystemExit if a model is not known to leave the exchange of tokens to a backend: its ranks would add up parts of
-    different requests. ``architectures`` as its configuration names them, empty if it names none."""
-    if not architectures or any(each in RUN for each in architectures):
-        return
-    if any(each in READ for each in architectures):
-        logger.warning(
-            "--ep-backend eep has not been run with %s, though SGLang's code for it suits: compare its answers with those of "
-            "a server of one rank",
-            ", ".join(architectures),
-        )
-    elif os.environ.get(ANY_MODEL) != "1":
+def refuse_model(architectures: Sequence[str], quantisation: str | None = None) -> None:
+    """SystemExit if a model is not known to give right answers. ``architectures`` as its configuration names them, empty if
+    it names none; ``quantisation`` as it names that."""
+    if quantisation == "mxfp4":
         raise SystemExit(
-            f"--ep-backend eep cannot serve {', '.join(architectures)}: SGLang's code for it is not known to leave the "
-            f"exchange of tokens to a backend. Known are {', '.join((*RUN, *READ))}. Set {ANY_MODEL}=1 to serve it all the "
-            "same, and compare its answers with those of a server of one rank"
+            "--ep-backend eep cannot serve a checkpoint in MXFP4: SGLang gives a rank only the part of its experts that it "
+            "would have without redundant ones; use a checkpoint of the model in bfloat16"
         )
+    if not architectures or any(each in RUN for each in architectures) or os.environ.get(ANY_MODEL) == "1":
+        return
+    reasons = "; ".join(f"{each}: {REASONS.get(each, _UNKNOWN)}" for each in architectures)
+    raise SystemExit(
+        f"--ep-backend eep cannot serve {reasons}. Served are {', '.join(RUN)}. Set {ANY_MODEL}=1 to serve it all the same, "
+        "and compare its answers with those of a server of one rank"
+    )
 
 
 def check_variables() -> None:

@@ -337,20 +337,22 @@ def test_a_newcomer_learns_from_the_backup_what_it_has_never_seen(tmp_path: Path
 
 
 def test_a_backup_from_a_checkpoint_keeps_experts_as_they_are_served(tmp_path: Path, backup: Backup) -> None:
-    """Some layers only, and of another type than they are stored in."""
+    """Some layers only, of another type than they are stored in, and with a row for each output."""
     disk, types = str(model.save_checkpoint(tmp_path / "model")), (torch.float64, torch.float32)
     options = BackupOptions("disk", 0, 1 << 30, checkpoint=disk, layers=(0, 2), dtypes=types)
     service = BackupService(backup.registry, Engine(), options, backup.said.append)
     service.start()
     assert service.refresh() == 2 * model.EXPERTS
     stored = model.layout(1).tensors
-    served = tuple(replace(spec, dtype=dtype) for spec, dtype in zip(stored, types, strict=True))
+    served = tuple(
+        replace(spec, dtype=dtype, shape=spec.shape[::-1]) for spec, dtype in zip(stored, types, strict=True)
+    )
     client = BackupClient(backup.registry, backup.engine, ExpertLayout(2, 3, served), model.EXPERTS)
     into = [torch.zeros(spec.nbytes, dtype=torch.uint8) for spec in served]
     client.reader("disk").read([Want(1, 5, -1, into)])
-    first, second = model.pieces(2, 5)
-    assert torch.equal(into[0], first.view(torch.float32).to(torch.float64).view(torch.uint8))
-    assert torch.equal(into[1], second)
+    for piece, spec, found, dtype in zip(model.pieces(2, 5), stored, into, types, strict=True):
+        matrix = piece.view(torch.float32).view(spec.shape)
+        assert torch.equal(found.view(dtype).view(spec.shape[::-1]), matrix.t().to(dtype))
     service.stop()
 
 

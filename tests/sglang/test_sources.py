@@ -32,7 +32,7 @@ from eep.drill.story import Story
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches import expert_backup
 from sglang_patches.options import StoreOptions
-from sglang_patches.rank import dispatcher, model_facts, rank_data_plane
+from sglang_patches.rank import dispatcher
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.server import server_store
 from tests.control.store.guarded_etcd import PASSWORD, GuardedEtcd, why_no_guarded_etcd
@@ -254,20 +254,6 @@ def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
     assert plane.buffer.chosen.tolist() == [[0, -1], [2, -1]]
     assert plane.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
     assert plane.used.tolist() == [[1, 0, 1, 1]]
-
-
-def test_the_gate_is_kept_from_masked_experts_of_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    plane = masking([1, 2])
-    monkeypatch.setattr(model_facts, "get_facts", lambda: SimpleNamespace(layer_ids=[7]))
-    monkeypatch.setattr(rank_data_plane, "get_plane", lambda: plane)
-    logits = torch.tensor([[1.0, 9.0, 9.0, 0.5]])
-    changed = dispatcher._mask_scores(torch.ones((1, 8)), logits, None, layer_id=7)
-    assert changed is not None
-    (_, scores, _), named = changed
-    assert named == {"layer_id": 7}
-    assert scores.topk(2).indices.tolist() == [[0, 3]]
-    assert logits[0, 1] == 9.0, "others may look at the scores too"
-    assert dispatcher._mask_scores(torch.ones((1, 8)), logits, None, layer_id=3) is None, "no layer of ours"
 
 
 def test_a_backup_from_the_checkpoint_waits_until_it_is_known_what_to_keep(tmp_path: Path) -> None:

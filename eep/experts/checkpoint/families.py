@@ -18,6 +18,8 @@ from dataclasses import dataclass
 class CheckpointFamily:
     name: str
     tensors: Mapping[str, tuple[str, ...]]
+    transposed: frozenset[str] = frozenset()
+    """Matrices with a row for each input, where the kernels want a row for each output."""
 
     def __post_init__(self) -> None:
         for tensor, patterns in self.tensors.items():
@@ -61,6 +63,7 @@ FAMILIES: dict[str, CheckpointFamily] = {
                 "w2_weight": ("layers.{layer}.mlp.experts.down_proj",),
                 "w2_weight_bias": ("layers.{layer}.mlp.experts.down_proj_bias",),
             },
+            transposed=frozenset({"w13_weight", "w2_weight"}),
         ),
     )
 }

@@ -12,8 +12,8 @@ import pytest
 
 from eep.drill.devices import CUDA, Device
 from eep.drill.load import Load
+from eep.drill.models.checkpoint import make_model
 from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
-from eep.drill.tiny_model import make_model
 from eep.drill.token_certainty import clear_prompts
 from tests.sglang.drills import Drilled
 

@@ -13,9 +13,9 @@ import pytest
 
 from eep.drill.devices import CUDA
 from eep.drill.load import Load
+from eep.drill.models.checkpoint import make_model
 from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 from eep.drill.story import Story
-from eep.drill.tiny_model import make_model
 from tests.gpu.sglang.conftest import serving
 from tests.sglang.drills import wait_for_answers
 

@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {
     "enable_dp_lm_head": False,
     "enable_dp_attention_local_control_broadcast": False,
     "disable_custom_all_reduce": False,
+    "disable_hybrid_swa_memory": False,
     "disable_radix_cache": False,
     "disable_shared_experts_fusion": False,
     "max_running_requests": None,

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from eep.drill.models.checkpoint import FAMILIES
 from eep.errors import EepError
-from sglang_patches.server import flags
+from sglang_patches.server import flags, refusals
 from tests.sglang_patches.server.arguments import given, with_model
 
 
@@ -109,24 +110,42 @@ def test_a_machine_without_pidfds_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         flags.parse(given())
 
 
-@pytest.mark.parametrize("named", [["Qwen3MoeForCausalLM"], [], None, "not a list"])
+@pytest.mark.parametrize("named", [*([each] for each in refusals.RUN), [], None, "not a list"])
 def test_models_that_were_run_and_those_that_do_not_say_what_they_are(tmp_path: Path, named: Any) -> None:
     flags.parse(with_model(tmp_path, {"num_experts": 16, "architectures": named}))
 
 
-def test_a_model_that_was_not_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    flags.parse(with_model(tmp_path, {"n_routed_experts": 16, "architectures": ["DeepseekV3ForCausalLM"]}))
-    assert "has not been run with DeepseekV3ForCausalLM" in caplog.text
-
-
-def test_a_model_whose_ranks_would_add_up_different_requests_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("MixtralForCausalLM", "add up their parts"),
+        ("DeepseekV2ForCausalLM", "nobody has compared"),
+        ("DeepseekV32ForCausalLM", "keeps an index"),
+        ("NewModelForCausalLM", "not known to leave the exchange"),
+    ],
+)
+def test_other_models_are_refused_by_name_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, reason: str
 ) -> None:
-    known = with_model(tmp_path, {"num_experts": 16, "architectures": ["MixtralForCausalLM"]})
-    with pytest.raises(SystemExit, match=r"cannot serve MixtralForCausalLM.*Qwen3MoeForCausalLM.*EEP_ANY_MODEL=1"):
+    known = with_model(tmp_path, {"num_experts": 16, "architectures": [named]})
+    with pytest.raises(SystemExit, match=rf"cannot serve {named}: .*{reason}.*Qwen3MoeForCausalLM.*EEP_ANY_MODEL=1"):
         flags.parse(known)
     monkeypatch.setenv("EEP_ANY_MODEL", "1")
     flags.parse(known)
+
+
+def test_every_family_that_can_be_made_is_served() -> None:
+    assert {family.architecture for family in FAMILIES.values()} == set(refusals.RUN)
+
+
+def test_experts_in_mxfp4_are_refused(tmp_path: Path) -> None:
+    told = {
+        "num_local_experts": 16,
+        "architectures": ["GptOssForCausalLM"],
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+    with pytest.raises(SystemExit, match=r"MXFP4.*in bfloat16"):
+        flags.parse(with_model(tmp_path, told))
 
 
 @pytest.mark.parametrize(("cores", "enough"), [("0|1|0|1", True), ("", True), ("all", True), ("0-3|4-7", False)])

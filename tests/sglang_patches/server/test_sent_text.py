@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from sglang_patches import cpu
 cpu.fill_gaps()
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager, LimitedCapacityDict
-from eep.drill.tiny_model import _tokenizer
+from eep.drill.models.byte_tokenizer import make_tokenizer
 from sglang_patches.server import sent_text
 
 decode = DetokenizerManager._decode_batch_token_id_output
 manager = DetokenizerManager.__new__(DetokenizerManager)
-manager.tokenizer, manager.vocab_size = _tokenizer(), 512
+manager.tokenizer, manager.vocab_size = make_tokenizer(), 512
 manager.disable_tokenizer_batch_decode = manager.is_tool_call_parser_gpt_oss = False
 manager.decode_status = LimitedCapacityDict(capacity=1024)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eep.cli import main
-from eep.drill.tiny_model import SIZES, make_model, write_model
+from eep.drill.models.checkpoint import make_model, write_model
+from eep.drill.models.sizes import SIZES
 
 
 def test_the_same_seed_gives_the_same_bytes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +66,7 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
     import torch
     from safetensors.torch import load_file
 
-    from eep.drill.block_fp8 import BLOCK
+    from eep.drill.models.block_fp8 import BLOCK
     from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 
     assert main(["make-model", str(tmp_path / "fp8"), "--fp8"]) == 0
@@ -87,7 +89,61 @@ def test_experts_in_fp8_are_those_of_the_model(model: Path, tmp_path: Path) -> N
 def test_a_matrix_that_is_not_of_whole_blocks_is_not_quantised() -> None:
     import torch
 
-    from eep.drill.block_fp8 import quantise
+    from eep.drill.models.block_fp8 import quantise
 
     with pytest.raises(ValueError, match="100 x 128"):
         quantise(torch.zeros(100, 128))
+
+
+def tensors_of(model: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(model / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "parts"),
+    [
+        (
+            "deepseek-v3",
+            "DeepseekV3ForCausalLM",
+            ("kv_b_proj", "gate.e_score_correction_bias", "shared_experts.up_proj"),
+        ),
+        ("glm4-moe", "Glm4MoeForCausalLM", ("k_proj.bias", "gate.e_score_correction_bias", "shared_experts.up_proj")),
+        ("gpt-oss", "GptOssForCausalLM", ("sinks", "router.bias", "experts.gate_up_proj_bias")),
+    ],
+)
+def test_a_family_has_what_makes_it(tmp_path: Path, family: str, architecture: str, parts: tuple[str, ...]) -> None:
+    """And nothing of it is zero, or no answer would depend on it."""
+    from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
+
+    assert main(["make-model", str(tmp_path / "model"), "--family", family]) == 0
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == [architecture]
+    stored = tensors_of(tmp_path / "model")
+    for part in parts:
+        found = [tensor for name, tensor in stored.items() if part in name]
+        assert found, part
+        assert all(tensor.float().std() > 0.05 for tensor in found), part
+    reader = CheckpointReader(tmp_path / "model")
+    assert reader.experts == 16
+    has_dense_layer = any(name.startswith("model.layers.0.mlp.up_proj") for name in stored)
+    assert reader.layout(1).layers == (3 if has_dense_layer else 4)
+    assert has_dense_layer == (family != "gpt-oss")
+
+
+def test_experts_of_another_family_in_fp8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    assert main(["make-model", str(tmp_path / "fp8"), "--family", "deepseek-v3", "--fp8"]) == 0
+    stored = tensors_of(tmp_path / "fp8")
+    assert stored["model.layers.1.mlp.experts.0.up_proj.weight"].dtype == torch.float8_e4m3fn
+    assert stored["model.layers.1.mlp.shared_experts.up_proj.weight"].dtype == torch.bfloat16
+    capsys.readouterr()
+    assert main(["make-model", str(tmp_path / "no"), "--family", "gpt-oss", "--fp8"]) == 1
+    assert "gpt-oss are not published in fp8" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_there_are_no_other_families(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="qwen3, deepseek-v3, glm4-moe, gpt-oss"):
+        make_model(tmp_path / "model", family="mixtral")
