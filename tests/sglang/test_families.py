@@ -57,4 +57,5 @@ def test_four_ranks_answer_as_one(sglang: None, family: str, tmp_path: Path) -> 
         together.check(story)
         assert "KiB from disk" in server.log
         assert "KiB from peer" in server.log
+        assert "this life takes over the weights of life 0" in server.log
     assert server.leftovers() == []
