@@ -45,8 +45,10 @@ def peer_credentials(connection: socket.socket) -> PeerCredentials:
 
 
 def make_private(path: Path) -> Path:
-    """Makes the directory ``path`` if it is not there yet. :class:`NotPrivate` if other users could enter it."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Makes the directory ``path`` if it is not there yet, and those above it, all private. :class:`NotPrivate` if other
+    users could enter it."""
+    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
     return check_private(path)
 
 

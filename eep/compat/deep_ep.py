@@ -6,7 +6,7 @@ has the calls for any number of tokens. These things are different:
 
 * **Faults.** A rank that does not answer within ``timeout_ms`` is dropped whole: its tokens are absent, its
   mask is 1, and the step cannot be trusted. Only calls in which ranks meet raise because of a peer: those that
-  make memory at once if its process failed, else after a minute; ``connect_ranks`` and ``barrier`` after a minute.
+  make memory and ``barrier`` at once if its process has failed, else after a minute; ``connect_ranks`` after a minute.
 * **The mask is the membership.** Changing it begins a new epoch, which abandons the dispatches in flight and
   forgets which ranks were dropped. All survivors make the same changes, in the same order, between the same
   two steps. A masked rank comes back only as a new process; no rank reads what the old one writes.
@@ -31,8 +31,9 @@ first for all ranks or for none:
 * ``EEP_RENDEZVOUS``: the directory. Without it rank 0 makes one, named by ``Buffer.rendezvous``, and removes
   it in the end. Set it if the instance is to outlive its rank 0.
 * ``EEP_RANK``, ``EEP_WORLD_SIZE``: for a process that joins later, whose group holds only itself or is None:
-  its rank, and how many ranks the instance was launched with. Its first dispatch (or
-  ``clean_low_latency_buffer``) joins, and waits until the others have called ``connect_ranks`` with its rank.
+  its rank, and how many ranks the instance was launched with. Its ``connect_ranks`` joins if the constructor was given
+  the number of bytes of the size hint, else its first dispatch or ``clean_low_latency_buffer``. It waits until the others
+  have called ``connect_ranks`` with its rank.
 """
 
 from __future__ import annotations
@@ -173,9 +174,9 @@ class DeepEpBuffer(NormalMode):
         """Returns ``(combined_x, event, hook)``: for each token the weighted sum over its experts, bf16.
 
         With ``zero_copy`` combine takes the outputs from :meth:`get_next_low_latency_combine_buffer`, and of ``x``
-        only the shape counts. ``topk_idx`` is that of the dispatch; an entry set to -1 is left out of the sum.
+        only the shape counts. ``use_logfmt`` allows outputs to be rounded on their way; they travel as bf16, unrounded,
+        all the same. ``topk_idx`` is that of the dispatch; an entry set to -1 is left out of the sum.
         """
-        refuse(use_logfmt, "use_logfmt", "expert outputs travel as bf16: pass False")
         refuse(combine_wait_recv_cost_stats is not None, "combine_wait_recv_cost_stats", "pass None")
         refuse(async_finish and return_recv_hook, "async_finish with return_recv_hook", "choose one")
         # Check everything before sending anything: half a combine cannot be taken back.

@@ -81,6 +81,7 @@ class DeepEpRank:
         self.explicitly_destroy = explicitly_destroy
         self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
         self._inner: eep.Buffer | None = None
+        self._joins_with: Sizes | None = None
         self._flights = Flights()
         self._masked_routes: MaskedRoutes | None = None
         self._open = contextlib.ExitStack()
@@ -93,13 +94,19 @@ class DeepEpRank:
         """Admits new processes of ``ranks``. Waits until every member has done so and the joiners have joined.
 
         ``activate=False`` leaves them masked until ``low_latency_update_mask_buffer(rank, False)``: there is
-        nothing to prepare before that. A joiner joins in its first dispatch, not here.
+        nothing to prepare before that. A joiner that was made with the size hint joins here, whichever ranks it names;
+        one that does not know its sizes yet, in its first dispatch.
 
         After :class:`eep.PeerUnreachable` nothing has changed. After :class:`eep.StepFailed` the mask names the
         ranks that did not take part.
         """
         self._check_open()
-        if activate and not self._joins:
+        if not activate:
+            return
+        if self._joins:
+            if self._joins_with is not None:
+                self._sized(self._joins_with, default_device())
+        else:
             inner = self._connected()
             inner.connect_ranks(ranks, timeout=PATIENCE_S)
             self._view_changed()
@@ -135,7 +142,7 @@ class DeepEpRank:
     def barrier(self) -> None:
         """Waits for every rank that is not masked. Raises :class:`eep.StepFailed` if one does not come, or if a
         step since the last change of the mask cannot be trusted."""
-        self._connected().barrier(PATIENCE_S)
+        self._meet(self._connected())
 
     def destroy(self) -> None:
         """Gives up the rank and its memory now, rather than when the buffer is collected."""
@@ -159,7 +166,9 @@ class DeepEpRank:
         finally:
             if asks and sizes is None:
                 dist.barrier(group=group)  # rank 0 may leave, and remove the directory, when all are in it
-        if sizes is not None and not self._joins:
+        if self._joins:
+            self._joins_with = sizes
+        elif sizes is not None:
             self._sized(sizes, default_device())
 
     def _agree(
@@ -239,7 +248,7 @@ class DeepEpRank:
 
     def _meet(self, inner: eep.Buffer) -> None:
         """A barrier that does not wait for a rank that is gone."""
-        with self._presence.watching(inner.view.active, inner.suspect):
+        with self._presence.watching(inner.view.active, inner):
             inner.barrier(PATIENCE_S)
 
     def _view_changed(self) -> None:

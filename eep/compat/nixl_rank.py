@@ -1,7 +1,8 @@
-"""A rank behind NIXL's interface. It has memory before it has peers, and :meth:`NixlRank.connect` finds them.
+"""A rank behind NIXL's interface. It has memory before it has peers: it is alone, and may work on its own experts.
+:meth:`NixlRank.connect` finds the others.
 
 Ranks that start together name each other and become the first view. A rank that comes later names ranks that have a view
-already, and waits until they let it in. What tells the two apart is what the others want: each rank that has no view writes
+already, and waits until they let it in. What tells the two apart is what the others want: each rank that is alone writes
 down with whom it wants to begin.
 """
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import eep
+from eep.abi.peer_table import ALONE_EPOCH
 from eep.access import TEMPORARY_PREFIX, temporary_base
 from eep.compat.deep_ep import DeepEpBuffer
 from eep.compat.deep_ep_rank import PATIENCE_S, default_device
@@ -55,7 +57,7 @@ def place_of(store: KeyStore | None, group: dist.ProcessGroup | None) -> pathlib
 
 
 class NixlRank(DeepEpBuffer):
-    """One rank of a capacity of ``num_ranks``, which has memory and no peers."""
+    """One rank of a capacity of ``num_ranks``, which has memory and is alone."""
 
     def __init__(
         self, rank: int, num_ranks: int, sizes: Sizes, place: pathlib.Path, explicitly_destroy: bool, timeout_ms: float
@@ -69,7 +71,9 @@ class NixlRank(DeepEpBuffer):
             self._presence = Presence(self.rendezvous / "ranks", rank)
             self._open.callback(self._presence.close)
             self._wishes = Rendezvous(self.rendezvous / "wishes").path
-            self._take(self._make(sizes, default_device()))
+            inner = self._make(sizes, default_device())
+            inner.start_alone()
+            self._take(inner)
         except BaseException:
             self._end()
             raise
@@ -77,10 +81,10 @@ class NixlRank(DeepEpBuffer):
     def connect(self, ranks: Iterable[int]) -> None:
         """Begins with ``ranks``, or lets them in, or waits to be let in by them."""
         inner, wanted = self._connected(), {*ranks, self.rank}
-        for rank in wanted:
-            if not 0 <= rank < self.max_ranks:
-                raise ValueError(f"rank {rank} is outside the capacity of {self.max_ranks} ranks")
-        if inner.view.active:
+        self._check_capacity(wanted)
+        if wanted == {self.rank}:
+            return
+        if inner.view.epoch != ALONE_EPOCH:
             new = wanted - {*inner.view.active}
             if not new:
                 return
@@ -91,6 +95,19 @@ class NixlRank(DeepEpBuffer):
         self._unmet = True
         if inner.view.epoch == _FIRST_EPOCH:  # else a rank might end while others still look for it
             self._meet_all(inner)
+
+    def disconnect_ranks(self, ranks: Iterable[int]) -> None:
+        """Goes on without ``ranks``. Nothing changes for a rank that is alone."""
+        gone, alone = {*ranks}, self._connected().view.epoch == ALONE_EPOCH
+        if not alone or self.rank in gone:
+            super().disconnect_ranks(gone)
+            return
+        self._check_capacity(gone)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Forgets who did not answer. A rank that is alone has nothing to forget."""
+        if self._connected().view.epoch != ALONE_EPOCH:
+            super().low_latency_clean_mask_buffer()
 
     def barrier(self) -> None:
         super().barrier()
@@ -128,6 +145,11 @@ class NixlRank(DeepEpBuffer):
                 time.sleep(_LOOK_EVERY_S)
         finally:
             wish.unlink(missing_ok=True)
+
+    def _check_capacity(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if not 0 <= rank < self.max_ranks:
+                raise ValueError(f"rank {rank} is outside the capacity of {self.max_ranks} ranks")
 
     def _wants(self, rank: int) -> set[int] | None:
         """With whom ``rank`` wants to begin, if it wants to."""

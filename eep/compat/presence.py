@@ -12,10 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from eep.data_plane.endpoint import Endpoint
 from eep.data_plane.rendezvous import Rendezvous
 from eep.errors import PeerUnreachable
 
 _LOOK_EVERY_S = 0.1
+_GRACE_S = 1.0
+"""A rank may leave as soon as all have entered a barrier, while some still look who has. One that left without entering it
+is given up after this time; one that died, at once."""
 
 
 class Presence:
@@ -60,14 +64,18 @@ class Presence:
             )
 
     @contextlib.contextmanager
-    def watching(self, ranks: Iterable[int], suspect: Callable[[int], None]) -> Iterator[None]:
-        """``suspect(rank)`` is called, in another thread, for each of ``ranks`` that is lost meanwhile."""
+    def watching(self, ranks: Iterable[int], endpoint: Endpoint) -> Iterator[None]:
+        """For a barrier of ``ranks``: ``endpoint`` does not wait for those of them that are gone meanwhile."""
         ranks, over = tuple(ranks), threading.Event()
 
         def watch() -> None:
+            gone_since: dict[int, float] = {}
             while not over.wait(_LOOK_EVERY_S):
-                for rank in self.lost(ranks):
-                    suspect(rank)
+                now = time.monotonic()
+                gone_since = {rank: gone_since.get(rank, now) for rank in self.lost(ranks)}
+                late = {rank for rank, since in gone_since.items() if now - since >= _GRACE_S}
+                for rank in late.union(endpoint.dead_peers()):
+                    endpoint.suspect(rank)
 
         thread = threading.Thread(target=watch, name="eep-presence", daemon=True)
         thread.start()

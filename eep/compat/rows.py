@@ -58,7 +58,7 @@ class RowExchange:
             kind = Lane if on_cpu else DeviceLane
             self._lane = kind(self._endpoint, Gate(), group_id("rows"), list(range(ranks)))
             undo.callback(self._lane.close)
-            with presence.watching(members, self._endpoint.suspect):
+            with presence.watching(members, self._endpoint):
                 self._endpoint.timeout_ms = patience_s * 1e3  # on a GPU a call has this deadline, not its own
                 self._lane.call("meeting", calls.barrier().args, patience_s)
                 self.check()

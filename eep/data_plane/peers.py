@@ -80,7 +80,7 @@ class Peers:
                 self._check_rank(rank)
                 mapped[rank] = self._fetch_when_there(rank, incarnations.get(rank), deadline)
                 joining[rank] = mapped[rank].incarnation
-            view = self.view.joined_by(joining, epoch=epoch)
+            view = self.view.joined_by(joining, epoch=self._last_epoch + 1 if epoch is None else epoch)
             self._check_epoch(view)
         except BaseException:
             for offer in mapped.values():
@@ -178,7 +178,7 @@ class Peers:
             settled = {rank: view for rank, view in views.items() if set(view.active) - {rank}}
             for view in settled.values():
                 members = set(view.active) - {me[0]}
-                invited = me[0] in view.active and view.incarnations[me[0]] == me[1] and view.epoch > self.view.epoch
+                invited = me[0] in view.active and view.incarnations[me[0]] == me[1] and view.epoch > self._last_epoch
                 if invited and members <= views.keys() and all(settled.get(r, view) == view for r in members):
                     return self.apply(view, max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
@@ -244,8 +244,13 @@ class Peers:
         if not 0 <= rank < self._shape.max_ranks:
             raise ValueError(f"rank {rank} is outside the capacity of {self._shape.max_ranks} ranks")
 
+    @property
+    def _last_epoch(self) -> int:
+        """That of the last view that this rank shared with others, or might have."""
+        return 0 if self.view.epoch == ALONE_EPOCH else self.view.epoch
+
     def _check_epoch(self, view: View) -> None:
-        last = 0 if self.view.epoch == ALONE_EPOCH else self.view.epoch
+        last = self._last_epoch
         if not last < view.epoch < ALONE_EPOCH:
             raise EepError(f"epochs only grow, up to {ALONE_EPOCH - 1}: epoch {view.epoch} cannot follow epoch {last}")
 

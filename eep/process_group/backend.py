@@ -21,6 +21,8 @@ from eep.process_group.world import World
 
 RENDEZVOUS = "EEP_RENDEZVOUS"
 INCARNATION = "EEP_INCARNATION"
+_PLACE = "eep/rendezvous"
+"""Where the store says in which directory the ranks meet."""
 
 _world: tuple[World, Agreement] | None = None
 
@@ -80,13 +82,15 @@ def _rendezvous(store: Any, options: Options) -> tuple[Rendezvous, bool]:
     if path is not None:
         return Rendezvous(path), False
     if options.defer_join:
+        if store.check([_PLACE]):
+            return Rendezvous(store.get(_PLACE).decode()), True
         raise ValueError(
-            f"a rank that joins later must know where: pass eep.pg.Options(rendezvous=...) or set {RENDEZVOUS}, here and "
-            "where the others were started"
+            f"a rank that joins later must know where, and the store does not: pass eep.pg.Options(rendezvous=...) or set "
+            f"{RENDEZVOUS}, here and where the others were started"
         )
     # The first rank to come proposes a directory of its own. No rank trusts it: Rendezvous() checks whose it is.
     proposed = Rendezvous.temporary()
-    chosen = store.compare_set("eep/rendezvous", "", str(proposed.path)).decode()
+    chosen = store.compare_set(_PLACE, "", str(proposed.path)).decode()
     if chosen == str(proposed.path):
         return proposed, True
     proposed.close()

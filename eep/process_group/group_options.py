@@ -23,7 +23,8 @@ class Options:
     """How many ranks there may ever be; by default as many as at launch."""
     rendezvous: str | os.PathLike[str] | None = None
     """A private directory in which the ranks of this host meet. By default that of ``EEP_RENDEZVOUS``, else a temporary
-    one, agreed on through the store. A rank that joins later needs one that does not depend on which ranks still live."""
+    one, agreed on through the store. A rank that joins later finds that one while the store lives; where the store may be
+    gone by then, give all ranks a directory."""
     incarnation: int | None = None
     """Which life of this rank this is, where a supervisor counts them (``EEP_INCARNATION``); else the next unused."""
     lanes: int = 64

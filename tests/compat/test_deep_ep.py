@@ -90,7 +90,7 @@ def play_in_flight(group: dist.ProcessGroup) -> None:
             check_received(buffer, config, batches[i], recv_x, count, handle)
             output = run_experts(buffer, config, recv_x, count)
             out = torch.zeros(len(mine[i].x), config.hidden, dtype=torch.bfloat16)
-            options: dict[str, Any] = {"out": out, "return_recv_hook": True}
+            options: dict[str, Any] = {"out": out, "return_recv_hook": True, "use_logfmt": i > 0}
             if i == 0:  # the outputs are written where combine takes them from
                 buffer.get_next_low_latency_combine_buffer(handle).copy_(output)
                 options, output = {**options, "zero_copy": True}, torch.zeros_like(output)

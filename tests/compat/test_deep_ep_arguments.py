@@ -113,7 +113,6 @@ def play_bad_combines(group: dist.ProcessGroup) -> None:
         (ValueError, "out must be of shape", {"out": torch.zeros(5, SMALL.hidden, dtype=torch.bfloat16)}),
         (TypeError, "out must be torch.bfloat16", {"out": torch.zeros(4, SMALL.hidden)}),
         (eep.EepError, "no dispatch belongs", {"handle": (handle[0].clone(), *handle[1:])}),
-        (eep.EepError, "does not support use_logfmt", {"use_logfmt": True}),
         (eep.EepError, "does not support", {"combine_wait_recv_cost_stats": torch.zeros(4)}),
         (eep.EepError, "choose one", {"async_finish": True, "return_recv_hook": True}),
     ):

@@ -101,6 +101,42 @@ def test_survivors_go_on_and_replacements_join(fleet: Fleet, rendezvous: eep.Ren
     fleet.finish([*first[:2], *joining])
 
 
+def play_host_of_a_joiner(group: dist.ProcessGroup) -> None:
+    buffer = hinted(group)
+    buffer.connect_ranks([3])
+    buffer.barrier()
+    step(buffer, SMALL, 1, (0, 1, 2, 3))
+    buffer.barrier()
+    buffer.destroy()
+
+
+def play_joins_when_it_connects(group: dist.ProcessGroup) -> None:
+    buffer = hinted(group)
+    assert mask(buffer) == [0, 0, 0, 1]
+    buffer.connect_ranks([0, 1, 2], activate=False)
+    assert mask(buffer) == [0, 0, 0, 1]
+    buffer.connect_ranks([0, 1, 2])
+    assert mask(buffer) == [0, 0, 0, 0]
+    buffer.barrier()
+    step(buffer, SMALL, 1, (0, 1, 2, 3))
+    buffer.barrier()
+    buffer.destroy()
+
+
+def hinted(group: dist.ProcessGroup) -> Buffer:
+    experts = SMALL.ranks * SMALL.local_experts
+    size = Buffer.get_low_latency_rdma_size_hint(SMALL.max_tokens, SMALL.hidden, SMALL.ranks, experts)
+    options = {"max_ranks": SMALL.max_ranks, "timeout_ms": 60_000}
+    return Buffer(group, 0, size, low_latency_mode=True, explicitly_destroy=True, **options)
+
+
+def test_a_joiner_that_knows_its_sizes_joins_when_it_connects(fleet: Fleet, rendezvous: eep.Rendezvous) -> None:
+    place = {"EEP_RENDEZVOUS": str(rendezvous.path)}
+    members = fleet.start(play_host_of_a_joiner, 3, **place)
+    joiner = fleet.start(play_joins_when_it_connects, 1, EEP_RANK="3", EEP_WORLD_SIZE="3", **place)
+    fleet.finish([*members, *joiner])
+
+
 def play_routes_to_masked(group: dist.ProcessGroup, says_so: bool) -> None:
     buffer, config = new_buffer(group, enable_shrink=says_so), SMALL
     step(buffer, config, 0, (0, 1, 2))

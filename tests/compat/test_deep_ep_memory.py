@@ -118,6 +118,27 @@ def test_a_rank_that_dies_while_the_ranks_meet_ends_the_barrier(fleet: Fleet) ->
     fleet.finish(numbers, dead=numbers[2:])
 
 
+def play_gone_before_barrier(group: dist.ProcessGroup, dies: bool) -> None:
+    buffer = hinted_buffer(group, timeout_ms=60_000)
+    deep_ep_rank.PATIENCE_S = 10_000
+    if buffer.rank == 2:
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        buffer.destroy()
+        return
+    raises(eep.StepFailed, "rank 2", buffer.barrier)
+    assert mask(buffer) == [0, 0, 1]
+    buffer.low_latency_update_mask_buffer(2, True)
+    buffer.barrier()
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_rank_that_is_gone_ends_a_barrier(fleet: Fleet, dies: bool) -> None:
+    numbers = fleet.start(play_gone_before_barrier, SMALL.ranks, dies)
+    fleet.finish(numbers, dead=numbers[2:] if dies else ())
+
+
 def play_dies_without_hint(group: dist.ProcessGroup) -> None:
     buffer = new_buffer(group)
     deep_ep_rank.PATIENCE_S = 10_000

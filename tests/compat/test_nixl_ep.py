@@ -138,6 +138,39 @@ def test_a_rank_that_dies_before_its_first_dispatch_is_masked(fleet: Fleet) -> N
     fleet.finish(numbers, dead=numbers[2:])
 
 
+def play_alone_first(group: dist.ProcessGroup, port: int) -> None:
+    """A rank may work before it has peers: on its own experts."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=60))
+    rank = group.rank()
+    buffer = new_buffer(rank, store, timeout_ms=4000)
+    alone = [int(each != rank) for each in range(CAPACITY)]
+    if rank != 1:  # which has done nothing when it meets the others
+        assert mask(buffer) == alone
+        for seed in range(3):
+            step(buffer, seed, [rank])
+        buffer.disconnect_ranks([1])
+        buffer.clean_mask_buffer()
+        buffer.barrier()
+        assert mask(buffer) == alone
+    if rank != 2:
+        buffer.connect_ranks([1 - rank])
+        for seed in range(3):
+            step(buffer, 10 + seed, [0, 1])
+    group.barrier()
+    buffer.connect_ranks([2] if rank != 2 else [0, 1])
+    for seed in range(3):
+        step(buffer, 20 + seed, [0, 1, 2])
+    buffer.barrier()
+    assert mask(buffer) == [0, 0, 0, 1]
+    buffer.destroy()
+
+
+def test_ranks_that_work_alone_connect_later(fleet: Fleet) -> None:
+    """The first two begin with each other, the third is let in."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fleet.finish(fleet.start(play_alone_first, 3, store.port))
+
+
 def test_memory_comes_first(rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = nixl_ep.Buffer(rank=0, explicitly_destroy=True)
     raises(eep.EepError, "update_memory_buffers first", buffer.connect_ranks, [1])
@@ -148,7 +181,8 @@ def test_memory_comes_first(rendezvous: eep.Rendezvous, monkeypatch: pytest.Monk
     buffer.update_memory_buffers(2, 2, hint)
     raises(eep.EepError, "there already", buffer.update_memory_buffers, 2, 2, hint)
     raises(ValueError, "outside the capacity", buffer.connect_ranks, [2])
-    buffer.connect_ranks([])
+    raises(ValueError, "outside the capacity", buffer.disconnect_ranks, [2])
+    raises(ValueError, "cannot disconnect itself", buffer.disconnect_ranks, [0])
     x, idx = torch.zeros(1, 512, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int64)
     raises(ValueError, "made for 6 tokens of 512", buffer.dispatch, x, idx, 7, 4)
     _, count, *_ = buffer.dispatch(x, idx, 6, 4, use_fp8=False)

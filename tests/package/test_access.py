@@ -17,6 +17,7 @@ def test_a_private_directory_is_made_once_and_found_again(tmp_path: Path) -> Non
     path = tmp_path / "a" / "b"
     assert access.make_private(path) == path
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700  # another process may name it, too
     assert access.make_private(path) == path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 import eep
 from eep.pg import PeerState
-from tests.process_group.members import MemberProgram, Members
+from tests.process_group.members import GroupConfig, MemberProgram, Members
 from tests.rank_program import PATIENCE_S
 
 Start = Callable[..., Members]
@@ -61,3 +62,35 @@ def test_a_rank_comes_while_the_others_serve(group: Start, rank: int, size: int)
 def test_which_states_are_true() -> None:
     assert [state for state in PeerState if state] == ["active", "waiting"]
     assert [str(state) for state in PeerState if not state] == ["dead", "starting", "absent"]
+
+
+def start_through_store(member: MemberProgram, store: str, defer: bool) -> None:
+    """No rank is told where the others are."""
+    dist.init_process_group(
+        "eep",
+        store=dist.FileStore(store, -1),
+        rank=member.rank,
+        world_size=member.config.size,
+        pg_options=eep.pg.Options(defer_join=defer),
+    )
+    member.groups["world"] = dist.group.WORLD
+
+
+def test_a_rank_that_joins_later_finds_the_others_through_the_store(tmp_path: Path) -> None:
+    place, store = tmp_path / "ranks", str(tmp_path / "store")
+    place.mkdir(mode=0o700)
+    with Members(place, GroupConfig(2), timeout_ms=60_000) as ranks:
+        ranks.start(range(2))
+        with pytest.raises(ValueError, match="the store does not"):
+            ranks[1].call("do", start_through_store, store, True)
+        ranks[1].kill()
+        ranks.launch(1)
+        ranks.all([0, 1], "do", start_through_store, store, False)
+        ranks[1].kill()
+        ranks[0].call("deactivate", [1])
+        ranks.launch(1).call("do", start_through_store, store, True)
+        ranks[1].send("join")
+        ranks[0].call("recover", [1])
+        ranks[1].answer()
+        assert set(ranks.all([0, 1], "active").values()) == {(0, 1)}
+        ranks.all([0, 1], "destroy")
