@@ -20,7 +20,7 @@ from pathlib import Path
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
 from eep.drill.models.checkpoint import make_model
-from eep.drill.models.sizes import SIZES
+from eep.drill.models.model_sizes import SIZES
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 

@@ -13,7 +13,7 @@ AREAS = (
     "rank.process_groups",
     "rank.layer_slots",
     "rank.dispatcher",
-    "rank.gpt_oss",
+    "rank.gpt_oss_block",
     "rank.weight_loader",
     "rank.kv.pool_hooks",
     "rank.kv.context_notes",

@@ -26,7 +26,7 @@ from bench.serving import step_profile
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import ask
 from eep.drill.models.checkpoint import make_model
-from eep.drill.models.sizes import SIZES
+from eep.drill.models.model_sizes import SIZES
 from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 
 PREFILLED = 512

@@ -11,7 +11,7 @@ import pytest
 
 from eep.cli import main
 from eep.drill.models.checkpoint import make_model, write_model
-from eep.drill.models.sizes import SIZES
+from eep.drill.models.model_sizes import SIZES
 
 
 def test_the_same_seed_gives_the_same_bytes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

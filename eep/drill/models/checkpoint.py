@@ -16,8 +16,8 @@ from eep.drill.models.deepseek_v3 import DEEPSEEK_V3
 from eep.drill.models.family import Family
 from eep.drill.models.glm4_moe import GLM4_MOE
 from eep.drill.models.gpt_oss import GPT_OSS
+from eep.drill.models.model_sizes import SIZES, Size
 from eep.drill.models.qwen3 import QWEN3
-from eep.drill.models.sizes import SIZES, Size
 
 CONTEXT = 8192
 FAMILIES = {"qwen3": QWEN3, "deepseek-v3": DEEPSEEK_V3, "glm4-moe": GLM4_MOE, "gpt-oss": GPT_OSS}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from eep.drill.models.sizes import Size
+from eep.drill.models.model_sizes import Size
 
 
 def leave_as_it_is(_: Any) -> None:

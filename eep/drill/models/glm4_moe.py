@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from eep.drill.models.family import Family, fill_biases
-from eep.drill.models.sizes import Size
+from eep.drill.models.model_sizes import Size
 
 
 def _settings(size: Size) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eep.drill.models.family import Family, fill_biases
-from eep.drill.models.sizes import Size
+from eep.drill.models.model_sizes import Size
 
 WINDOW = 16
 """Tokens; short, so that the prompts of drills are longer."""
