@@ -130,6 +130,10 @@ class Load:
     def is_wrong(self, answer: Answer) -> bool:
         return answer.tokens != list(self.wanted_tokens(answer))
 
+    def is_streamed(self, answer: Answer) -> bool:
+        """Whether its tokens come as they are made."""
+        return True
+
     def wanted_tokens(self, answer: Answer) -> Sequence[int]:
         """Those of the fault-free answer to the same request."""
         return self.wanted[answer.prompt]
@@ -138,9 +142,10 @@ class Load:
         return sorted(moment for answer in list(self.answers) for moment in answer.times)
 
     def largest_gap(self, since: float, until: float, of: Callable[[Answer], bool] = lambda answer: True) -> float:
-        """The longest that any client waited for its next token, of the waits that touch this time, in answers of a kind."""
+        """The longest that any client waited for its next token, of the waits that touch this time, in answers of a kind.
+        One that comes whole at its end has no next token."""
         gaps = [0.0]
-        for answer in filter(of, list(self.answers)):
+        for answer in filter(of, filter(self.is_streamed, list(self.answers))):
             moments = [answer.started, *answer.times]
             for earlier, later in pairwise(moments):
                 if later >= since and earlier <= until:

@@ -46,6 +46,9 @@ class MixedLoad(Load):
     def wanted_tokens(self, answer: Answer) -> Sequence[int]:
         return self.wanted_of(answer).tokens
 
+    def is_streamed(self, answer: Answer) -> bool:
+        return self._of_number[answer.prompt].query.is_streamed
+
     def kind_of(self, answer: Answer) -> str:
         return self._of_number[answer.prompt].query.kind
 
