@@ -58,16 +58,22 @@ def _take_lock(directory: Path, rank: int) -> None:
     """Until this process ends. SystemExit if another one does not give it up."""
     global _lock
     _lock = (directory / f"rank-{rank}.lock").open("w")
-    end = time.monotonic() + LOCKED_WITHIN
+    if not lock_within(_lock, LOCKED_WITHIN):
+        raise SystemExit(
+            f"--eep-anchor {directory}: rank {rank} of another server uses it; stop that server, or give this one an anchor "
+            "of its own"
+        )
+
+
+def lock_within(file: IO[str], seconds: float) -> bool:
+    """Whether this process has the lock of a file by then. It has it until it closes the file, or ends."""
+    end = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
-                raise SystemExit(
-                    f"--eep-anchor {directory}: rank {rank} of another server uses it; stop that server, or give this one "
-                    "an anchor of its own"
-                ) from None
-            time.sleep(0.05)
+                return False
+            time.sleep(0.01)
         else:
-            return
+            return True

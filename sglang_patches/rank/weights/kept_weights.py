@@ -11,10 +11,8 @@ next one loads.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError, PeerUnreachable
 from eep.experts.layout import ExpertLayout, ExpertMemory
 from eep.experts.slot_index import SlotIndex, index_bytes
-from sglang_patches.rank.rank_anchor import common_anchor, describe_life, own_anchor
+from sglang_patches.rank.rank_anchor import common_anchor, describe_life, lock_within, own_anchor
 from sglang_patches.rank.weights.model_tensors import TensorList, Unfit, bind, fill, find_scalars, lay_out, verify
 
 logger = logging.getLogger(__name__)
@@ -149,16 +147,9 @@ def make_way() -> None:
 @contextmanager
 def _locked() -> Iterator[None]:
     """One rank at a time finds out who uses what. EepError if another one is at it for too long."""
-    end = time.monotonic() + _LOCKED_WITHIN
     with (own_anchor().directory / _LOCK).open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise EepError(f"another rank keeps {_LOCK} for more than {_LOCKED_WITHIN:.0f} s") from None
-                time.sleep(0.01)
+        if not lock_within(lock, _LOCKED_WITHIN):
+            raise EepError(f"another rank keeps {_LOCK} for more than {_LOCKED_WITHIN:.0f} s")
         yield
 
 
