@@ -2,8 +2,8 @@
 
 Two things go wrong when SGLang starts a child by ``spawn``. Importing SGLang takes longer than everything else that a rank
 does before it serves. And the child imports SGLang to find its function before any plugin is loaded. So each child runs a
-:class:`ChildProcess`, which loads the plugin first. Without a GPU, children are forked from a **fork server** that has
-imported everything. A process with a CUDA context cannot be forked, so on a GPU ``spawn`` stays.
+:class:`ChildProcess`, which loads the plugin first. Children are forked from a **fork server** that has imported everything
+and has opened no GPU (:mod:`sglang_patches.cuda.unopened_devices`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def register() -> None:
 
 
 def _choose_start_method(_: None, server_args: Any) -> None:
-    if cpu.is_asked_for():
+    if FORKED in os.environ:
         multiprocessing.set_start_method("forkserver", force=True)
 
 

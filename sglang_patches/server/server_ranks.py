@@ -16,6 +16,7 @@ from typing import Any, cast
 from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.launch.refill import Refill
+from eep.control.launch.spare import ForkedSpares, StartedSpares
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import PrivateDirectory
 from eep.control.supervisor.background import BackgroundSupervisor
@@ -153,15 +154,17 @@ class ServerRanks:
 
 
 def _launcher() -> Launcher:
-    """A process that has opened a GPU cannot be forked, and importing SGLang may open it; there, start afresh."""
-    spares = options.required().spares
-    if spares:
+    """Ranks and spares are forked, unless a process had to open a GPU before it could be forked."""
+    forks = None
+    if controller_process.fork_server is not None:
+        forks = ForkLauncher(rank_process.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
+    if spares := options.required().spares:
         warm = "" if cpu.is_asked_for() else gpu_preload.ENTRY
-        refill = Refill(spares, free_cores=_free_cores())
-        return SpareLauncher(rank_process.ENTRY, refill=refill, preload=PRELOAD, warm=warm)
-    if cpu.is_asked_for():
-        return ForkLauncher(rank_process.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
-    return SubprocessLauncher(command_of(cast(FunctionType, rank_process.main)))
+        source = StartedSpares(PRELOAD) if forks is None else ForkedSpares(forks)
+        return SpareLauncher(
+            rank_process.ENTRY, refill=Refill(spares, free_cores=_free_cores()), source=source, warm=warm
+        )
+    return forks or SubprocessLauncher(command_of(cast(FunctionType, rank_process.main)))
 
 
 def _free_cores() -> int:

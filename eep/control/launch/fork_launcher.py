@@ -27,7 +27,7 @@ COPIES_EVERY = 1.0
 
 
 @dataclass(frozen=True)
-class _ForkedRank:
+class _ForkedProcess:
     server: ForkServerLink
     pid: int
     pidfd: int
@@ -75,20 +75,31 @@ class ForkLauncher:
         return self._copy.pid if self._copy is not None and self._copy.open else None
 
     async def start(self, rank: int, incarnation: int, environment: Mapping[str, str]) -> Child:
+        return await self.fork(self._entry, self._arguments, environment)
+
+    async def fork(
+        self,
+        entry: str,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        descriptor: int | None = None,
+    ) -> Child:
+        """A process that runs ``entry``, with a copy of the descriptor if one is given. OSError if it cannot be had."""
         self._environment = {k: v for k, v in environment.items() if k not in (RANK, INCARNATION)}
-        request = {"fork": self._entry, "arguments": self._arguments}
+        request = {"fork": entry, "arguments": dict(arguments)}
+        given = [] if descriptor is None else [descriptor]
         for attempt in range(ATTEMPTS):
             try:
                 server = await self._running()
                 variables = {**server.set_since(), **environment}
-                answer, descriptors = await server.ask({**request, "environment": variables}, ANSWERS_WITHIN)
+                answer, descriptors = await server.ask({**request, "environment": variables}, ANSWERS_WITHIN, given)
             except ForkServerGone:
                 if self._closed or attempt == ATTEMPTS - 1:
                     raise
                 continue
             if "error" in answer:
                 raise OSError(answer["error"])
-            return _ForkedRank(server, int(answer["pid"]), descriptors[0])
+            return _ForkedProcess(server, int(answer["pid"]), descriptors[0])
         raise AssertionError("the last attempt returns or raises")
 
     def tell(self, note: NoteWriter) -> None:

@@ -97,8 +97,11 @@ class ForkServerLink:
         """Its first word: that it is ready."""
         return await self._wait(self._ready, within)
 
-    async def ask(self, question: dict[str, Any], within: float) -> tuple[dict[str, Any], list[int]]:
-        self._send(question)
+    async def ask(
+        self, question: dict[str, Any], within: float, given: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Its answer, and the descriptors that came with it; ``given`` are those that go with the question."""
+        self._send(question, given)
         return await self._wait(self._expect(), within)
 
     async def copy(self, within: float) -> tuple[CopiedServer, socket.socket]:
@@ -142,11 +145,11 @@ class ForkServerLink:
                     self._unwanted(answer, descriptors)
             raise
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], given: Sequence[int] = ()) -> None:
         if not self.open:
             raise ForkServerGone("the fork server has ended")
         try:
-            self._socket.send(json.dumps(message).encode())
+            socket.send_fds(self._socket, [json.dumps(message).encode()], given)
         except OSError as error:
             self._gone()
             raise ForkServerGone(f"the fork server does not listen: {error}") from error

@@ -6,6 +6,7 @@ with: no other process can reach it. Messages are JSON, one to a packet:
     (first)                                                  -> {"ready": [modules that could not be imported, why]}
     {"fork": "module:function", "arguments": {...}, "environment": {...}}
                                                              -> {"pid": n}, with the pidfd, or {"error": "..."}
+    the same with a descriptor: the function also gets ``descriptor``, the number that it has in the child
     {"copy": true}                                           -> the same, and with a socket to a copy of this process
     {"reap": pid}                                            -> {"code": n}, or {"code": null} if it was not ours
 
@@ -86,7 +87,7 @@ def serve_forks(sock: socket.socket, modules: list[str]) -> Callable[[], object]
     gc.freeze()  # a child that visited these objects in a collection would copy every page
     _send(sock, {"ready": failed})
     while True:
-        data = sock.recv(MAX_MESSAGE)
+        data, descriptors, _, _ = socket.recv_fds(sock, MAX_MESSAGE, 1)
         if not data:
             return None
         request = json.loads(data)
@@ -102,7 +103,7 @@ def serve_forks(sock: socket.socket, modules: list[str]) -> Callable[[], object]
         if pid == 0:
             sock.close()
             if not ends:
-                return _rank(request)
+                return _rank(request, descriptors)
             ends[0].close()
             sock = ends[1]
             os.setsid()
@@ -115,9 +116,11 @@ def serve_forks(sock: socket.socket, modules: list[str]) -> Callable[[], object]
             os.close(pidfd)
         for each in ends:
             each.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def _rank(request: dict[str, Any]) -> Callable[[], object]:
+def _rank(request: dict[str, Any], descriptors: list[int]) -> Callable[[], object]:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -126,7 +129,8 @@ def _rank(request: dict[str, Any]) -> Callable[[], object]:
     def run() -> object:
         from eep.control.launch.entry_point import find
 
-        return find(request["fork"])(**request["arguments"])
+        given = {"descriptor": descriptors[0]} if descriptors else {}
+        return find(request["fork"])(**request["arguments"], **given)
 
     return run
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from eep.control.launch.entry_point import find
 
+ENTRY = "eep.control.launch.spare_process:main"
 MAX_ORDER = 1 << 17
 READY = b"ready"
 SPARE_FOR = "EEP_SPARE_FOR"

@@ -130,12 +130,13 @@ class Supervisor:
         self._stopped = False
         release = MemoryRelease(self.directory.path, lambda rank: answers.comes_back(self.state, rank))
         self._watchers: list[Callable[[Effect], None]] = [release.follow]
-        self._forks = launcher if isinstance(launcher, ForkLauncher) else None
-        if self._forks is not None:
-            self._forks.tell(self.note)
         self._spares = launcher if isinstance(launcher, SpareLauncher) else None
         if self._spares is not None:
             self._spares.follow(self.watch_effects, self.note)
+        forks = launcher if self._spares is None else self._spares.forks
+        self._forks = forks if isinstance(forks, ForkLauncher) else None
+        if self._forks is not None:
+            self._forks.tell(self.note)
 
     # Life.
 

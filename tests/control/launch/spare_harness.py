@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.processes import entry_name
 from eep.control.launch.refill import Refill
+from eep.control.launch.spare import ForkedSpares, StartedSpares
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.supervisor.settings import LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
@@ -31,11 +33,13 @@ async def spared(
     preload: tuple[str, ...] = ("tests.control.ranks",),
     warm: str = "",
     free_cores: int = 0,
+    forked: bool = False,
     count: int = 2,
     **policy: object,
 ) -> AsyncIterator[tuple[Supervisor, SpareLauncher]]:
     refill = Refill(spares, free_cores=free_cores)
-    launcher = SpareLauncher(entry_name(program), arguments, refill=refill, preload=preload, warm=warm)
+    source = ForkedSpares(ForkLauncher("", preload=preload)) if forked else StartedSpares(preload)
+    launcher = SpareLauncher(entry_name(program), arguments, refill=refill, source=source, warm=warm)
     supervisor = Supervisor(
         launcher,
         range(count),

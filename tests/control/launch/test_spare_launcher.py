@@ -20,9 +20,10 @@ from tests.control.harness import (
 from tests.control.launch.spare_harness import BOTH, a_spare, lines, ready, spared
 
 
-def test_a_killed_rank_comes_back_as_the_spare_and_the_pool_refills() -> None:
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_killed_rank_comes_back_as_the_spare_and_the_pool_refills(forked: bool) -> None:
     async def body() -> None:
-        async with spared() as (supervisor, launcher):
+        async with spared(forked=forked) as (supervisor, launcher):
             await until(supervisor, runs_with(supervisor, BOTH))
             assert len(lines(supervisor, "COLD")) == 2, "there was nothing to take at the start"
             spare = await a_spare(supervisor, launcher)
@@ -48,9 +49,10 @@ def test_a_killed_rank_comes_back_as_the_spare_and_the_pool_refills() -> None:
     asyncio.run(body())
 
 
-def test_a_spare_that_dies_is_replaced_and_harms_no_rank() -> None:
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_spare_that_dies_is_replaced_and_harms_no_rank(forked: bool) -> None:
     async def body() -> None:
-        async with spared(spares=2) as (supervisor, launcher):
+        async with spared(spares=2, forked=forked) as (supervisor, launcher):
             await until(supervisor, runs_with(supervisor, BOTH))
             await until(supervisor, lambda: len(ready(launcher)) == 2)
             before, spares = record(supervisor), tuple(ready(launcher))
@@ -60,6 +62,23 @@ def test_a_spare_that_dies_is_replaced_and_harms_no_rank() -> None:
             assert any(line.evidence == "SIGKILL" for line in lines(supervisor, "SPARE"))
             assert not Path(f"/proc/{spares[0]}").exists(), "a zombie is left"
             assert spares[1] in ready(launcher)
+
+    asyncio.run(body())
+
+
+def test_spares_end_with_the_process_that_forked_them_and_its_copy_forks_the_next() -> None:
+    async def body() -> None:
+        async with spared(forked=True) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            spare, forks = await a_spare(supervisor, launcher), launcher.forks
+            assert forks is not None
+            await until(supervisor, lambda: forks.copy_pid is not None)
+            before, server = record(supervisor), forks.server_pid
+            assert server is not None
+            os.kill(server, signal.SIGKILL)
+            await a_spare(supervisor, launcher, (spare,))
+            assert forks.server_pid != server
+            assert record(supervisor) == before, "no rank is harmed"
 
     asyncio.run(body())
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from eep.control.launch import spare_launcher
 from eep.control.launch.processes import RANK, Child, entry_name, readable
 from eep.control.launch.refill import Refill
+from eep.control.launch.spare import Spare, StartedSpares
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.launch.spare_process import MAX_ORDER
 from eep.membership import RankStatus
@@ -38,13 +38,22 @@ async def end_of(child: Child) -> int | None:
     return await child.exit_code()
 
 
+async def until_started(launcher: SpareLauncher, count: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while len(launcher._pool) < count:
+            await asyncio.sleep(0)
+
+
 def test_an_order_reaches_a_spare_that_has_just_become_ready(tmp_path: Path) -> None:
     """It has said that it is ready, and is taken before the launcher has read that."""
 
     async def body() -> None:
         at_once = Refill(1, settles_within=0.0)
-        launcher = SpareLauncher(entry_name(ranks.leaves_a_mark), {"directory": str(tmp_path)}, refill=at_once)
+        launcher = SpareLauncher(
+            entry_name(ranks.leaves_a_mark), {"directory": str(tmp_path)}, refill=at_once, source=StartedSpares()
+        )
         first = await launcher.start(0, 0, {RANK: "0"})
+        await until_started(launcher, 1)
         (spare,) = launcher._pool
         pid = spare.child.pid
         assert select.select([spare._socket], [], [], PATIENCE)[0]  # without the loop, which would read it
@@ -68,13 +77,13 @@ def test_a_spare_may_end_while_the_launcher_is_closed() -> None:
     async def body() -> None:
         at_once = Refill(2, free_cores=2, settles_within=0.0)
         launcher = SpareLauncher(
-            entry_name(ranks.sleeps), refill=at_once, preload=("tests.control.launch.slow_import",)
+            entry_name(ranks.sleeps), refill=at_once, source=StartedSpares(["tests.control.launch.slow_import"])
         )
         told: list[str] = []
         launcher.follow(lambda _: None, lambda phase, *_, **__: told.append(phase))
         rank = await launcher.start(0, 0, {})
+        await until_started(launcher, 2)
         spares = [spare.child.pid for spare in launcher._pool]
-        assert len(spares) == 2
         os.kill(spares[1], signal.SIGKILL)
         os.waitid(os.P_PID, spares[1], os.WEXITED | os.WNOWAIT)  # dead, and the launcher has had no chance to see it
         faults: list[object] = []
@@ -137,14 +146,14 @@ def test_a_process_that_does_not_take_its_order_is_ended(monkeypatch: pytest.Mon
     """One that was made for a rank, because no spare was there: nothing else would end it."""
 
     async def body() -> None:
-        launcher = SpareLauncher(entry_name(ranks.sleeps), refill=Refill(0))
+        launcher = SpareLauncher(entry_name(ranks.sleeps), refill=Refill(0), source=StartedSpares())
         made: list[int] = []
 
-        def take(spare: spare_launcher._Spare, order: bytes) -> Child:
+        def take(spare: Spare, order: bytes) -> Child:
             made.append(spare.child.pid)
             raise OSError("no buffer space available")
 
-        monkeypatch.setattr(spare_launcher._Spare, "take", take)
+        monkeypatch.setattr(Spare, "take", take)
         with pytest.raises(OSError, match="no buffer space"):
             await launcher.start(0, 0, {})
         assert len(made) == 1
@@ -157,10 +166,10 @@ def test_a_process_that_does_not_take_its_order_is_ended(monkeypatch: pytest.Mon
 
 def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(TypeError):
-        SpareLauncher("a:b", {"not": object()}, refill=Refill(1))
+        SpareLauncher("a:b", {"not": object()}, refill=Refill(1), source=StartedSpares())
 
     async def body() -> None:
-        launcher = SpareLauncher("a:b", {"much": "x" * MAX_ORDER}, refill=Refill(0))
+        launcher = SpareLauncher("a:b", {"much": "x" * MAX_ORDER}, refill=Refill(0), source=StartedSpares())
         with pytest.raises(OSError, match="is the most"):
             await launcher.start(0, 0, {})
         await launcher.close()
@@ -173,10 +182,11 @@ def test_what_cannot_be_told_is_refused() -> None:
 ALONE = """
 import asyncio, pathlib, sys
 from eep.control.launch.refill import Refill
+from eep.control.launch.spare import StartedSpares
 from eep.control.launch.spare_launcher import SpareLauncher
 async def main():
     at_once = Refill(1, settles_within=0.0)
-    launcher = SpareLauncher("tests.control.ranks:sleeps", refill=at_once, preload=sys.argv[2:])
+    launcher = SpareLauncher("tests.control.ranks:sleeps", refill=at_once, source=StartedSpares(sys.argv[2:]))
     rank = await launcher.start(0, 0, {"EEP_TEST_SLEEPS": sys.argv[1]})
     # Until it has taken its order the rank, too, is one of those that end with the launcher.
     async with asyncio.timeout(120):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from eep.control.launch.fork_launcher import ForkLauncher
+from eep.control.launch.fork_server import ForkServerProcess
 from eep.control.launch.processes import SubprocessLauncher
 from eep.control.launch.spare_launcher import SpareLauncher
 from sglang_patches import cpu, recipe
@@ -18,11 +20,24 @@ from sglang_patches.rank import rank_process
 
 
 @pytest.mark.parametrize(
-    ("spares", "gaps", "kind"),
-    [(0, "1", ForkLauncher), (0, "0", SubprocessLauncher), (2, "1", SpareLauncher), (2, "0", SpareLauncher)],
+    ("spares", "forks", "kind"),
+    [
+        (0, True, ForkLauncher),
+        (0, False, SubprocessLauncher),
+        (2, True, SpareLauncher),
+        (2, False, SpareLauncher),
+    ],
 )
-def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_patches.server import server_ranks
+@pytest.mark.parametrize("gaps", ["0", "1"])
+def test_the_launcher_of_a_server(
+    spares: int, forks: bool, kind: type, gaps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks and spares are forked wherever the controller could fork."""
+    from sglang_patches.server import controller_process, server_ranks
+
+    with socket.socket() as unused:
+        server = ForkServerProcess(0, unused, {}) if forks else None
+        monkeypatch.setattr(controller_process, "fork_server", server)
 
     monkeypatch.setenv(VARIABLE, "")  # so that it is put back
     monkeypatch.setenv(cpu.ASKED_FOR, gaps)
@@ -31,6 +46,7 @@ def test_the_launcher_of_a_server(spares: int, gaps: str, kind: type, monkeypatc
     assert isinstance(launcher, kind)
     if isinstance(launcher, SpareLauncher):
         assert launcher.status()["wanted"] == spares
+        assert (launcher.forks is not None) == forks
         assert launcher._warm == ("" if gaps == "1" else spare_preparation.ENTRY), "only a GPU is to be opened"
 
 
