@@ -29,10 +29,14 @@ def answer_unopened() -> None:
 
     facts = _ask()
     visible = os.environ.get(_VISIBLE)
+    is_over = False
 
     def knows() -> bool:
-        is_open: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return not is_open and os.environ.get(_VISIBLE) == visible
+        nonlocal is_over
+        if not is_over:  # the kernels of a step ask too, and should not wait for more than a look at this
+            is_open: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            is_over = is_open or os.environ.get(_VISIBLE) != visible
+        return not is_over
 
     def properties(device: Any = None) -> SimpleNamespace:
         return SimpleNamespace(**facts[_index(device)])
@@ -44,6 +48,7 @@ def answer_unopened() -> None:
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: bool(facts),
         "device_count": lambda: len(facts),
+        "current_device": lambda: 0,
         "get_device_capability": capability,
         "get_device_properties": properties,
         "get_device_name": lambda device=None: properties(device).name,

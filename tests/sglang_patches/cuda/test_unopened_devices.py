@@ -17,7 +17,10 @@ FACTS: list[dict[str, Any]] = [
     {"name": "first", "major": 9, "minor": 0, "multi_processor_count": 132, "total_memory": 1 << 37},
     {"name": "second", "major": 10, "minor": 3, "multi_processor_count": 148, "total_memory": 1 << 38},
 ]
-NAMES = ("is_available", "device_count", "get_device_capability", "get_device_properties", "get_device_name")
+NAMES = (
+    *("is_available", "device_count", "current_device"),
+    *("get_device_capability", "get_device_properties", "get_device_name"),
+)
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_tells_what_another_process_has_found() -> None:
     assert torch.cuda.is_available()
     assert torch.cuda.device_count() == 2
-    assert torch.cuda.get_device_capability() == (9, 0)
+    assert torch.cuda.get_device_capability(torch.cuda.current_device()) == (9, 0)
     assert [torch.cuda.get_device_name(device) for device in (0, "cuda", "cuda:1", torch.device("cuda", 1))] == [
         *("first", "first", "second", "second"),
     ]
