@@ -20,6 +20,7 @@ AREAS = (
     "rank.kv.own_prefix",
     "rank.scheduler_step",
     "rank.warm_up",
+    "rank.late_sockets",
     "rank.step_record",
     "rank.failure",
     "server.launcher",

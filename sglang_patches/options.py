@@ -81,6 +81,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shares_gpu: bool = False
     """There are fewer GPUs than ranks."""
 
+    @property
+    def has_whole_spares(self) -> bool:
+        """Whether a spare is a whole rank: it starts from what its rank keeps, and can where that keeps everything."""
+        return self.keeps_context and self.keeps_weights
+
     def most_open(self, ranks: int) -> int | None:
         """How many requests may be open while ``ranks`` are in. A lost rank comes back, so its loss lowers no bound."""
         if self.max_queued is None:

@@ -144,6 +144,9 @@ TARGETS = (
         "managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests", "a rank warms up"
     ),
     HookTarget(
+        "managers.scheduler_components.ipc_channels.get_zmq_socket", "a spare listens to nothing", ("socket_type",)
+    ),
+    HookTarget(
         "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
         "what a rank makes while it warms up is not sent",
         ("reqs",),

@@ -62,7 +62,10 @@ def drop(directory: Path, rank: int, incarnation: int, name: str) -> None:
 
 
 class Anchor:
-    def __init__(self, directory: Path, rank: int, incarnation: int) -> None:
+    """Of a process that does not know yet which life of its rank it is, the anchor holds nothing until :meth:`begin`: what
+    there is belongs to another process, and this one may only look."""
+
+    def __init__(self, directory: Path, rank: int, incarnation: int | None = None) -> None:
         self.directory, self.rank, self._incarnation = directory, rank, incarnation
         self._held: dict[str, Memory] = {}
         self._closed = threading.Event()
@@ -70,18 +73,35 @@ class Anchor:
         self._watch = threading.Thread(target=self._hold_for_ever, name="eep-anchor", daemon=True)
         self._watch.start()
 
-    def attach(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory, int | None]:
+    def begin(self, incarnation: int) -> None:
+        """From now on all that this process has attached outlives it."""
+        self._incarnation = incarnation
+        for name, memory in list(self._held.items()):
+            self.hold(name, memory)
+
+    def attach(
+        self, name: str, size: int, kind: type[Memory], place: Memory | None = None
+    ) -> tuple[Memory, int | None]:
         """The memory that the last life of this rank had under ``name``, and that life; or new memory, and None. From now
-        on it outlives this process."""
+        on it outlives this process. ``place``: a placeholder that is to become this memory.
+
+        EepError if there is none and this process does not know its life."""
         memory, life = self.inherit(name, size, kind)
         if memory is None:
+            if self._incarnation is None:
+                raise EepError(f"rank {self.rank} has no memory {name} of {size} bytes from which a spare could start")
             memory = kind.create(f"eep-{name}", size)
+        if place is not None:
+            place.become(memory)
+            memory = place
         self.hold(name, memory)
         return memory, life
 
     def hold(self, name: str, memory: Memory) -> None:
         """From now on this memory outlives the process, in place of what there was under ``name``."""
         self._held[name] = memory
+        if self._incarnation is None:
+            return
         try:
             self._hold(name, memory)
         except EepError as error:
@@ -129,7 +149,7 @@ class Anchor:
         while not self._closed.is_set():
             try:
                 with _connect(self.directory) as self._watched:
-                    for name, memory in list(self._held.items()):
+                    for name, memory in list(self._held.items()) if self._incarnation is not None else ():
                         self._hold(name, memory)
                     self._watched.settimeout(None)
                     while not self._closed.is_set() and self._watched.recv(1):

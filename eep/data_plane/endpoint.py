@@ -22,7 +22,7 @@ from eep.data_plane.memory import memory_of
 from eep.data_plane.memory.exchange import CONTROL_BYTES, Offer
 from eep.data_plane.memory.shm import SharedMemory
 from eep.data_plane.peers import Peers
-from eep.data_plane.rendezvous import Rendezvous
+from eep.data_plane.rendezvous import Claim, NoClaim, Rendezvous
 from eep.data_plane.status import QuickLook, Status, read_status, words_of
 from eep.errors import EepError
 from eep.view import View
@@ -43,10 +43,12 @@ class Endpoint:
         device: str | torch.device = "cpu",
         incarnation: int | None = None,
         timeout_ms: float = 1000,
+        claims: bool = True,
     ) -> None:
         """Claims ``rank`` and allocates what ``shape`` asks for.
 
-        ``incarnation`` is given by a control plane; without one, the next unused number is taken.
+        ``incarnation`` is given by a control plane; without one, the next unused number is taken. If it ``claims``
+        nothing yet, another process may still be the rank: this one is alone until :meth:`claim`.
         """
         self.device = torch.device(device)
         library, at = native.load(self.device.type), native.RegionLayout()
@@ -58,8 +60,9 @@ class Endpoint:
             rendezvous = Rendezvous(rendezvous)
 
         with contextlib.ExitStack() as undo:
-            self._claim = rendezvous.claim(rank, incarnation)
-            undo.callback(self._claim.close)
+            self._rendezvous = rendezvous
+            self._claim: Claim | NoClaim = rendezvous.claim(rank, incarnation) if claims else NoClaim(rank)
+            undo.callback(lambda: self._claim.close())
             self.region = memory_of(self.device.type).create(f"eep-region-{rank}", at.total_bytes)
             """What the peers map."""
             undo.callback(self.region.close)
@@ -80,6 +83,14 @@ class Endpoint:
             self._undo: contextlib.ExitStack | None = undo.pop_all()
 
     # ---- who is in ----
+
+    def claim(self, incarnation: int) -> None:
+        """Becomes that life of the rank, after an endpoint was made that ``claims`` nothing."""
+        self._check_open()
+        if isinstance(self._claim, Claim):
+            raise EepError(f"this process is incarnation {self.incarnation} of rank {self.rank} already")
+        self._claim = self._rendezvous.claim(self.rank, incarnation)
+        self._peers.claimed(self._claim)
 
     @property
     def rank(self) -> int:

@@ -27,8 +27,9 @@ from eep.abi.peer_table import (
     slot_of,
 )
 from eep.data_plane.memory import Memory
+from eep.data_plane.memory.descriptor_service import DescriptorServer
 from eep.data_plane.memory.exchange import Offer, await_offer, fetch_offer, serve_offer
-from eep.data_plane.rendezvous import Claim, Rendezvous
+from eep.data_plane.rendezvous import Claim, NoClaim, Rendezvous
 from eep.errors import EepError, PeerUnreachable, RankRemoved
 from eep.view import View
 
@@ -42,7 +43,7 @@ class Peers:
         self,
         context: NativeContext,
         rendezvous: Rendezvous,
-        claim: Claim,
+        claim: Claim | NoClaim,
         shape: Shape,
         region: Memory,
         control: Memory,
@@ -61,7 +62,17 @@ class Peers:
         # Guards the mappings against a revoke from another thread while they come and go.
         self._mappings = threading.Lock()
         self._unmapping: list[threading.Thread] = []
-        self._listener = serve_offer(claim, shape, region, control, lambda: self.view)
+        self._listener: DescriptorServer | None = None
+        self._listen()
+
+    def claimed(self, claim: Claim) -> None:
+        """From now on this process is that life of its rank, and peers may ask for its memory."""
+        self._claim = claim
+        self._listen()
+
+    def _listen(self) -> None:
+        if isinstance(self._claim, Claim):
+            self._listener = serve_offer(self._claim, self._shape, self._region, self._control, lambda: self.view)
 
     def alone(self) -> View:
         """A view of this rank only, in which it may do everything that it will do with the others."""
@@ -198,7 +209,8 @@ class Peers:
         self._context.publish_deadline()
 
     def close(self) -> None:
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         with self._mappings:
             self._patch(View.empty(self._shape.max_ranks), {})
         for offer in self._offers.values():
@@ -229,7 +241,7 @@ class Peers:
     @property
     def refused_requests(self) -> int:
         """How many requests for this rank's memory were dropped because they did not verify."""
-        return self._listener.refused
+        return 0 if self._listener is None else self._listener.refused
 
     def _keep(self, offer: Offer) -> Offer:
         if (last := self._prepared.pop(offer.rank, None)) is not None:

@@ -44,6 +44,19 @@ class Claim:
             self._fd = -1
 
 
+class NoClaim:
+    """In place of a claim, until a process becomes a rank that another one still is."""
+
+    incarnation = 0
+    """Of a rank that is alone nothing depends on it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def close(self) -> None:
+        pass
+
+
 def socket_path(directory: pathlib.Path, rank: int, incarnation: int) -> str:
     return check_socket_path(str(directory / f"r{rank}.i{incarnation}.sock"))
 

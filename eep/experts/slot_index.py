@@ -41,6 +41,16 @@ class SlotIndex:
         self._sums[:] = np.take_along_axis(checksums.values, np.maximum(held, 0), axis=1)
         self._experts[:] = held
 
+    def read(self, experts: int) -> tuple[IntArray, Checksums]:
+        """What the slots hold, and the checksums of these experts, as they were noted."""
+        held = self._experts.copy()
+        held[(held < 0) | (held >= experts)] = EMPTY
+        sums = Checksums.none(held.shape[0], experts)
+        for layer, slot in np.argwhere(held != EMPTY).tolist():
+            sums.values[layer, held[layer, slot]] = self._sums[layer, slot]
+            sums.known[layer, held[layer, slot]] = True
+        return held, sums
+
     def verify(self, memory: ExpertMemory, experts: int) -> tuple[IntArray, Checksums]:
         """What the slots hold, and the checksums of these experts. A slot whose bytes are not those that were noted holds
         nothing."""

@@ -174,6 +174,10 @@ def _after_phase(tally: Tally, phase: str, now: float) -> Tally:
     return tally
 
 
+_named: str | None = None
+"""The name that the files of other libraries bear."""
+
+
 class MetricsWriter:
     """Writes the figures of one process, which ``who`` names within the server. The incarnations of a rank write to the
     same files, one after the other: so counts go on and files do not pile up. Without a directory the writer does nothing.
@@ -231,11 +235,14 @@ def _value_class(who: str) -> Callable[..., Any] | None:
 def name_metric_files(who: str) -> None:
     """Have all metrics that this process makes from now on, those of other libraries too, live in files that bear the name
     ``who`` and not the number of this process. So the next life of a rank goes on with the counts of the last, and files,
-    which every scrape reads, do not pile up."""
+    which every scrape reads, do not pile up. Another name moves all of them to other files."""
     if os.environ.get(DIRECTORY):
         with suppress(ImportError):
             values: Any = importlib.import_module("prometheus_client.values")
-            values.ValueClass = values.MultiProcessValue(lambda: who)
+            global _named
+            if _named is None:
+                values.ValueClass = values.MultiProcessValue(lambda: _named)
+            _named = who
 
 
 class InstanceMetrics:

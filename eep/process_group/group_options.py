@@ -27,6 +27,9 @@ class Options:
     gone by then, give all ranks a directory."""
     incarnation: int | None = None
     """Which life of this rank this is, where a supervisor counts them (``EEP_INCARNATION``); else the next unused."""
+    claims: bool = True
+    """Whether this process is the rank from the beginning. If not, it is alone until it is told which life of the rank it is
+    (``World.claim``), and another process may be the rank meanwhile."""
     lanes: int = 64
     """How many groups there may be at once."""
     chunk_bytes: int = 1 << 20

@@ -35,7 +35,11 @@ class World:
         self.changing = threading.RLock()
         """Held through a change of membership: one at a time."""
         self.endpoint = Endpoint(
-            rank, options.shape(max_ranks, "cpu"), rendezvous=rendezvous, incarnation=options.incarnation
+            rank,
+            options.shape(max_ranks, "cpu"),
+            rendezvous=rendezvous,
+            incarnation=options.incarnation,
+            claims=options.claims,
         )
         self._endpoints = {"cpu": self.endpoint}
         try:
@@ -47,6 +51,7 @@ class World:
                     device=device,
                     incarnation=self.endpoint.incarnation,
                     timeout_ms=options.device_timeout_ms,
+                    claims=options.claims,
                 )
         except BaseException:
             self.endpoint.close()
@@ -108,6 +113,12 @@ class World:
         self._on_growth.append(grown)
 
     # ---- views ----
+
+    def claim(self, incarnation: int) -> None:
+        """Becomes that life of the rank, in a world that claims nothing yet."""
+        with self.changing:
+            for endpoint in self.endpoints:
+                endpoint.claim(incarnation)
 
     def start_alone(self) -> View:
         """Only this rank, in every group."""

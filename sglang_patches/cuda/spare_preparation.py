@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from eep.control.launch.spare_process import SPARE_FOR
+from eep.control.launch.spare_order import SPARE_FOR
 from eep.control.private_directory import CONTROL_DIRECTORY
 from sglang_patches import recipe
 from sglang_patches.rank import rank_process

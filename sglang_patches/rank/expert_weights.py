@@ -7,7 +7,7 @@ takes over the weights of the last one has arrays without memory until here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,16 +55,26 @@ def adopt(layers: list[Any], placement: Placement, rank: int, device: str, keeps
     return ExpertWeights(memory, shared, Checksums.of_rank(memory, placement, rank), kept)
 
 
-def take_over(layers: list[Any], placement: Placement, device: str) -> ExpertWeights:
-    """Give the memory of the last life to the expert parameters of ``layers``, which have none."""
+def take_over(layers: list[Any], placement: Placement, device: str, unverified: bool = False) -> ExpertWeights:
+    """Give the memory of the last life to the expert parameters of ``layers``, which have none. ``unverified``: a rank still
+    serves from it."""
     kept = kept_weights.take_experts(layout_of(layers, placement.slots_per_rank), torch.device(device).type)
     for index, layer in enumerate(layers):
         for name, view in kept.memory.tensors(index).items():
             give(layer, name, view)
-    held, checksums = kept.index.verify(kept.memory, placement.experts)
+    read = kept.index.read(placement.experts) if unverified else kept.index.verify(kept.memory, placement.experts)
+    held, checksums = read
     if not checksums.known.any():
         raise Unfit("none of the experts is as it was loaded")
     return ExpertWeights(kept.memory, kept.shared, checksums, kept, held)
+
+
+def look_again(weights: ExpertWeights, placement: Placement) -> ExpertWeights:
+    """What the slots hold by now. This process has had them mapped since the rank that is lost served from them, so they are
+    what that rank had. A slot that it was writing is noted as empty."""
+    assert weights.kept is not None
+    held, checksums = weights.kept.index.read(placement.experts)
+    return replace(weights, held=held, checksums=checksums)
 
 
 def layout_of(layers: list[Any], slots: int) -> ExpertLayout:

@@ -19,6 +19,7 @@ import eep.pg
 from eep.control.private_directory import member_rendezvous
 from eep.process_group.world import World
 from sglang_patches import cpu, hooks, options
+from sglang_patches.rank import next_life
 from sglang_patches.rank.patience import between_steps_ms
 
 _BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load"
@@ -75,11 +76,14 @@ def _start_alone(*arguments: Any, **named: Any) -> None:
         timeout=_patience(),
         pg_options=eep.pg.Options(
             defer_join=True,
+            claims=not next_life.is_awaited(),
             max_ranks=options.required().max_ranks,
             rendezvous=member_rendezvous() / "groups",
             devices=("cpu",) if cpu.is_asked_for() else ("cpu", "cuda"),
         ),
     )
+    if next_life.is_awaited():
+        next_life.when_begun(world().claim)
 
 
 def _patience() -> timedelta:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from eep.anchor.anchor import Anchor
-from eep.control.launch.processes import INCARNATION, RANK
+from eep.control.launch.processes import RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
 from sglang_patches import options
+from sglang_patches.rank import next_life
 
 OF_ALL_RANKS = -1
 """In place of a rank, for memory that ranks share and that is the same in every life."""
@@ -34,11 +35,17 @@ def is_rank() -> bool:
 
 @cache
 def own_anchor() -> Anchor:
-    rank, life, asked = int(os.environ[RANK]), int(os.environ[INCARNATION]), options.required().anchor
-    if asked is None:
-        return Anchor(Path(os.environ[CONTROL_DIRECTORY]), rank, life)
-    _take_lock(Path(asked.directory), rank)
-    return Anchor(Path(asked.directory), rank, asked.server * _LIVES + life)
+    rank, asked = int(os.environ[RANK]), options.required().anchor
+    anchor = Anchor(Path(os.environ[CONTROL_DIRECTORY] if asked is None else asked.directory), rank)
+
+    def begin(life: int) -> None:
+        if asked is not None:
+            _take_lock(anchor.directory, rank)
+            life += asked.server * _LIVES
+        anchor.begin(life)
+
+    next_life.when_begun(begin)
+    return anchor
 
 
 @cache

@@ -19,7 +19,7 @@ from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import member_rendezvous
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.token_buffer import TokenBuffer
-from sglang_patches.rank import token_forms
+from sglang_patches.rank import next_life, token_forms
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
 from sglang_patches.rank.patience import StepPatience
@@ -66,7 +66,7 @@ class RankDataPlane:
 
     def start(self, layers: Sequence[Any]) -> None:
         """Make the buffers, with this rank alone in them. ``layers``: the loaded MoE layers of the model."""
-        facts, shape = self._facts, self._facts.moe_shape
+        facts, shape, awaited = self._facts, self._facts.moe_shape, next_life.is_awaited()
         self._layers = layers
         self.location  # noqa: B018  (its tensors are to be there before SGLang measures the memory that is left)
         forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
@@ -83,10 +83,13 @@ class RankDataPlane:
                 layout=form.layout,
                 wire=form.wire,
                 device=self.device,
-                incarnation=int(os.environ[INCARNATION]),
+                incarnation=None if awaited else int(os.environ[INCARNATION]),
                 timeout_ms=self.patience.within_step_ms if self.device == "cpu" else facts.options.timeout_ms,
                 shares_gpu=facts.options.shares_gpu,
+                claims=not awaited,
             )
+            if awaited:
+                next_life.when_begun(buffer.claim)
             buffer.start_alone()
             self.buffers.append(buffer)
 

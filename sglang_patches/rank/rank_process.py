@@ -15,6 +15,7 @@ from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.observe.metrics import name_metric_files
 from sglang_patches import recipe, targets
+from sglang_patches.rank import next_life
 
 ENTRY = "sglang_patches.rank.rank_process:main"
 
@@ -62,7 +63,8 @@ def main() -> None:
 
     from sglang_patches.rank import failure
 
-    print(f"eep: rank {rank} starts as incarnation {os.environ[INCARNATION]}, process {os.getpid()}", flush=True)
+    life = "a spare" if next_life.is_awaited() else f"incarnation {os.environ[INCARNATION]}"
+    print(f"eep: rank {rank} starts as {life}, process {os.getpid()}", flush=True)
     run_scheduler_process(*arguments, **written["named"])
     failure.tell_failure()
     # It also returns after an exception, which it has logged. Only a rank that was told to end may end with 0.

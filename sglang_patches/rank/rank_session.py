@@ -27,7 +27,7 @@ from eep.observe.metrics import RankMetrics
 from eep.recovery.session import Session
 from eep.view import View
 from sglang_patches import expert_backup, garbage_collector
-from sglang_patches.rank import process_groups
+from sglang_patches.rank import next_life, process_groups
 from sglang_patches.rank.expert_weights import ExpertWeights
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
 from sglang_patches.rank.rank_data_plane import RankDataPlane, get_plane
@@ -52,9 +52,15 @@ class RankSession:
         self.joined: Session | None = None
         """None until this rank has asked to be let in."""
 
+    def renew(self, weights: ExpertWeights) -> None:
+        """These are the weights with which this rank joins."""
+        self._weights = weights
+
     def join(self) -> Session:
-        """The first call says that this rank is ready. Every call returns the same session."""
+        """The first call says that this rank is ready. Every call returns the same session. A spare first waits here until
+        it is needed."""
         if self.joined is None:
+            next_life.await_beginning()
             # As soon as a view has this rank in it the others look for what it holds, and look again only in the next view.
             self.coverage  # noqa: B018
             garbage_collector.freeze_this_process(collect=True)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from sglang_patches import hooks, options
-from sglang_patches.rank import model_facts, rank_data_plane, rank_session
-from sglang_patches.rank.expert_weights import ExpertWeights, adopt, take_over
+from sglang_patches.rank import model_facts, next_life, rank_data_plane, rank_session
+from sglang_patches.rank.expert_weights import ExpertWeights, adopt, look_again, take_over
 from sglang_patches.rank.rank_anchor import is_rank
 from sglang_patches.rank.weights import kept_weights
 from sglang_patches.rank.weights.identity import identity_of
@@ -43,6 +43,8 @@ def _build(original: Callable[..., Any], model_config: Any, *arguments: Any, **n
     _inheritance = None
     if _keeps():
         _inheritance = kept_weights.find_inheritance(identity_of(model_config), model_facts.get_facts().device)
+        if _inheritance is None and next_life.is_awaited():
+            raise SystemExit("a spare cannot start: its rank keeps no weights from which it could")
     if _inheritance is None:
         return original(model_config, *arguments, **named)
     with WithoutMemory():
@@ -63,7 +65,8 @@ def _take_over(original: Callable[..., None], model: Any, target_device: Any, in
     global _experts
     original(model, iter(()), target_device)
     facts = model_facts.get_facts()
-    _experts = take_over(_moe_layers(model, facts.layer_ids), facts.first_placement, facts.device)
+    layers = _moe_layers(model, facts.layer_ids)
+    _experts = take_over(layers, facts.first_placement, facts.device, next_life.is_awaited())
     inheritance.give_to(model)
 
 
@@ -120,6 +123,9 @@ def _after_loading(_: None, model_runner: Any) -> None:
     if _experts is None and weights.kept is not None:
         kept_weights.keep(model_runner.model, weights.kept, identity_of(model_runner.model_config))
     rank_session.start_session(weights, Path(model_runner.model_config.model_path))
+    if next_life.is_awaited():
+        session = rank_session.get_session()
+        next_life.when_begun(lambda _: session.renew(look_again(weights, facts.first_placement)))
     rank_data_plane.get_plane().start(layers)
 
 

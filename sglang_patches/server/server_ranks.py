@@ -29,7 +29,7 @@ from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, options, recipe
 from sglang_patches.cuda import spare_preparation as gpu_preload
 from sglang_patches.options import ServerOptions
-from sglang_patches.rank import rank_process
+from sglang_patches.rank import next_life, rank_process
 from sglang_patches.server import controller_process, launcher, resignation, server_store
 
 _LOOKS_EVERY = 0.05
@@ -159,10 +159,13 @@ def _launcher() -> Launcher:
     if controller_process.fork_server is not None:
         forks = ForkLauncher(rank_process.ENTRY, preload=PRELOAD, first=controller_process.fork_server)
     if spares := options.required().spares:
-        warm = "" if cpu.is_asked_for() else gpu_preload.ENTRY
-        source = StartedSpares(PRELOAD) if forks is None else ForkedSpares(forks)
+        warm, is_whole = "" if cpu.is_asked_for() else gpu_preload.ENTRY, options.required().has_whole_spares
         return SpareLauncher(
-            rank_process.ENTRY, refill=Refill(spares, free_cores=_free_cores()), source=source, warm=warm
+            rank_process.ENTRY,
+            refill=Refill(spares, free_cores=_free_cores()),
+            source=StartedSpares(PRELOAD) if forks is None else ForkedSpares(forks),
+            warm=next_life.ENTRY if is_whole else warm,
+            binds=is_whole,
         )
     return forks or SubprocessLauncher(command_of(cast(FunctionType, rank_process.main)))
 

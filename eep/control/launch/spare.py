@@ -13,7 +13,8 @@ from typing import Protocol
 
 from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.processes import Child, StartedProcess, describe_exit, kill_all_of, readable
-from eep.control.launch.spare_process import ENTRY, MAX_ORDER
+from eep.control.launch.spare_order import MAX_ORDER
+from eep.control.launch.spare_process import ENTRY
 
 READY_WITHIN = 600.0
 ENDS_WITHIN = 10.0
@@ -63,13 +64,19 @@ class ForkedSpares:
 
 
 class Spare:
-    """``ready`` and ``ended`` are called from the event loop; ``ended`` with how it ended, and not if a rank took it."""
+    """``rank`` is the one that was named to it. ``ready`` and ``ended`` are called from the event loop; ``ended`` with how it
+    ended, and not if a rank took it."""
 
     def __init__(
-        self, child: Child, ours: socket.socket, ready: Callable[[Spare], None], ended: Callable[[Spare, str], None]
+        self,
+        child: Child,
+        ours: socket.socket,
+        rank: int | None,
+        ready: Callable[[Spare], None],
+        ended: Callable[[Spare, str], None],
     ) -> None:
         ours.setblocking(False)
-        self.child = child
+        self.child, self.rank = child, rank
         self.is_ready = False
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()

@@ -23,7 +23,7 @@ from eep.control.launch.fork_launcher import ForkLauncher
 from eep.control.launch.processes import INCARNATION, RANK, Child, NoteWriter
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare import ForkedSpares, Spare, SpareSource
-from eep.control.launch.spare_process import MAX_ORDER, SPARE_FOR
+from eep.control.launch.spare_order import MAX_ORDER, SPARE_FOR
 from eep.membership import Effect, Notify, Phase
 
 
@@ -34,6 +34,9 @@ class SpareLauncher:
     that opens a GPU. A context on the wrong GPU is of no use, so the variable ``EEP_SPARE_FOR`` names a rank to ``warm``:
     the one that was relaunched last, since it may die again, or else the first that was started. A spare may still
     become any rank; that only costs the time to open another device.
+
+    If it ``binds``, a spare is for the rank that was named to it and for no other: it may be that rank already, up to its
+    first step. Then each rank has one, as far as there are to be so many.
 
     ``refill`` says how many spares there should be and when to prepare them. Without spares every start is cold.
     """
@@ -46,17 +49,20 @@ class SpareLauncher:
         refill: Refill,
         source: SpareSource,
         warm: str = "",
+        binds: bool = False,
     ) -> None:
         self._entry, self._arguments = entry, dict(arguments or {})
         json.dumps(self._arguments)  # refuse here what could not be sent later
-        self._warm, self._source = warm, source
+        self._warm, self._source, self._binds = warm, source, binds
         self._refill = refill
         self._environment: dict[str, str] = {}
         self._seen: set[int] = set()
-        self._prepare_for: int | None = None
+        self._running: tuple[int, ...] = ()
+        self._last: int | None = None
+        """The rank that was relaunched last, or else the first that was started."""
         self._pool: list[Spare] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Each of which starts a spare."""
+        self._tasks: dict[asyncio.Task[None], int | None] = {}
+        """Each of which starts a spare, and for which rank."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._tell: NoteWriter | None = None
@@ -67,8 +73,8 @@ class SpareLauncher:
         if self._closed:
             raise OSError("this launcher is closed")
         self._environment = {k: v for k, v in environment.items() if k not in (RANK, INCARNATION)}
-        if rank in self._seen or self._prepare_for is None:
-            self._prepare_for = rank
+        if rank in self._seen or self._last is None:
+            self._last = rank
         self._seen.add(rank)
         order = self._order(environment)
         self._refill.launched(self._now(), rank, incarnation)
@@ -126,7 +132,8 @@ class SpareLauncher:
 
     def _take(self, order: bytes, rank: int, incarnation: int) -> Child | None:
         """The readiest spare that still listens becomes the rank."""
-        for spare in sorted(self._pool, key=lambda each: not each.is_ready):
+        fit = [spare for spare in self._pool if not self._binds or spare.rank == rank]
+        for spare in sorted(fit, key=lambda each: not each.is_ready):
             was_ready = spare.is_ready
             try:
                 child = spare.take(order)
@@ -142,7 +149,7 @@ class SpareLauncher:
 
     async def _start_cold(self, order: bytes) -> Child:
         """A process that has its order before it has prepared anything."""
-        spare = await self._new()
+        spare = await self._new("", self._last)
         try:
             if self._closed:
                 raise OSError("this launcher is closed")
@@ -152,35 +159,47 @@ class SpareLauncher:
             await spare.gone()
             raise
 
-    async def _new(self) -> Spare:
+    async def _new(self, warm: str, rank: int | None) -> Spare:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**self._environment, SPARE_FOR: str(self._prepare_for)}
+        environment = {**self._environment, SPARE_FOR: str(rank)}
         try:
             with theirs:
-                child = await self._source.start(self._warm, environment, theirs.fileno())
+                child = await self._source.start(warm, environment, theirs.fileno())
         except BaseException:
             ours.close()
             raise
-        return Spare(child, ours, self._became_ready, self._ended)
+        return Spare(child, ours, rank, self._became_ready, self._ended)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, rank: int | None) -> None:
         try:
-            spare = await self._new()
+            spare = await self._new(self._warm, rank)
         except OSError as error:
             self._failed(f"cannot be started: {error}", 0.0)
         else:
             self._pool.append(spare)
 
     def _prepared(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task)
         self._look()
+
+    def _next_rank(self) -> int | None:
+        """For which rank to prepare another; None for none. One that is bound starts from what its rank has, so only when
+        the rank runs."""
+        if not self._binds:
+            return self._last
+        has = {spare.rank for spare in self._pool} | set(self._tasks.values())
+        lacking = [rank for rank in self._running if rank not in has]
+        return self._last if self._last in lacking else next(iter(lacking), None)
 
     def _look(self) -> None:
         """Prepare as many as it is time for, and come back when it is time for more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._closed or self._prepare_for is None:
+        if self._closed or self._last is None:
+            return
+        rank = self._next_rank()
+        if rank is None:
             return
         ready = sum(spare.is_ready for spare in self._pool)
         wait = self._refill.wait(self._now(), ready, len(self._pool) - ready + len(self._tasks))
@@ -189,14 +208,15 @@ class SpareLauncher:
         if wait > 0:
             self._timer = asyncio.get_running_loop().call_later(wait, self._look)
             return
-        task = asyncio.get_running_loop().create_task(self._prepare())
-        self._tasks.add(task)
+        task = asyncio.get_running_loop().create_task(self._prepare(rank))
+        self._tasks[task] = rank
         task.add_done_callback(self._prepared)
         self._look()
 
     def _happened(self, effect: Effect) -> None:
         if isinstance(effect, Notify) and effect.phase is Phase.RUN:
             self._refill.runs({rank: effect.view.incarnations[rank] for rank in effect.view.active})
+            self._running = tuple(rank for rank in effect.view.active if rank in self._seen)
             self._look()
 
     def _became_ready(self, spare: Spare) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,17 @@ class Memory(Protocol):
     @classmethod
     def adopt(cls, fd: int, size: int) -> Memory:
         """Memory whose descriptor a peer sent us. Takes over ``fd``."""
+        ...
+
+    @classmethod
+    def placeholder(cls, size: int) -> Memory:
+        """Addresses that can be used, with hardly any memory behind them: what is written there may be read elsewhere, or
+        be lost. It has no descriptor until :meth:`become`."""
+        ...
+
+    def become(self, other: Self) -> None:
+        """Puts the memory of ``other`` behind the addresses of this placeholder, and takes over its descriptor. Every
+        tensor over the placeholder shows ``other`` from now on. Nothing may run on it meanwhile."""
         ...
 
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:

@@ -18,6 +18,10 @@ from eep.errors import PeerUnreachable
 if TYPE_CHECKING:
     import torch
 
+_FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED, MAP_NORESERVE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -61,6 +65,28 @@ class SharedMemory:
             os.close(fd)
             raise
 
+    @classmethod
+    def placeholder(cls, size: int) -> SharedMemory:
+        """Memory of this process alone, of which the kernel gives only what is written to. See :class:`Memory`."""
+        memory = cls.__new__(cls)
+        memory.fd, memory.size = -1, size
+        memory.map = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        memory.address = ctypes.addressof(ctypes.c_char.from_buffer(memory.map))
+        return memory
+
+    def become(self, other: SharedMemory) -> None:
+        """Puts the memory of ``other`` behind these addresses, and takes over its descriptor."""
+        if self.fd >= 0 or other.size != self.size:
+            raise ValueError(f"memory of {other.size} bytes cannot take the place of a placeholder of {self.size}")
+        mapped = _libc.mmap(
+            self.address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED, other.fd, 0
+        )
+        if mapped != self.address:
+            raise OSError(ctypes.get_errno(), "cannot map memory in place of a placeholder")
+        self.fd = os.dup(other.fd)
+        os.set_inheritable(self.fd, False)
+        other.close()
+
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:
         """A tensor over part of the memory, with a storage of its own; it keeps the mapping alive."""
         import torch
@@ -72,5 +98,6 @@ class SharedMemory:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        if hasattr(self, "map"):
             # Not unmapped by force: tensors hold a reference to the mapping, but do not lock it.
             del self.map

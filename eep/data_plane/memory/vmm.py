@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import weakref
+from collections.abc import Sequence
 from ctypes import c_int, c_size_t, c_ubyte, c_ulonglong, c_ushort, c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3
 _POSIX_FD, _FABRIC = 1, 8  # kinds of handles
 _HAS_FABRIC_HANDLES = 128  # an attribute of a device
 _FABRIC_HANDLE_BYTES = 64
+_PLACEHOLDER_BYTES = 32 << 20
 
 
 class _Location(ctypes.Structure):
@@ -106,42 +108,61 @@ def _current_device() -> int:
 
 
 class _Mapping:
-    """An allocation mapped at an address of its own; unmapped when the last tensor that shows it is gone."""
+    """Allocations mapped one after the other at addresses of their own; unmapped when the last tensor that shows it is
+    gone. ``pieces`` are handles and sizes, of which this takes over a reference each."""
 
-    def __init__(self, handle: int, size: int, device: int) -> None:
-        self.size = size
+    def __init__(self, pieces: Sequence[tuple[int, int]], device: int) -> None:
+        self.size, self._device = sum(size for _, size in pieces), device
         address = c_ulonglong()
-        _call("cuMemAddressReserve", ctypes.byref(address), c_size_t(size), c_size_t(0), c_ulonglong(0), c_ulonglong(0))
-        try:
-            _call("cuMemMap", address, c_size_t(size), c_size_t(0), c_ulonglong(handle), c_ulonglong(0))
-            access = _Access(_Location(_ON_DEVICE, device), _READ_WRITE)
-            _call("cuMemSetAccess", address, c_size_t(size), ctypes.byref(access), c_size_t(1))
-        except EepError:
-            _driver().cuMemAddressFree(address, c_size_t(size))
-            raise
-        finally:
-            _driver().cuMemRelease(c_ulonglong(handle))  # the mapping keeps the memory
+        _call("cuMemAddressReserve", ctypes.byref(address), c_size_t(self.size), *[c_size_t(0)] * 2, c_ulonglong(0))
         self.address = address.value
-        weakref.finalize(self, _unmap, self.address, size)
+        self._pieces: list[tuple[int, int]] = []
+        """Addresses and sizes of what is mapped."""
+        weakref.finalize(self, _unmap, self.address, self.size, self._pieces)
+        self._map(pieces)
+
+    def replace(self, handle: int, size: int) -> None:
+        """Map this in place of what was mapped."""
+        _unmap_pieces(self._pieces)
+        self._map([(handle, size)])
+
+    def _map(self, pieces: Sequence[tuple[int, int]]) -> None:
+        at = self.address
+        try:
+            for handle, size in pieces:
+                _call("cuMemMap", c_ulonglong(at), c_size_t(size), c_size_t(0), c_ulonglong(handle), c_ulonglong(0))
+                self._pieces.append((at, size))
+                at += size
+            access = _Access(_Location(_ON_DEVICE, self._device), _READ_WRITE)
+            _call("cuMemSetAccess", c_ulonglong(self.address), c_size_t(self.size), ctypes.byref(access), c_size_t(1))
+        finally:
+            for handle in {handle for handle, _ in pieces}:
+                _driver().cuMemRelease(c_ulonglong(handle))  # the mapping keeps the memory
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
 
-def _unmap(address: int, size: int) -> None:
-    _driver().cuMemUnmap(c_ulonglong(address), c_size_t(size))
+def _unmap(address: int, size: int, pieces: list[tuple[int, int]]) -> None:
+    _unmap_pieces(pieces)
     _driver().cuMemAddressFree(c_ulonglong(address), c_size_t(size))
+
+
+def _unmap_pieces(pieces: list[tuple[int, int]]) -> None:
+    while pieces:
+        address, size = pieces.pop()
+        _driver().cuMemUnmap(c_ulonglong(address), c_size_t(size))
 
 
 class DeviceMemory:
     """At least ``size`` bytes at ``address`` on the current GPU, the same bytes in every process that holds ``fd``."""
 
-    def __init__(self, fd: int, size: int, handle: int, device: int) -> None:
-        """Takes over ``fd``. Use :meth:`create` or :meth:`adopt`."""
+    def __init__(self, fd: int, size: int, pieces: Sequence[tuple[int, int]], device: int) -> None:
+        """Takes over ``fd`` and the handles. Use :meth:`create`, :meth:`adopt` or :meth:`placeholder`."""
         self.fd = fd
         self.size = size
-        self._mapping: _Mapping | None = _Mapping(handle, _rounded(size, device), device)
+        self._mapping: _Mapping | None = _Mapping(pieces, device)
         self.address = self._mapping.address
 
     @classmethod
@@ -154,7 +175,7 @@ class DeviceMemory:
         except EepError:
             _driver().cuMemRelease(c_ulonglong(handle))
             raise
-        memory = cls(fd.value, size, handle, device)
+        memory = cls(fd.value, size, [(handle, _rounded(size, device))], device)
         memory.bytes_at(0, size).zero_()
         _current_device()  # zeroed before any peer is told of it
         return memory
@@ -166,10 +187,33 @@ class DeviceMemory:
             device = _current_device()
             handle = c_ulonglong()
             _call("cuMemImportFromShareableHandle", ctypes.byref(handle), c_void_p(fd), _POSIX_FD)
-            return cls(fd, size, handle.value, device)
+            return cls(fd, size, [(handle.value, _rounded(size, device))], device)
         except EepError as error:
             os.close(fd)
             raise PeerUnreachable(f"a peer sent memory that this GPU cannot map: {error}") from error
+
+    @classmethod
+    def placeholder(cls, size: int) -> DeviceMemory:
+        """The same small piece of memory again and again, over as many addresses as it takes."""
+        device = _current_device()
+        whole = _rounded(size, device)
+        piece = min(whole, _PLACEHOLDER_BYTES)
+        handle = _create(device, piece)
+        pieces = [(handle, piece)] * (whole // piece)
+        if whole % piece:
+            pieces.append((_create(device, whole % piece), whole % piece))
+        return cls(-1, size, pieces, device)
+
+    def become(self, other: DeviceMemory) -> None:
+        """Puts the memory of ``other`` behind these addresses, and takes over its descriptor."""
+        if self._mapping is None or self.fd >= 0 or other.size != self.size:
+            raise ValueError(f"memory of {other.size} bytes cannot take the place of a placeholder of {self.size}")
+        _current_device()  # nothing runs on it any more
+        handle = c_ulonglong()
+        _call("cuMemRetainAllocationHandle", ctypes.byref(handle), c_void_p(other.address))
+        self._mapping.replace(handle.value, self._mapping.size)
+        self.fd = os.dup(other.fd)
+        other.close()
 
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:
         """A tensor over part of the memory; it keeps the mapping alive."""
@@ -198,7 +242,7 @@ class DeviceMemory:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            self._mapping = None
+        self._mapping = None
 
 
 def _rounded(size: int, device: int) -> int:

@@ -1,7 +1,7 @@
 """The cache of this rank, its table of rows and its journal, in memory that outlives the process.
 
 The journal comes first: it says that what an earlier life had there no longer counts. Then the cache and the table are taken
-over, whose old content nothing reads.
+over, whose old content nothing reads. A spare has placeholders until its life begins, and a journal that nobody reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from eep.anchor.anchor import Anchor
-from eep.control.launch.processes import INCARNATION, RANK
+from eep.control.launch.processes import RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.data_plane.memory import Memory, memory_of
 from eep.data_plane.memory.row_copy import copy_rows
@@ -25,6 +25,7 @@ from eep.data_plane.memory.shm import SharedMemory
 from eep.observe.metrics import MetricsWriter
 from eep.requests.kv.kv_journal import KvJournal, journal_bytes
 from sglang_patches import options
+from sglang_patches.rank import next_life
 
 CACHE, TABLE, JOURNAL, BUDGET = "kv", "rows", "journal", "kv-budget"
 _ALIGNED = 512
@@ -37,12 +38,12 @@ class AnchoredPool:
     """What this process has anchored. Cache and table are on ``device``; the journal is the host's."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.rank, self.life = int(os.environ[RANK]), int(os.environ[INCARNATION])
+        self.rank, self.life = int(os.environ[RANK]), 0
         self.kind = memory_of(device)
-        self.anchor = Anchor(Path(os.environ[CONTROL_DIRECTORY]), self.rank, self.life)
+        self.anchor = Anchor(Path(os.environ[CONTROL_DIRECTORY]), self.rank)
         self.metrics = MetricsWriter(f"rank-{self.rank}")
-        for figure, source in (("kv_restored", "anchor"), ("kv_restored", "host"), ("kv_recomputed", "")):
-            self.metrics.add(figure, 0, source)
+        self._places: dict[str, Memory] = {}
+        """What a spare has in place of the memory of its rank."""
         self.backup_bytes = 0
         """How much host memory this rank has for a copy of its contexts."""
         self.journal: KvJournal | None = None
@@ -53,6 +54,19 @@ class AnchoredPool:
 
         self._indices: torch.Tensor | None = None
         self._rows: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        next_life.when_begun(self._begin)
+
+    def _begin(self, life: int) -> None:
+        self.life = life
+        self.anchor.begin(life)
+        for figure, source in (("kv_restored", "anchor"), ("kv_restored", "host"), ("kv_recomputed", "")):
+            self.metrics.add(figure, 0, source)
+        if self.table is not None:
+            self.journal = self._take_journal(len(self.table))
+        for name, place in self._places.items():
+            self.anchor.attach(name, place.size, self.kind, place)
+        if self.table is not None:
+            self.table.zero_()
 
     def rows_of(self, indices: torch.Tensor) -> npt.NDArray[np.int64]:
         """SGLang makes a new tensor only when other requests are in the batch. To see through a tensor takes as long as all
@@ -72,16 +86,28 @@ class AnchoredPool:
 
     def take_table(self, shape: tuple[int, ...]) -> torch.Tensor:
         rows = shape[0]
-        noted, _ = self.anchor.attach(JOURNAL, journal_bytes(rows), SharedMemory)
-        self.journal = KvJournal(_bytes_of(noted).numpy(), rows, self.life)
-        memory, _ = self.anchor.attach(TABLE, math.prod(shape) * 4, self.kind)
-        self.table = _bytes_of(memory).view(torch.int32).view(shape).zero_()
+        if next_life.is_awaited():
+            self.journal = KvJournal(np.zeros(journal_bytes(rows), np.uint8), rows, 0)
+        else:
+            self.journal = self._take_journal(rows)
+        self.table = _bytes_of(self._take(TABLE, math.prod(shape) * 4)).view(torch.int32).view(shape).zero_()
         return self.table
+
+    def _take_journal(self, rows: int) -> KvJournal:
+        noted, _ = self.anchor.attach(JOURNAL, journal_bytes(rows), SharedMemory)
+        return KvJournal(_bytes_of(noted).numpy(), rows, self.life)
+
+    def _take(self, name: str, size: int) -> Memory:
+        """What the last life had, or a placeholder of it."""
+        if next_life.is_awaited():
+            self._places[name] = self.kind.placeholder(size)
+            return self._places[name]
+        memory, _ = self.anchor.attach(name, size, self.kind)
+        return memory
 
     def take_cache(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Layers of the shapes and types of ``like``."""
-        memory, _ = self.anchor.attach(CACHE, layers_bytes(like), self.kind)
-        self.layers = as_layers(_bytes_of(memory), like)
+        self.layers = as_layers(_bytes_of(self._take(CACHE, layers_bytes(like))), like)
         # A kernel that is loaded when it is first needed waits for those under way, and one of them may wait for a peer.
         none = torch.zeros(1, dtype=torch.int64, device=self.layers[0].device)
         copy_rows(self.layers, self.layers, none, none)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import hooks
+from sglang_patches.rank import next_life
 from sglang_patches.rank.kv import host_copy
 from sglang_patches.rank.kv.anchored_pool import pool_of
 
@@ -58,7 +59,7 @@ def _anchor_cache(original: Callable[..., None], cache: Any, *arguments: Any, **
         setattr(cache, name, layers[number * count : (number + 1) * count])
     if _is_all(cache):
         pool.cache = cache
-        host_copy.begin(pool)
+        next_life.when_begun(lambda _: host_copy.begin(pool))
     return None
 
 

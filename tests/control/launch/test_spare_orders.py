@@ -16,7 +16,7 @@ from eep.control.launch.processes import RANK, Child, entry_name, readable
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare import Spare, StartedSpares
 from eep.control.launch.spare_launcher import SpareLauncher
-from eep.control.launch.spare_process import MAX_ORDER
+from eep.control.launch.spare_order import MAX_ORDER
 from eep.membership import RankStatus
 from tests.control import ranks
 from tests.control.harness import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.control.launch.spare_process import MAX_ORDER, NO_ORDER, READY
+from eep.control.launch.spare_order import MAX_ORDER, NO_ORDER, READY
 from tests.control.harness import PATIENCE, ROOT
 
 
