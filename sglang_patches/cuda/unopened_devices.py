@@ -55,6 +55,9 @@ def answer_unopened() -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, _unless(knows, answer, getattr(torch.cuda, name)))
+    # By this torch finds which module stands for the kind of device that there is.
+    kind = _unless(knows, lambda: torch.device("cuda"), torch._C._get_accelerator)
+    torch._C._get_accelerator = kind  # type: ignore[assignment]
 
 
 def has_opened() -> bool:

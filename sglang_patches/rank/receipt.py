@@ -14,6 +14,7 @@ from eep import faults
 from eep.control.launch.processes import INCARNATION
 from sglang_patches import addressed_life, hooks
 from sglang_patches.addressed_life import RECEIVED, REVOKED
+from sglang_patches.rank import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def register() -> None:
 
 
 def _before_requests(scheduler: Any, messages: list[Any] | None, *_: Any, **__: Any) -> None:
-    if not messages:
+    if not messages or warm_up.is_under_way():
         return
     from sglang.srt.managers.io_struct import AbortReq
 

@@ -28,6 +28,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unopened_devices, "_ask", lambda: FACTS)
     for name in NAMES:
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: f"opened for {name}")
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: "opened")  # and it is put back
     unopened_devices.answer_unopened()
 
 
@@ -40,6 +41,7 @@ def test_torch_tells_what_another_process_has_found() -> None:
         *("first", "first", "second", "second"),
     ]
     assert torch.cuda.get_device_properties(1).multi_processor_count == 148
+    assert torch.get_device_module() is torch.cuda
     with pytest.raises(AttributeError, match="not_known"):
         _ = torch.cuda.get_device_properties(1).not_known
 
