@@ -46,6 +46,8 @@ PLACES: Mapping[str, str] = {
     "kv.restore.before": "before the rank copies the context of a request from a lost rank",
     "kv.restore.mid": "a part of the context is copied",
     "kv.restore.after": "the context is copied, and the request has it",
+    "spare.told": "a spare knows which life of its rank it is; it has taken over nothing",
+    "spare.begun": "a spare has taken over the memory of its rank; it has not joined",
     "join.loaded": "a new incarnation has loaded everything; the supervisor does not know it",
     "join.ready": "a new incarnation has said that it is ready",
     "join.mapped": "a new incarnation has entered its first view; it has not checked its experts",

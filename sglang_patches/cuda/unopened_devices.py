@@ -57,7 +57,7 @@ def answer_unopened() -> None:
         setattr(torch.cuda, name, _unless(knows, answer, getattr(torch.cuda, name)))
     # By this torch finds which module stands for the kind of device that there is.
     kind = _unless(knows, lambda: torch.device("cuda"), torch._C._get_accelerator)
-    torch._C._get_accelerator = kind  # type: ignore[assignment]
+    torch._C._get_accelerator = kind
 
 
 def has_opened() -> bool:

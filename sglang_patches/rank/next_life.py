@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from eep import faults
 from eep.control.launch import spare_order
 from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.launch.spare_order import SPARE_FOR
+from eep.control.member import obey_fault_orders
 from eep.observe import metrics
 from sglang_patches import garbage_collector
 
@@ -57,9 +59,12 @@ def await_beginning() -> None:
     began = time.monotonic()
     if os.environ[RANK] != rank:
         raise RuntimeError(f"a spare of rank {rank} was told to become rank {os.environ[RANK]}")
+    obey_fault_orders()
+    faults.at("spare.told")
     waiting, _beginnings[:] = list(_beginnings), []
     for begin in waiting:
         begin(int(os.environ[INCARNATION]))
+    faults.at("spare.begun")
     took = (time.monotonic() - began) * 1e3
     print(
         f"eep: a spare begins as incarnation {os.environ[INCARNATION]} of rank {rank}, after {took:.0f} ms", flush=True

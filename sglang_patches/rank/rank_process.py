@@ -53,7 +53,7 @@ def main() -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    name_metric_files(f"rank-{rank}")
+    name_metric_files(f"{'spare' if next_life.is_awaited() else 'rank'}-{rank}")
     progress_bars.leave_no_lock()
     _outlive_the_parent()
     arguments = list(written["arguments"])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from eep.anchor.anchor import Anchor, AnchorGone, HeldMemory, list_held
+from eep.anchor.anchor import SOCKET, Anchor, AnchorGone, HeldMemory, list_held
+from eep.anchor.memory_holder import MemoryHolder
 from eep.control.supervisor.supervisor import Supervisor
 from eep.data_plane.memory.shm import SharedMemory
+from eep.errors import EepError
 from tests.anchor import anchored_rank
 from tests.control.harness import PATIENCE, kill, record, runs_with, supervised, until
 
@@ -79,3 +82,29 @@ def test_without_a_keeper_memory_is_new_and_works(tmp_path: Path, caplog: pytest
     assert life is None
     assert "kv ends with this process: no process holds memory" in caplog.text
     anchor.close()
+
+
+def test_a_process_that_does_not_know_its_life_only_looks(tmp_path: Path) -> None:
+    holder, (told, ends) = MemoryHolder(str(tmp_path / SOCKET)), os.pipe()
+    thread = threading.Thread(target=holder.wait, args=(told,), daemon=True)
+    thread.start()
+    live, spare = Anchor(tmp_path, 2, 4), Anchor(tmp_path, 2)
+    try:
+        memory, _ = live.attach("kv", 64, SharedMemory)
+        memory.bytes_at(0, 64).fill_(3)
+        seen, life = spare.attach("kv", 64, SharedMemory)
+        assert (life, seen.bytes_at(0, 2).tolist()) == (4, [3, 3])
+        with pytest.raises(EepError, match="no memory rows of 8 bytes from which a spare could start"):
+            spare.attach("rows", 8, SharedMemory)
+        assert list_held(tmp_path) == [HeldMemory(2, "kv", 4, 64)]
+        place = SharedMemory.placeholder(32)
+        live.attach("rows", 32, SharedMemory)[0].bytes_at(0, 32).fill_(8)
+        spare.begin(5)
+        spare.attach("rows", 32, SharedMemory, place)
+        assert place.bytes_at(0, 2).tolist() == [8, 8]
+        assert list_held(tmp_path) == [HeldMemory(2, "kv", 5, 64), HeldMemory(2, "rows", 5, 32)]
+    finally:
+        live.close()
+        spare.close()
+        os.close(ends)
+        thread.join(10)

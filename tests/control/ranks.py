@@ -210,3 +210,21 @@ def notes_whom_it_is_for() -> None:
     """What a spare calls when it has imported everything: writes down for whom it is prepared."""
     path = Path(os.environ["EEP_CONTROL_DIR"]) / f"for-{os.getpid()}"
     path.write_text(os.environ["EEP_SPARE_FOR"])
+
+
+def waits_for_its_order() -> None:
+    """What prepares a spare and is the rank itself: it gets its order in the middle."""
+    from eep.control.launch import spare_order
+
+    spare_order.await_order()
+    if (path := os.environ.get("EEP_TEST_TOLD")) is not None:
+        Path(path).write_text("it was its own")
+
+
+def steady_once_it_is_told() -> None:
+    """The same, as a rank that takes part."""
+    from eep.control.launch import spare_order
+
+    notes_whom_it_is_for()
+    spare_order.await_order()
+    steady()

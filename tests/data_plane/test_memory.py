@@ -59,3 +59,30 @@ def test_a_tensor_keeps_the_mapping_alive() -> None:
     gc.collect()
     with open("/proc/self/maps") as maps:
         assert "eep-test-kept" not in maps.read()
+
+
+def test_a_placeholder_becomes_other_memory_where_it_is() -> None:
+    place, memory = SharedMemory.placeholder(8192), SharedMemory.create("test", 8192)
+    shown = place.bytes_at(4096, 8)
+    shown.fill_(9)
+    memory.bytes_at(4096, 8).fill_(5)
+    address, descriptor = shown.data_ptr(), os.dup(memory.fd)
+    place.become(memory)
+    assert shown.data_ptr() == address
+    assert shown.tolist() == [5] * 8, "what was written to the placeholder is lost"
+    shown.fill_(7)
+    another = SharedMemory.adopt(descriptor, 8192)
+    assert another.bytes_at(4096, 8).tolist() == [7] * 8
+    with pytest.raises(ValueError, match="cannot take the place"):
+        place.become(another)
+    another.close()
+    place.close()
+    assert shown.tolist() == [7] * 8, "a tensor keeps the mapping alive"
+
+
+def test_a_placeholder_takes_only_memory_of_its_size() -> None:
+    place, memory = SharedMemory.placeholder(8192), SharedMemory.create("test", 4096)
+    with pytest.raises(ValueError, match="memory of 4096 bytes"):
+        place.become(memory)
+    place.close()
+    memory.close()

@@ -143,3 +143,23 @@ def test_a_rank_that_never_comes_ends_the_wait(rendezvous: eep.Rendezvous) -> No
         with pytest.raises(eep.PeerUnreachable, match="the others must connect to it first"):
             buffer.join(timeout=0.05)
         assert buffer.view.epoch == 0
+
+
+def test_a_rank_that_claims_nothing_is_alone_until_it_is_told_which_life_it_is(rendezvous: eep.Rendezvous) -> None:
+    with CONFIG.buffer(0, rendezvous) as other, CONFIG.buffer(1, rendezvous, claims=False) as spare:
+        with CONFIG.buffer(1, rendezvous) as lost:
+            view = other.connect_ranks([1])
+            lost.apply_view(view)
+            spare.start_alone()
+            assert rendezvous.claimed_ranks() == {0: 0, 1: 0}
+            assert (spare.rank, spare.view.active) == (1, (1,))
+            with pytest.raises(eep.RankInUse, match="stale"):
+                spare.claim(0)
+        other.disconnect_ranks([1])
+        spare.claim(1)
+        view = other.connect_ranks([1])
+        assert view.incarnations == (0, 1)
+        assert spare.apply_view(view) == view
+        with pytest.raises(eep.EepError, match="is incarnation 1 of rank 1 already"):
+            spare.claim(2)
+    assert rendezvous.claimed_ranks() == {}

@@ -78,3 +78,14 @@ def test_a_slot_that_gets_another_expert_holds_nothing_until_it_has_its_checksum
     other[0, 0] = 1
     index.note(other, sums)
     assert stores == ["experts", "sums", "experts"]
+
+
+def test_a_process_that_has_had_the_slots_mapped_reads_what_was_noted() -> None:
+    _, sums = experts()
+    index = SlotIndex(np.zeros(index_bytes(LAYERS, SLOTS), dtype=np.uint8), LAYERS, SLOTS)
+    index.note(HELD, sums)
+    held, found = index.read(EXPERTS)
+    assert held.tolist() == HELD.tolist()
+    assert found.known.tolist() == sums.known.tolist()
+    assert found.values[found.known].tolist() == sums.values[sums.known].tolist()
+    assert index.read(4)[0].tolist() == [[EMPTY, EMPTY, 1], [0, 2, 3]], "there is no expert 4"

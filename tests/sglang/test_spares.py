@@ -1,4 +1,4 @@
-"""A spare of the real server is killed: it is replaced, the ranks do not notice, and the next lost rank takes a spare."""
+"""Spares of the real server are whole ranks: a lost rank is back as one of them, and answers as before."""
 
 from __future__ import annotations
 
@@ -9,26 +9,66 @@ from pathlib import Path
 import pytest
 
 from eep.drill.faults import Target
-from eep.drill.sglang_server import Server
-from tests.sglang.drills import wait_for
+from eep.drill.sglang_server import FOUR_RANKS, Server
+from tests.sglang.drills import Drilled, lives_of, wait_for, wait_for_answers
 from tests.sglang.test_end import TWO_RANKS
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = pytest.mark.timeout(900)
+BEGINS = "a spare begins as incarnation"
 
 
-def test_a_spare_that_is_killed_is_replaced(sglang: None, model: Path, tmp_path: Path) -> None:
-    with Server(model, (*TWO_RANKS, "--eep-spares", "1"), tmp_path / "log", directory=tmp_path / "d") as server:
-        target = Target(tmp_path / "d")
-        wanted = server.generate("Say 1")
-        (first,) = target.wait_for_spares(1)
+def test_lost_ranks_come_back_as_spares(sglang: None, model: Path, tmp_path: Path) -> None:
+    """Each as its own. One that is killed is replaced, and no rank notices."""
+    flags = (*TWO_RANKS, "--eep-spares", "2")
+    with Server(model, flags, tmp_path / "log", directory=tmp_path / "d") as server:
+        target, drilled = Target(tmp_path / "d"), Drilled.of(server, ranks=2)
+        spares = target.wait_for_spares(2)
         before = target.ranks()
-        os.kill(first, signal.SIGKILL)
-        wait_for(lambda: target.spares() not in ([], [first]), "another spare")
+        os.kill(spares[0], signal.SIGKILL)
+        wait_for(lambda: len(set(target.spares()) - {spares[0]}) == 2, "another spare")
         assert target.ranks() == before, "no rank was lost"
-        assert server.generate("Say 1") == wanted
-        (second,) = target.spares()
-        target.kill(1)
-        wait_for(lambda: target.ranks()[1].pid == second, "the spare becomes the rank")
-        wait_for(lambda: target.ranks()[1].is_in, "the rank is in")
-        assert server.generate("Say 1") == wanted
+        story = drilled.story()
+        with story.load:
+            wait_for_answers(story.load)
+            for rank in (1, 0):
+                waiting, lives = set(target.wait_for_spares(2)), lives_of(story, rank)
+                story.kill(rank)
+                assert story.wait_until_back(2, lives), server.log[-3000:]
+                assert target.ranks()[rank].pid in waiting
+                wait_for_answers(story.load)
+        drilled.check(story)
+        assert server.log.count(BEGINS) == 2
+    assert server.leftovers() == []
+
+
+@pytest.mark.long
+def test_spares_of_four_ranks_through_many_losses(
+    sglang: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several at once, ranks that have brought in experts since their spares were prepared, and spares that are killed while
+    they begin: the next life is a new process then."""
+    monkeypatch.setenv("EEP_WARM_UP", "1")  # as on a GPU
+    flags = (*FOUR_RANKS, "--eep-spares", "4", "--eep-faults", "on", "--eep-timeout-ms", "10000")
+    with Server(model, flags, tmp_path / "log", directory=tmp_path / "d") as server:
+        target, drilled = Target(tmp_path / "d"), Drilled.of(server)
+        target.wait_for_spares(4)
+        story = drilled.story()
+        with story.load:
+            for lost in ((2,), (1,), (0, 3), (2,)):
+                wait_for_answers(story.load)
+                lives = lives_of(story, *lost)
+                for rank in lost:
+                    story.kill(rank)
+                assert story.wait_until_back(4, lives), server.log[-3000:]
+            assert server.log.count(BEGINS) == 5
+            for point in ("spare.told", "spare.begun"):
+                target.wait_for_spares(4)
+                wait_for_answers(story.load)
+                lives = lives_of(story, 1)
+                target.arm(1, point, "kill")
+                story.kill(1)
+                assert target.wait_until_fired(1, point, 30.0)
+                assert story.wait_until_back(4, lives), server.log[-3000:]
+            wait_for_answers(story.load)
+        drilled.check(story)
     assert server.leftovers() == []

@@ -26,6 +26,9 @@ from eep.control.launch.spare import ForkedSpares, Spare, SpareSource
 from eep.control.launch.spare_order import MAX_ORDER, SPARE_FOR
 from eep.membership import Effect, Notify, Phase
 
+KEPT_FOR = 60.0
+"""How long, in seconds, a spare that is bound to a rank is kept when the rank is in no view."""
+
 
 class SpareLauncher:
     """``entry`` is the ``module:function`` that a rank runs, with ``arguments``, which must be JSON.
@@ -63,6 +66,7 @@ class SpareLauncher:
         self._pool: list[Spare] = []
         self._tasks: dict[asyncio.Task[None], int | None] = {}
         """Each of which starts a spare, and for which rank."""
+        self._ending: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._tell: NoteWriter | None = None
@@ -97,7 +101,7 @@ class SpareLauncher:
             await spare.gone()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._ending, return_exceptions=True)
         await self._source.close()
 
     def follow(self, watch: Callable[[Callable[[Effect], None]], None], tell: NoteWriter) -> None:
@@ -218,6 +222,18 @@ class SpareLauncher:
             self._refill.runs({rank: effect.view.incarnations[rank] for rank in effect.view.active})
             self._running = tuple(rank for rank in effect.view.active if rank in self._seen)
             self._look()
+            if self._binds:
+                asyncio.get_running_loop().call_later(KEPT_FOR, self._let_go)
+
+    def _let_go(self) -> None:
+        """Of spares whose rank does not come back: they hold its memory."""
+        for spare in [each for each in self._pool if each.rank not in self._running and not self._closed]:
+            self._pool.remove(spare)
+            spare.kill()
+            self._say("SPARE", f"process {spare.child.pid} ends: its rank has not come back", spare.rank or 0)
+            task = asyncio.get_running_loop().create_task(spare.gone())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     def _became_ready(self, spare: Spare) -> None:
         self._say(

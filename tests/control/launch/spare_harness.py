@@ -34,12 +34,13 @@ async def spared(
     warm: str = "",
     free_cores: int = 0,
     forked: bool = False,
+    binds: bool = False,
     count: int = 2,
     **policy: object,
 ) -> AsyncIterator[tuple[Supervisor, SpareLauncher]]:
     refill = Refill(spares, free_cores=free_cores)
     source = ForkedSpares(ForkLauncher("", preload=preload)) if forked else StartedSpares(preload)
-    launcher = SpareLauncher(entry_name(program), arguments, refill=refill, source=source, warm=warm)
+    launcher = SpareLauncher(entry_name(program), arguments, refill=refill, source=source, warm=warm, binds=binds)
     supervisor = Supervisor(
         launcher,
         range(count),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eep.control.launch import spare_launcher
 from tests.control.harness import (
     PATIENCE,
     children_of,
@@ -145,5 +146,44 @@ def test_an_order_reaches_a_spare_that_is_still_importing() -> None:
             (directory / "open").touch()
             await until(supervisor, runs_with(supervisor, BOTH))
             assert record(supervisor).view.incarnations == (0, 1)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_spare_that_is_bound_becomes_its_own_rank_and_no_other(forked: bool) -> None:
+    async def body() -> None:
+        warm = "tests.control.ranks:steady_once_it_is_told"
+        async with spared(spares=2, warm=warm, binds=True, forked=forked) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            for number, rank in enumerate((1, 0, 1)):
+                await until(supervisor, lambda: len(ready(launcher)) == 2)
+                place = supervisor.directory.path
+                bound = {int((place / f"for-{pid}").read_text()): pid for pid in ready(launcher)}
+                assert set(bound) == {0, 1}
+                kill(supervisor, rank)
+                await until(supervisor, lambda rank=rank, bound=bound: supervisor.pids.get(rank) == bound[rank])
+                await until(supervisor, runs_with(supervisor, BOTH))
+                assert bound[1 - rank] in ready(launcher), "the other one still waits"
+                assert len([line for line in lines(supervisor, "SPARE") if line.rank is not None]) == number + 1
+            assert len(lines(supervisor, "COLD")) == 2, "at the start"
+
+    asyncio.run(body())
+
+
+def test_a_bound_spare_ends_when_its_rank_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_launcher, "KEPT_FOR", 0.3)
+
+    async def body() -> None:
+        warm = "tests.control.ranks:steady_once_it_is_told"
+        async with spared(spares=2, warm=warm, binds=True, relaunch_limit=0) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            await until(supervisor, lambda: len(ready(launcher)) == 2)
+            kill(supervisor, 1)
+            await until(supervisor, lambda: len(ready(launcher)) == 1)
+            (line,) = [line for line in lines(supervisor, "SPARE") if "has not come back" in line.cause]
+            assert line.rank == 1
+            await asyncio.sleep(0.5)
+            assert len(ready(launcher)) == 1, "none is prepared for a rank that is not there"
 
     asyncio.run(body())

@@ -75,3 +75,19 @@ def test_a_preparation_that_cannot_connect_says_so() -> None:
     status, written = exit_status("tests.control.ranks:cannot_connect", reads_nothing)
     assert status == 1
     assert b"ConnectionRefusedError" in written
+
+
+def test_what_prepares_a_spare_may_be_the_rank_itself(tmp_path: Path) -> None:
+    """It waits for the order where it has gone as far as it can, and nothing else is run."""
+    told = tmp_path / "told"
+
+    def send_order(sock: socket.socket) -> None:
+        reads_that_it_is_ready(sock)
+        assert not told.exists()
+        environment = {"EEP_TEST_TOLD": str(told)}
+        order = {"run": "tests.control.ranks:crash_at_start", "arguments": {}, "environment": environment}
+        sock.send(json.dumps(order).encode())
+
+    assert exit_status("tests.control.ranks:waits_for_its_order", send_order) == (0, b"")
+    assert told.read_text() == "it was its own"
+    assert exit_status("tests.control.ranks:waits_for_its_order", reads_that_it_is_ready)[0] == NO_ORDER

@@ -16,7 +16,7 @@ from eep.control.launch.spare_launcher import SpareLauncher
 from sglang_patches import cpu, recipe
 from sglang_patches.cuda import spare_preparation
 from sglang_patches.options import VARIABLE, ServerOptions
-from sglang_patches.rank import rank_process
+from sglang_patches.rank import next_life, rank_process
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,12 @@ from sglang_patches.rank import rank_process
     ],
 )
 @pytest.mark.parametrize("gaps", ["0", "1"])
+@pytest.mark.parametrize("keeps", [True, False])
 def test_the_launcher_of_a_server(
-    spares: int, forks: bool, kind: type, gaps: str, monkeypatch: pytest.MonkeyPatch
+    spares: int, forks: bool, kind: type, gaps: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks and spares are forked wherever the controller could fork."""
+    """Ranks and spares are forked wherever the controller could fork. A spare is a whole rank where its rank keeps all that
+    it could start from."""
     from sglang_patches.server import controller_process, server_ranks
 
     with socket.socket() as unused:
@@ -41,13 +43,14 @@ def test_the_launcher_of_a_server(
 
     monkeypatch.setenv(VARIABLE, "")  # so that it is put back
     monkeypatch.setenv(cpu.ASKED_FOR, gaps)
-    ServerOptions(ranks=4, max_ranks=4, spares=spares).publish()
+    ServerOptions(ranks=4, max_ranks=4, spares=spares, keeps_weights=keeps).publish()
     launcher = server_ranks._launcher()
     assert isinstance(launcher, kind)
     if isinstance(launcher, SpareLauncher):
         assert launcher.status()["wanted"] == spares
         assert (launcher.forks is not None) == forks
-        assert launcher._warm == ("" if gaps == "1" else spare_preparation.ENTRY), "only a GPU is to be opened"
+        opens = "" if gaps == "1" else spare_preparation.ENTRY
+        assert (launcher._warm, launcher._binds) == ((next_life.ENTRY, True) if keeps else (opens, False))
 
 
 def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: pytest.LogCaptureFixture) -> None:
