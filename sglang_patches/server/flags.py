@@ -164,7 +164,8 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         sinks.allow()
     else:
         gpu_flags.imply_gpu_flags(arguments)
-        launcher.start_fork_server()
+        if os.environ.get(launcher.FORKS_ON_GPU) == "1":
+            launcher.start_fork_server()
     installation.install_all()
     return original(cls, arguments)
 

@@ -35,7 +35,9 @@ from sglang_patches.server import controller_process, launcher, resignation, ser
 _LOOKS_EVERY = 0.05
 _LOADED_WITHIN = 3600.0
 _FAILS_AT_START = 3
-PRELOAD = ("sglang_patches.server.preload", "sglang_patches.rank.rank_process")
+_PROCESS = "sglang_patches.rank.rank_process"
+PRELOAD = ("sglang_patches.server.preload", _PROCESS)
+IMPORTS = ("sglang_patches.server.rank_imports", _PROCESS)
 
 
 def policy(wanted: ServerOptions) -> Policy:
@@ -163,7 +165,7 @@ def _launcher() -> Launcher:
         return SpareLauncher(
             rank_process.ENTRY,
             refill=Refill(spares, free_cores=_free_cores()),
-            source=StartedSpares(PRELOAD) if forks is None else ForkedSpares(forks),
+            source=StartedSpares(IMPORTS) if forks is None else ForkedSpares(forks),
             warm=next_life.ENTRY if is_whole else warm,
             binds=is_whole,
         )

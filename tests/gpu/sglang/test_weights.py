@@ -22,7 +22,7 @@ TAKEN = "this life takes over the weights of "
 
 def test_lives_take_over_weights(model: Path, mps: dict[str, str], tmp_path: Path) -> None:
     """Also in views with other experts in their slots, and two at once."""
-    with serving(model, tmp_path, mps, *FOUR_RANKS, *KEPT, "--eep-spares", "2") as server:
+    with serving(model, tmp_path, mps, *FOUR_RANKS, *KEPT) as server:
         drilled = Drilled.of(server, prompts=8, tokens=64, continued=True)
         story = drilled.story(clients=16)
         assert server.directory is not None
