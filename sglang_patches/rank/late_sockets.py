@@ -1,4 +1,5 @@
-"""A spare listens to nothing while another process is its rank: messages would be dealt out to both."""
+"""A spare listens to nothing while another process is its rank: messages would be dealt out to both. And a later life takes
+requests only when it has its caches."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ _RECEIVING = (zmq.PULL, zmq.DEALER)
 
 
 class LateSocket(zmq.Socket[bytes]):
-    """Connects when the life of its rank begins."""
+    """Connects when this life of its rank may take requests."""
 
     def connect(self, addr: str) -> Any:
-        def begin(_: int) -> None:
+        def take() -> None:
             super(LateSocket, self).connect(addr)
 
-        next_life.when_begun(begin)
+        next_life.when_free(take)
 
 
 class _LateContext:
@@ -39,5 +40,5 @@ def register() -> None:
 
 
 def _make(original: Callable[..., Any], context: Any, kind: int, *arguments: Any, **named: Any) -> Any:
-    late = next_life.is_awaited() and kind in _RECEIVING
+    late = next_life.is_later() and kind in _RECEIVING
     return original(_LateContext(context) if late else context, kind, *arguments, **named)

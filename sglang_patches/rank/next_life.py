@@ -4,6 +4,10 @@ It starts as any life does, while another process still is the rank: it builds t
 captures its graphs and warms up. What it must not share yet, it has placeholders for. Then it says that it is ready and
 waits. When the rank is lost it is told which life it is, and *begins*: every part of it that waited for this is called
 (:func:`when_begun`), and it joins as any life does.
+
+A later life of a rank, a spare or not, is back before the requests of the last one have found their contexts in its caches.
+So it serves its experts from its first step on, but takes the caches over, and requests, a little later: when all that
+is in there was fetched, or after a second (:func:`when_free`).
 """
 
 from __future__ import annotations
@@ -24,7 +28,12 @@ from sglang_patches import garbage_collector
 
 ENTRY = "sglang_patches.rank.next_life:prepare"
 Beginning = Callable[[int], None]
+HELD_FOR = 1.0
+"""Seconds for which a life leaves the caches to the requests of the last one."""
 _beginnings: list[Beginning] = []
+_takings: list[Callable[[], None]] = []
+_conditions: list[Callable[[], bool]] = []
+_joined_at: float | None = None
 
 
 def prepare() -> None:
@@ -47,6 +56,37 @@ def when_begun(begin: Beginning) -> None:
         _beginnings.append(begin)
     else:
         begin(int(os.environ[INCARNATION]))
+
+
+def is_later() -> bool:
+    """Whether this is a life of a rank that had another before."""
+    return is_awaited() or int(os.environ.get(INCARNATION, "0")) > 0
+
+
+def when_free(take: Callable[[], None], condition: Callable[[], bool] | None = None) -> None:
+    """Call this as soon as the last life is no longer needed; in a first life that is now. ``condition``: whether that is
+    so, for all that this knows."""
+    if not is_later():
+        take()
+        return
+    _takings.append(take)
+    if condition is not None:
+        _conditions.append(condition)
+
+
+def look_whether_free() -> None:
+    """At the boundaries of steps."""
+    global _joined_at
+    if not _takings:
+        return
+    now = time.monotonic()
+    if _joined_at is None:
+        _joined_at = now
+    if now - _joined_at < HELD_FOR and not all(condition() for condition in _conditions):
+        return
+    waiting, _takings[:] = list(_takings), []
+    for take in waiting:
+        take()
 
 
 def await_beginning() -> None:

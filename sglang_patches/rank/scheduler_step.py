@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from eep.errors import RankRemoved
 from sglang_patches import hooks
-from sglang_patches.rank import overlap, rank_data_plane, rank_session, warm_up
+from sglang_patches.rank import next_life, overlap, rank_data_plane, rank_session, warm_up
 from sglang_patches.rank.kv import context_notes
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
         if plane.device == "cpu":
             group.set_timeout(timedelta(milliseconds=plane.patience.between_steps_ms))
         end_if_removed(plane.rank, lambda: rank_session.get_session().join().collect(gather))
+        next_life.look_whether_free()
         plane.allow_for(prefills=info.is_extend_in_batch)
     plane.use_for(all_decode=info.can_run_decode_cuda_graph)
 

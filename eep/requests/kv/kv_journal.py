@@ -121,6 +121,16 @@ class JournalReader(_Journal):
         line = JournalLine(int(rows[0]), int(self._lines["tokens"][rows[0]]), request, generation)
         return line if line.tokens > 0 and self.stands(line) else None
 
+    def pending(self, least: int) -> int:
+        """How many requests have at least so many tokens here, and were not taken yet."""
+        return int(((self._lines["request"][:, 0] != 0) & (self._lines["tokens"] >= least)).sum())
+
+    def take(self, line: JournalLine) -> None:
+        """This context is not needed here any more. Only if the life that wrote the journal has ended: there is no other
+        reader of the line, and the next life waits for this."""
+        if self.stands(line):
+            self._lines["tokens"][line.row] = 0
+
     def stands(self, line: JournalLine) -> bool:
         """Whether what was read since :meth:`find` is what the line says."""
         here = self._lines[line.row]

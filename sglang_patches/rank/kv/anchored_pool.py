@@ -1,7 +1,9 @@
 """The cache of this rank, its table of rows and its journal, in memory that outlives the process.
 
 The journal comes first: it says that what an earlier life had there no longer counts. Then the cache and the table are taken
-over, whose old content nothing reads. A spare has placeholders until its life begins, and a journal that nobody reads.
+over, whose old content nothing reads. Requests of the life before may still fetch their contexts from there when a later life
+is back. So that one has placeholders, and a journal that nobody reads, until they have done so
+(:func:`sglang_patches.rank.next_life.when_free`).
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from eep.data_plane.memory import Memory, memory_of
 from eep.data_plane.memory.row_copy import copy_rows
 from eep.data_plane.memory.shm import SharedMemory
 from eep.observe.metrics import MetricsWriter
-from eep.requests.kv.kv_journal import KvJournal, journal_bytes
+from eep.requests.kv.kv_journal import JournalReader, KvJournal, journal_bytes
 from sglang_patches import options
 from sglang_patches.rank import next_life
 
 CACHE, TABLE, JOURNAL, BUDGET = "kv", "rows", "journal", "kv-budget"
+LEAST = 16
+"""Fewer tokens of a context are computed sooner than they are found."""
 _ALIGNED = 512
 """Each layer begins at a multiple of so many bytes, as torch would have it."""
 HOST_ROWS = "_eep_rows"
@@ -43,7 +47,9 @@ class AnchoredPool:
         self.anchor = Anchor(Path(os.environ[CONTROL_DIRECTORY]), self.rank)
         self.metrics = MetricsWriter(f"rank-{self.rank}")
         self._places: dict[str, Memory] = {}
-        """What a spare has in place of the memory of its rank."""
+        """What a later life has in place of the memory of the last."""
+        self._left: JournalReader | None = None
+        """What the last life has noted."""
         self.backup_bytes = 0
         """How much host memory this rank has for a copy of its contexts."""
         self.journal: KvJournal | None = None
@@ -55,17 +61,30 @@ class AnchoredPool:
         self._indices: torch.Tensor | None = None
         self._rows: npt.NDArray[np.int64] = np.empty(0, np.int64)
         next_life.when_begun(self._begin)
+        next_life.when_free(self._take_places, self._is_free)
 
     def _begin(self, life: int) -> None:
         self.life = life
         self.anchor.begin(life)
         for figure, source in (("kv_restored", "anchor"), ("kv_restored", "host"), ("kv_recomputed", "")):
             self.metrics.add(figure, 0, source)
-        if self.table is not None:
+
+    def _is_free(self) -> bool:
+        """Whether no request has its context in the caches of the last life any more. A few tokens are never fetched."""
+        if self._left is None and self.table is not None:
+            memory, _ = self.anchor.inherit(JOURNAL, journal_bytes(len(self.table)), SharedMemory)
+            if memory is not None:
+                self._left = JournalReader(_bytes_of(memory).numpy())
+                memory.close()
+        return self._left is None or not self._left.pending(LEAST + 1)
+
+    def _take_places(self) -> None:
+        self._left = None
+        if self.table is not None and self._places:
             self.journal = self._take_journal(len(self.table))
         for name, place in self._places.items():
             self.anchor.attach(name, place.size, self.kind, place)
-        if self.table is not None:
+        if self.table is not None and self._places:
             self.table.zero_()
 
     def rows_of(self, indices: torch.Tensor) -> npt.NDArray[np.int64]:
@@ -86,7 +105,7 @@ class AnchoredPool:
 
     def take_table(self, shape: tuple[int, ...]) -> torch.Tensor:
         rows = shape[0]
-        if next_life.is_awaited():
+        if next_life.is_later():
             self.journal = KvJournal(np.zeros(journal_bytes(rows), np.uint8), rows, 0)
         else:
             self.journal = self._take_journal(rows)
@@ -98,8 +117,8 @@ class AnchoredPool:
         return KvJournal(_bytes_of(noted).numpy(), rows, self.life)
 
     def _take(self, name: str, size: int) -> Memory:
-        """What the last life had, or a placeholder of it."""
-        if next_life.is_awaited():
+        """What this rank is to have, or a placeholder of it."""
+        if next_life.is_later():
             self._places[name] = self.kind.placeholder(size)
             return self._places[name]
         memory, _ = self.anchor.attach(name, size, self.kind)

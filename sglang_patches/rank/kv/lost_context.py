@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +11,12 @@ import torch
 from eep import faults
 from eep.view import View
 from sglang_patches.rank import rank_session
-from sglang_patches.rank.kv.anchored_pool import AnchoredPool
+from sglang_patches.rank.kv.anchored_pool import LEAST, AnchoredPool
 from sglang_patches.rank.kv.lost_copy import CopiedContext
 from sglang_patches.rank.kv.lost_pool import AnchoredContext, NoRestore
 
 _KNOWN_WITHIN = 5.0
 """Seconds until this rank knows, too, that the other is gone."""
-LEAST = 16
-"""Fewer tokens are computed sooner than they are found."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,16 @@ class LostContext:
         if slots.is_cuda:
             torch.cuda.current_stream(slots.device).synchronize()
         self.origin.check()
+
+    def leave(self) -> None:
+        """It is copied, or will not be: the next life of its rank need not keep it."""
+        self.origin.leave()
+
+
+def leave(pool: AnchoredPool, lost: LostLife) -> None:
+    """The context of a request is computed, and need not be kept."""
+    with suppress(Exception):  # there may be none, which is why it is computed
+        AnchoredContext(pool, lost.rank, lost.incarnation, lost.wire).leave()
 
 
 def _find(pool: AnchoredPool, lost: LostLife) -> AnchoredContext | CopiedContext:

@@ -37,5 +37,8 @@ class CopiedContext:
             start, stop = max(first, page * PAGE), min(end, (page + some) * PAGE)
             unload(content, self._mine.layers, slots[start - first : stop - first], start - page * PAGE)
 
+    def leave(self) -> None:
+        """No life of a rank waits for its copy."""
+
     def check(self) -> None:
         """Every page was looked at when it was taken."""

@@ -69,6 +69,10 @@ class AnchoredContext:
             raise NoRestore(f"the table of rank {self._rank} names slots that there are not")
         copy_rows(self._mine.layers, self._lost.layers, slots, there.to(slots.device))
 
+    def leave(self) -> None:
+        """This context is not needed any more."""
+        self._lost.journal.take(self._line)
+
     def check(self) -> None:
         """NoRestore if what was copied may not be the request's."""
         if not self._lost.journal.stands(self._line):

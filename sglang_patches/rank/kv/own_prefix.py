@@ -14,7 +14,7 @@ import torch
 
 from sglang_patches import hooks
 from sglang_patches.rank.kv.anchored_pool import get_pool
-from sglang_patches.rank.kv.lost_context import LostContext, LostLife
+from sglang_patches.rank.kv.lost_context import LostContext, LostLife, leave
 from sglang_patches.rank.kv.lost_pool import NoRestore
 from sglang_patches.rank.kv.report import report_computed, report_restored
 
@@ -44,12 +44,15 @@ def _add(original: Callable[..., T], adder: Any, request: Any, *arguments: Any, 
     except Exception as reason:  # of SGLang's, too: the request can be served without
         delattr(request, _LOST)
         report_computed(request, tokens, reason)
+        if (pool := get_pool()) is not None:
+            leave(pool, lost)
         return original(adder, request, *arguments, **named)
     if slots is not None:
         _begin_with(request, slots)
     result = original(adder, request, *arguments, **named)
     if adder.can_run_list and adder.can_run_list[-1] is request:
         delattr(request, _LOST)
+        context.leave()
         if slots is None:
             report_computed(request, tokens, "there was no room to copy it")
         else:

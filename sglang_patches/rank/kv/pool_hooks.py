@@ -59,7 +59,7 @@ def _anchor_cache(original: Callable[..., None], cache: Any, *arguments: Any, **
         setattr(cache, name, layers[number * count : (number + 1) * count])
     if _is_all(cache):
         pool.cache = cache
-        next_life.when_begun(lambda _: host_copy.begin(pool))
+        next_life.when_free(lambda: host_copy.begin(pool))
     return None
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from sglang_patches.rank.kv import own_prefix
-from sglang_patches.rank.kv.anchored_pool import AnchoredPool, get_pool
-from sglang_patches.rank.kv.lost_context import LEAST, LostContext, LostLife
+from sglang_patches.rank.kv.anchored_pool import LEAST, AnchoredPool, get_pool
+from sglang_patches.rank.kv.lost_context import LostContext, LostLife, leave
 from sglang_patches.rank.kv.lost_pool import NoRestore
 from sglang_patches.rank.kv.report import report_computed, report_restored
 from sglang_patches.replayed_fields import LOST_LIFE
@@ -44,7 +44,9 @@ def restore(scheduler: Any, request: Any, lost: LostLife) -> int:
         context, count = _restore(scheduler, request, lost, pool, tokens)
     except Exception as problem:  # of SGLang's, too: the request can be served without
         report_computed(request, len(tokens), problem)
+        leave(pool, lost)
         return 0
+    context.leave()
     report_restored(request, lost, context, count, len(tokens))
     return count
 

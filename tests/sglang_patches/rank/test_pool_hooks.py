@@ -21,6 +21,7 @@ from sglang_patches import cpu, hooks
 from sglang_patches.options import VARIABLE
 cpu.fill_gaps()
 import torch
+from sglang_patches.rank import next_life
 from sglang_patches.rank.kv import anchored_pool, host_copy, pool_hooks
 pool_hooks.register()
 hooks.apply()
@@ -37,6 +38,9 @@ def live(kind, free):
     else:
         cache = memory_pool.MLATokenToKVPool(**common, kv_lora_rank=16, qk_rope_head_dim=4)
         buffers = list(cache.kv_buffer)
+    pointers = [each.data_ptr() for each in buffers]
+    next_life.look_whether_free()
+    assert pointers == [each.data_ptr() for each in buffers]
     print(json.dumps({
         "budget": budget,
         "shapes": [list(each.shape) for each in buffers],
