@@ -35,6 +35,7 @@ from eep.control.supervisor.journal import Journal
 from eep.control.supervisor.keeper import sweep
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.memory_release import MemoryRelease
+from eep.control.supervisor.rank_since import RankSince
 from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.stall_watch import StallWatch
@@ -126,6 +127,7 @@ class Supervisor:
         )
         self._timers = DeadlineTimers(self.feed)
         self._stalls = StallWatch(self, self._front_desk.progress_of)
+        self._since = RankSince()
         self._changed = asyncio.Event()
         self._stopped = False
         release = MemoryRelease(self.directory.path, lambda rank: answers.comes_back(self.state, rank))
@@ -215,6 +217,7 @@ class Supervisor:
             for watcher in self._watchers:
                 watcher(effect)
         self._driver.watch_scope(wanted_scope(self.state))
+        self._since.follow(self.state)
         self._changed.set()
 
     def _carry_out(self, effect: Effect) -> None:
@@ -290,7 +293,7 @@ class Supervisor:
         told = {
             "supervisor": self.ident,
             "pid": os.getpid(),
-            **answers.describe_host(self.state, self.pids, self._stalls.still_for),
+            **answers.describe_host(self.state, self.pids, self._stalls.still_for, self._since.times),
             "spares": self._spares.status() if self._spares else None,
             "fork_servers": [self._forks.server_pid, self._forks.copy_pid] if self._forks else None,
             "rejected": dict(self.journal.rejected),
