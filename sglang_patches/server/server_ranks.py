@@ -43,7 +43,7 @@ def policy(wanted: ServerOptions) -> Policy:
     return Policy(
         max_ranks=wanted.max_ranks,
         first_view=wanted.ranks,
-        fewest_ranks=wanted.fewest_ranks if wanted.on_lost_coverage == "refuse" else 1,
+        fewest_ranks=wanted.least_to_serve,
         enough_ranks=wanted.fewest_ranks,
         relaunch_limit=options.relaunch_limit() if wanted.relaunch else 0,
         relaunch_backoff=0.1,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from eep.operations.decision import Order
-from eep.operations.request import OperationRequest
-from eep.operations.runner import OrderRefused
-from eep.operations.standing import RankStanding, Standing
+from eep.operations.instance_standing import RankStanding, Standing
+from eep.operations.next_order import Order
+from eep.operations.operation_request import OperationRequest
+from eep.operations.operation_runner import OrderRefused
 
 SERVES = RankStanding("ready", 0, True)
 DOWN = RankStanding("down", -1, False, wanted=False)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eep.operations.request import OF_A_RANK, OperationRequest
-from eep.operations.standing import Standing
+from eep.operations.instance_standing import Standing
+from eep.operations.operation_request import OF_A_RANK, OperationRequest
 
 FAILURES_OF_A_START = 3
 """So many failures in a row of a rank that an operation started end the operation."""
@@ -24,48 +24,48 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OrdersWait:
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class OrdersDone:
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class OrdersFailed:
     """``retry``: whether asking again, under another id, may help."""
 
     reason: str
     retry: bool
 
 
-Step = Order | Waiting | Done | Failed
+NextStep = Order | OrdersWait | OrdersDone | OrdersFailed
 
 
-def why_refused(request: OperationRequest, now: Standing) -> Failed | None:
+def why_refused(request: OperationRequest, now: Standing) -> OrdersFailed | None:
     """Why an operation is not even begun; None if it may be."""
     if request.action in OF_A_RANK and request.rank not in now.ranks:
-        return Failed(f"there is no rank {request.rank}; there are ranks 0 to {len(now.ranks) - 1}", retry=False)
+        return OrdersFailed(f"there is no rank {request.rank}; there are ranks 0 to {len(now.ranks) - 1}", retry=False)
     if request.action == "drill" and not now.faults_allowed:
-        return Failed("this server was not started with --eep-faults on", retry=False)
+        return OrdersFailed("this server was not started with --eep-faults on", retry=False)
     if request.action in ("kill", "drill") and request.rank is not None and not now.ranks[request.rank].is_in:
-        return Failed(f"rank {request.rank} is not in; it is {now.ranks[request.rank].status}", retry=True)
+        return OrdersFailed(f"rank {request.rank} is not in; it is {now.ranks[request.rank].status}", retry=True)
     if request.action == "scale" and request.ranks is not None:
         if request.ranks > len(now.ranks):
-            return Failed(f"there is room for {len(now.ranks)} ranks (--eep-max-ranks)", retry=False)
+            return OrdersFailed(f"there is room for {len(now.ranks)} ranks (--eep-max-ranks)", retry=False)
         if request.ranks < now.fewest_ranks:
-            return Failed(f"{now.fewest_ranks} ranks are needed to hold every expert", retry=False)
+            return OrdersFailed(f"{now.fewest_ranks} ranks are needed to hold every expert", retry=False)
     if request.action in ("remove", "replace") and request.rank in now.active:
         stay = [rank for rank in now.active if rank != request.rank and now.ranks[rank].is_kept]
         if len(stay) < max(1, now.fewest_ranks):
             why = f"{len(stay)} ranks would stay, and it takes {max(1, now.fewest_ranks)}"
-            return Failed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
+            return OrdersFailed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
     return None
 
 
-def next_step(request: OperationRequest, origin: Standing, now: Standing, given: tuple[Order, ...]) -> Step:
+def next_step(request: OperationRequest, origin: Standing, now: Standing, given: tuple[Order, ...]) -> NextStep:
     """``origin``: how the instance stood when the operation began; ``given``: the orders so far."""
     match request.action:
         case "remove":
@@ -82,10 +82,10 @@ def next_step(request: OperationRequest, origin: Standing, now: Standing, given:
             if not now.draining and not given:
                 return Order("drain")
             if now.open_requests:
-                return Waiting(f"{now.open_requests} requests are open")
-            return Done("no request is open, and none is accepted")
+                return OrdersWait(f"{now.open_requests} requests are open")
+            return OrdersDone("no request is open, and none is accepted")
         case "undrain":
-            return Order("undrain") if now.draining and not given else Done("requests are accepted")
+            return Order("undrain") if now.draining and not given else OrdersDone("requests are accepted")
 
 
 def undo(request: OperationRequest, origin: Standing, now: Standing) -> tuple[Order, ...]:
@@ -104,52 +104,52 @@ def _rank_of(request: OperationRequest) -> int:
     return request.rank
 
 
-def _remove(rank: int, now: Standing, given: tuple[Order, ...]) -> Step:
+def _remove(rank: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
     if Order("remove", rank) not in given and now.ranks[rank].is_kept:
         return Order("remove", rank)
     if not now.ranks[rank].is_in and now.ranks[rank].status == "down":
-        return Done(f"rank {rank} is out") if now.phase == "RUN" else Waiting("the others settle")
-    return Waiting(f"rank {rank} is {now.ranks[rank].status}")
+        return OrdersDone(f"rank {rank} is out") if now.phase == "RUN" else OrdersWait("the others settle")
+    return OrdersWait(f"rank {rank} is {now.ranks[rank].status}")
 
 
-def _launch(rank: int, now: Standing, given: tuple[Order, ...]) -> Step:
+def _launch(rank: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
     standing = now.ranks[rank]
     if standing.is_in and standing.is_kept:
-        return Done(f"rank {rank} is in") if now.phase == "RUN" else Waiting("the ranks settle")
+        return OrdersDone(f"rank {rank} is in") if now.phase == "RUN" else OrdersWait("the ranks settle")
     if Order("launch", rank) not in given:
         return Order("launch", rank)
-    return _why_start_failed((rank,), now) or Waiting(f"rank {rank} is {standing.status}")
+    return _why_start_failed((rank,), now) or OrdersWait(f"rank {rank} is {standing.status}")
 
 
-def _why_start_failed(ranks: tuple[int, ...], now: Standing) -> Failed | None:
+def _why_start_failed(ranks: tuple[int, ...], now: Standing) -> OrdersFailed | None:
     for rank in ranks:
         standing = now.ranks[rank]
         if standing.failures >= FAILURES_OF_A_START or standing.status in ("down", "stuck"):
             why = f"rank {rank} failed {standing.failures} times in a row and is {standing.status}"
-            return Failed(f"{why}; its output in the server's log says why", retry=False)
+            return OrdersFailed(f"{why}; its output in the server's log says why", retry=False)
     return None
 
 
-def _replace(rank: int, origin: Standing, now: Standing, given: tuple[Order, ...]) -> Step:
+def _replace(rank: int, origin: Standing, now: Standing, given: tuple[Order, ...]) -> NextStep:
     is_another = now.ranks[rank].incarnation > origin.ranks[rank].incarnation
     if not origin.ranks[rank].is_in or is_another or Order("launch", rank) in given:
         return _launch(rank, now, given)
     gone = _remove(rank, now, given)
-    return Order("launch", rank) if isinstance(gone, Done) else gone
+    return Order("launch", rank) if isinstance(gone, OrdersDone) else gone
 
 
-def _kill(action: str, rank: int, origin: Standing, now: Standing, given: tuple[Order, ...]) -> Step:
+def _kill(action: str, rank: int, origin: Standing, now: Standing, given: tuple[Order, ...]) -> NextStep:
     if not given:
         return Order(action, rank)
     standing = now.ranks[rank]
     if standing.is_in and standing.incarnation > origin.ranks[rank].incarnation and now.phase == "RUN":
-        return Done(f"rank {rank} is back")
+        return OrdersDone(f"rank {rank} is back")
     if standing.status in ("down", "stuck") and standing.incarnation >= origin.ranks[rank].incarnation:
-        return Failed(f"rank {rank} is {standing.status}, and is not started again", retry=False)
-    return Waiting(f"rank {rank} is {standing.status}")
+        return OrdersFailed(f"rank {rank} is {standing.status}, and is not started again", retry=False)
+    return OrdersWait(f"rank {rank} is {standing.status}")
 
 
-def _scale(wanted: int, now: Standing, given: tuple[Order, ...]) -> Step:
+def _scale(wanted: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
     started = tuple(order.rank for order in given if order.action == "launch")
     failed = _why_start_failed(tuple(rank for rank in started if not now.ranks[rank].is_in), now)
     if failed is not None:
@@ -159,12 +159,16 @@ def _scale(wanted: int, now: Standing, given: tuple[Order, ...]) -> Step:
         untried = [rank for rank in free if rank not in started]
         if untried:
             return Order("launch", untried[0])
-        return Waiting(f"{len(now.kept)} of {wanted} ranks serve or start; the others are still ending")
+        return OrdersWait(f"{len(now.kept)} of {wanted} ranks serve or start; the others are still ending")
     if len(now.kept) > wanted:
         if now.phase != "RUN" or any(rank not in now.kept for rank in now.active):
-            return Waiting("a rank leaves")  # one at a time: each finds the others settled
+            return OrdersWait("a rank leaves")  # one at a time: each finds the others settled
         return Order("remove", _first_to_go(now))
-    return Done(f"{wanted} ranks serve") if now.is_quiet else Waiting(f"{len(now.active)} of {wanted} ranks serve")
+    return (
+        OrdersDone(f"{wanted} ranks serve")
+        if now.is_quiet
+        else OrdersWait(f"{len(now.active)} of {wanted} ranks serve")
+    )
 
 
 def _first_to_go(now: Standing) -> int:

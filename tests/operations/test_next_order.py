@@ -5,12 +5,21 @@ from typing import Any
 
 import pytest
 
-from eep.operations.decision import Done, Failed, Order, Step, Waiting, next_step, undo, why_refused
-from eep.operations.standing import Standing
+from eep.operations.instance_standing import Standing
+from eep.operations.next_order import (
+    NextStep,
+    Order,
+    OrdersDone,
+    OrdersFailed,
+    OrdersWait,
+    next_step,
+    undo,
+    why_refused,
+)
 from tests.operations.instance import asks, standing, with_rank
 
 
-def step(request: Any, now: Standing, *given: Order, origin: Standing | None = None) -> Step:
+def step(request: Any, now: Standing, *given: Order, origin: Standing | None = None) -> NextStep:
     return next_step(request, origin or standing(), now, given)
 
 
@@ -18,30 +27,30 @@ def test_a_rank_is_removed_and_is_out_once_the_others_have_settled() -> None:
     request, order = asks("remove", 2), Order("remove", 2)
     assert step(request, standing()) == order
     leaving = with_rank(standing(), 2, status="leaving", wanted=False)
-    assert isinstance(step(request, leaving, order), Waiting)
+    assert isinstance(step(request, leaving, order), OrdersWait)
     out = with_rank(standing(), 2, status="down", is_in=False, wanted=False)
-    assert isinstance(step(request, replace(out, phase="AGREED"), order), Waiting)
-    assert step(request, out, order) == Done("rank 2 is out")
+    assert isinstance(step(request, replace(out, phase="AGREED"), order), OrdersWait)
+    assert step(request, out, order) == OrdersDone("rank 2 is out")
 
 
 def test_a_rank_that_is_out_is_removed_by_doing_nothing() -> None:
-    assert isinstance(step(asks("remove", 5), standing()), Done)
+    assert isinstance(step(asks("remove", 5), standing()), OrdersDone)
 
 
 def test_a_rank_is_launched_and_is_in_when_all_run() -> None:
     request, order = asks("launch", 4), Order("launch", 4)
     assert step(request, standing()) == order
-    assert isinstance(step(request, with_rank(standing(), 4, status="starting", wanted=True), order), Waiting)
+    assert isinstance(step(request, with_rank(standing(), 4, status="starting", wanted=True), order), OrdersWait)
     joined = with_rank(standing(), 4, status="ready", is_in=True, wanted=True)
-    assert isinstance(step(request, replace(joined, phase="AGREED"), order), Waiting)
-    assert isinstance(step(request, joined, order), Done)
-    assert isinstance(step(asks("launch", 1), standing()), Done), "it is in"
+    assert isinstance(step(request, replace(joined, phase="AGREED"), order), OrdersWait)
+    assert isinstance(step(request, joined, order), OrdersDone)
+    assert isinstance(step(asks("launch", 1), standing()), OrdersDone), "it is in"
 
 
 @pytest.mark.parametrize("fields", [{"status": "resting", "failures": 3}, {"status": "down"}, {"status": "stuck"}])
 def test_a_rank_that_does_not_start_fails_the_launch_for_good(fields: dict[str, Any]) -> None:
     outcome = step(asks("launch", 4), with_rank(standing(), 4, wanted=True, **fields), Order("launch", 4))
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, OrdersFailed)
     assert not outcome.retry
 
 
@@ -50,16 +59,16 @@ def test_a_replaced_rank_leaves_before_it_is_launched_again() -> None:
     assert step(request, standing()) == leave
     out = with_rank(standing(), 1, status="down", is_in=False, wanted=False)
     assert step(request, out, leave) == launch
-    assert isinstance(step(request, with_rank(out, 1, status="starting", wanted=True), leave, launch), Waiting)
-    assert isinstance(step(request, with_rank(standing(), 1, incarnation=1), leave, launch), Done)
+    assert isinstance(step(request, with_rank(out, 1, status="starting", wanted=True), leave, launch), OrdersWait)
+    assert isinstance(step(request, with_rank(standing(), 1, incarnation=1), leave, launch), OrdersDone)
 
 
 def test_a_killed_rank_is_done_when_its_next_life_is_in() -> None:
     request, order = asks("kill", 1), Order("kill", 1)
     assert step(request, standing()) == order
-    assert isinstance(step(request, standing(), order), Waiting), "its old life is still in"
-    assert isinstance(step(request, with_rank(standing(), 1, status="down", is_in=False), order), Failed)
-    assert isinstance(step(request, with_rank(standing(), 1, incarnation=1), order), Done)
+    assert isinstance(step(request, standing(), order), OrdersWait), "its old life is still in"
+    assert isinstance(step(request, with_rank(standing(), 1, status="down", is_in=False), order), OrdersFailed)
+    assert isinstance(step(request, with_rank(standing(), 1, incarnation=1), order), OrdersDone)
 
 
 def test_a_server_grows_by_its_lowest_free_ranks() -> None:
@@ -68,8 +77,8 @@ def test_a_server_grows_by_its_lowest_free_ranks() -> None:
     grown = with_rank(standing(), 4, status="starting", wanted=True)
     assert step(request, grown, Order("launch", 4)) == Order("launch", 5)
     both = with_rank(grown, 5, status="starting", wanted=True)
-    assert isinstance(step(request, both, Order("launch", 4), Order("launch", 5)), Waiting)
-    assert isinstance(step(request, standing(serve=6), Order("launch", 4), Order("launch", 5)), Done)
+    assert isinstance(step(request, both, Order("launch", 4), Order("launch", 5)), OrdersWait)
+    assert isinstance(step(request, standing(serve=6), Order("launch", 4), Order("launch", 5)), OrdersDone)
 
 
 def test_a_server_shrinks_one_rank_at_a_time_by_those_that_can_go_without_a_repair() -> None:
@@ -79,24 +88,24 @@ def test_a_server_shrinks_one_rank_at_a_time_by_those_that_can_go_without_a_repa
     starts = with_rank(six, 3, status="starting", is_in=False)
     assert step(request, starts) == Order("remove", 3), "one that serves nothing yet goes first"
     leaving = with_rank(six, 5, status="leaving", wanted=False)
-    assert isinstance(step(request, leaving, Order("remove", 5)), Waiting)
+    assert isinstance(step(request, leaving, Order("remove", 5)), OrdersWait)
     five = with_rank(six, 5, status="down", is_in=False, wanted=False)
     assert step(request, five, Order("remove", 5)) == Order("remove", 4)
-    assert isinstance(step(request, standing(serve=4), Order("remove", 5), Order("remove", 4)), Done)
+    assert isinstance(step(request, standing(serve=4), Order("remove", 5), Order("remove", 4)), OrdersDone)
 
 
 def test_a_rank_that_is_coming_back_counts_and_is_waited_for() -> None:
     coming = with_rank(standing(), 1, status="starting", is_in=False)
-    assert isinstance(step(asks("scale", ranks=4), coming), Waiting)
+    assert isinstance(step(asks("scale", ranks=4), coming), OrdersWait)
 
 
 def test_a_server_is_drained_when_no_request_is_open() -> None:
     request, order = asks("drain"), Order("drain")
     assert step(request, standing(open_requests=3)) == order
-    assert isinstance(step(request, standing(open_requests=3, draining=True), order), Waiting)
-    assert isinstance(step(request, standing(draining=True), order), Done)
+    assert isinstance(step(request, standing(open_requests=3, draining=True), order), OrdersWait)
+    assert isinstance(step(request, standing(draining=True), order), OrdersDone)
     assert step(asks("undrain"), standing(draining=True)) == Order("undrain")
-    assert isinstance(step(asks("undrain"), standing()), Done)
+    assert isinstance(step(asks("undrain"), standing()), OrdersDone)
 
 
 @pytest.mark.parametrize(

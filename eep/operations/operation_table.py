@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eep.errors import EepError
-from eep.operations.decision import Done, Failed, Order
-from eep.operations.request import OperationRequest
+from eep.operations.next_order import Order, OrdersDone, OrdersFailed
+from eep.operations.operation_request import OperationRequest
 
 MOST_WAITING = 16
 MOST_ENDED = 256
@@ -38,10 +38,10 @@ class Operation:
     undone: list[Order] = field(default_factory=list)
     """The orders that took back what an operation that failed had done."""
 
-    def end(self, outcome: Done | Failed, now: float) -> None:
-        self.state = "done" if isinstance(outcome, Done) else "failed"
+    def end(self, outcome: OrdersDone | OrdersFailed, now: float) -> None:
+        self.state = "done" if isinstance(outcome, OrdersDone) else "failed"
         self.reason, self.ended_at = outcome.reason, now
-        self.retry = isinstance(outcome, Failed) and outcome.retry
+        self.retry = isinstance(outcome, OrdersFailed) and outcome.retry
 
     def describe(self) -> dict[str, Any]:
         """As JSON has it."""

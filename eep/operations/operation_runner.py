@@ -7,10 +7,10 @@ import logging
 import time
 from typing import Protocol
 
-from eep.operations.decision import Done, Failed, Order, Waiting, next_step, undo, why_refused
-from eep.operations.request import OperationRequest
-from eep.operations.standing import Standing
-from eep.operations.table import Operation, OperationTable
+from eep.operations.instance_standing import Standing
+from eep.operations.next_order import Order, OrdersDone, OrdersFailed, OrdersWait, next_step, undo, why_refused
+from eep.operations.operation_request import OperationRequest
+from eep.operations.operation_table import Operation, OperationTable
 
 LOOKS_EVERY = 0.1
 _MOST_ORDERS = 4096
@@ -54,7 +54,7 @@ class OperationRunner:
                 outcome = await self._run(operation)
             except Exception as error:  # an error of ours must not keep the operations behind it waiting
                 logger.exception("eep: operation %s", operation.request.id)
-                outcome = Failed(f"{type(error).__name__}: {error}", retry=False)
+                outcome = OrdersFailed(f"{type(error).__name__}: {error}", retry=False)
             operation.end(outcome, time.time())
             logger.info(
                 "eep: operation %s (%s) %s: %s",
@@ -64,39 +64,39 @@ class OperationRunner:
                 operation.reason,
             )
 
-    async def _run(self, operation: Operation) -> Done | Failed:
+    async def _run(self, operation: Operation) -> OrdersDone | OrdersFailed:
         request = operation.request
         until = time.monotonic() + request.deadline_s
         origin = await self._standing(operation, until)
         if origin is None:
-            return Failed("the supervisor does not answer", retry=True)
+            return OrdersFailed("the supervisor does not answer", retry=True)
         refused = why_refused(request, origin)
         if refused is not None:
             return refused
         outcome = await self._carry_out(operation, origin, until)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, OrdersFailed):
             await self._undo(operation, origin)
         return outcome
 
-    async def _carry_out(self, operation: Operation, origin: Standing, until: float) -> Done | Failed:
+    async def _carry_out(self, operation: Operation, origin: Standing, until: float) -> OrdersDone | OrdersFailed:
         request, now = operation.request, origin
         while True:
             match next_step(request, origin, now, tuple(operation.orders)):
-                case Done() | Failed() as outcome:
+                case OrdersDone() | OrdersFailed() as outcome:
                     return outcome
-                case Waiting(reason):
+                case OrdersWait(reason):
                     operation.reason = reason
                 case Order() as order:
                     try:
                         await self._instance.give(order, f"{request.id}/{len(operation.orders)}")
                     except OrderRefused as error:
-                        return Failed(str(error), retry=True)
+                        return OrdersFailed(str(error), retry=True)
                     except OSError as error:
                         operation.reason = str(error)  # the same order again, under the same name
                     else:
                         operation.orders.append(order)
             if len(operation.orders) > _MOST_ORDERS or time.monotonic() >= until:
-                return Failed(f"not done within {request.deadline_s:g} s: {operation.reason}", retry=True)
+                return OrdersFailed(f"not done within {request.deadline_s:g} s: {operation.reason}", retry=True)
             await asyncio.sleep(self._looks_every)
             seen = await self._standing(operation, until)
             now = now if seen is None else seen

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from eep.operations.request import MOST_BYTES, BadOperation, parse_request
+from eep.operations.operation_request import MOST_BYTES, BadOperation, parse_request
 
 
 def parse(**fields: Any) -> Any:

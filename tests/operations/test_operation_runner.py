@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from eep.operations.request import OperationRequest
-from eep.operations.runner import OperationRunner
-from eep.operations.table import (
+from eep.operations.operation_request import OperationRequest
+from eep.operations.operation_runner import OperationRunner
+from eep.operations.operation_table import (
     MOST_ENDED,
     MOST_WAITING,
     Operation,
