@@ -58,6 +58,16 @@ class EventFeed:
         finally:
             self._waiting.discard(waits)
 
+    async def settle(self, seconds: float) -> None:
+        """Until the thread that reads the log has had time to read all of it, which takes a look without a new line; at most
+        so long."""
+        end = asyncio.get_running_loop().time() + seconds
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            before = self.newest
+            await self.wait(min(left, 2 * LOOKS_EVERY))
+            if self.newest == before:
+                return
+
 
 def follow_log(path: Path, told: Callable[[str], None]) -> threading.Event:
     """From now on a thread calls ``told`` with every line of the log at ``path``, the first ones too, until the log is

@@ -169,7 +169,7 @@ def make_router(api: ServedApi) -> APIRouter:
         last = request.headers.get("last-event-id", after)[:64]
         feed = api.follow()
         if not follow:
-            await feed.wait(_FIRST_LOOK_S if not feed.after("") else 0)
+            await feed.settle(_FIRST_LOOK_S)
             return JSONResponse([{"id": ident, **msgspec.json.decode(line)} for ident, line in feed.after(last)])
         if api.streams.is_full:
             return refusal(429, f"{api.streams.open} streams of events are open already")
@@ -178,7 +178,8 @@ def make_router(api: ServedApi) -> APIRouter:
 
     @router.get("/eep/ready", summary="200 if the server can serve, and so many ranks are in")
     async def ready(ranks: int = Query(1, ge=1, le=65536)) -> Response:
-        why = server_end.why_not_ready(api.manager, ranks)
+        api.manager.auto_create_handle_loop()  # from its first request on, the front end hears which ranks are in
+        why = server_end.why_not_ready(api.manager, ranks, unknown="it is not known yet which ranks are in")
         return refusal(503, why) if why is not None else JSONResponse({"ready": True})
 
     @router.get("/eep/ranks/{rank}/live", summary="200 if that rank is in and gets on")

@@ -75,11 +75,12 @@ def why_ending() -> str | None:
     return _end.why
 
 
-def why_not_ready(manager: Any, ranks: int = 1) -> str | None:
-    """Why a request that came now would wait, or would be refused, or why fewer than ``ranks`` are in; None if not so."""
+def why_not_ready(manager: Any, ranks: int = 1, unknown: str | None = None) -> str | None:
+    """Why a request that came now would wait, or would be refused, or why fewer than ``ranks`` are in; None if not so.
+    ``unknown``: the answer while no view has come."""
     front_end = tokenizer_hooks.front_end_of(manager)
     if front_end is None or not front_end.has_view:
-        return None  # SGLang says that it starts
+        return unknown  # SGLang says that it starts
     return front_end.service.why_not_ready(len(front_end.live), ranks, time.monotonic())
 
 

@@ -56,7 +56,7 @@ class Served:
         self.instance, self.status = Instance(), Status()
         self.api = routes.ServedApi(
             directory,
-            SimpleNamespace(),
+            SimpleNamespace(auto_create_handle_loop=lambda: None),
             self.status,
             OperationRunner(self.instance, looks_every=0.001),
             EventStreams(EventFeed("life"), lambda: False),
@@ -152,7 +152,7 @@ def test_a_rank_is_alive_if_it_is_in(served: Served) -> None:
 
 def test_readiness_is_what_the_front_end_says(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        server_end, "why_not_ready", lambda _, ranks: None if ranks < 3 else f"2 of {ranks} ranks are in"
+        server_end, "why_not_ready", lambda _, ranks, unknown: None if ranks < 3 else f"2 of {ranks} ranks are in"
     )
 
     async def body() -> None:
