@@ -8,11 +8,12 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
@@ -34,6 +35,7 @@ _FIRST_LOOK_S = 0.5
 """How long the answer to a new operation waits: one that is refused says so at once."""
 _LONGEST_WAIT_S = 60.0
 _LOOKS_EVERY = 0.05
+_TAGS: list[str | Enum] = ["eep"]
 _Endpoint = TypeVar("_Endpoint")
 
 
@@ -102,12 +104,13 @@ async def read_body(request: Request) -> bytes:
     return body
 
 
-def make_router(api: ServedApi) -> APIRouter:
-    router = APIRouter(tags=["eep"])
+def mount(app: FastAPI, api: ServedApi) -> None:
+    """Straight on the application: SGLang finds the level of a route's key by looking through the application's routes, and
+    in a router that is included it finds none."""
     admin: Callable[[_Endpoint], _Endpoint] = auth_level(AuthLevel.ADMIN_OPTIONAL)
     schema = {"application/json": {"schema": msgspec.json.schema(OperationRequest)["$defs"]["OperationRequest"]}}
 
-    @router.get("/eep/status", summary="The instance, each rank, margin, spares and operations")
+    @app.get("/eep/status", tags=_TAGS, summary="The instance, each rank, margin, spares and operations")
     @admin
     async def status() -> Response:
         try:
@@ -117,7 +120,7 @@ def make_router(api: ServedApi) -> APIRouter:
         whole["operations"] = [operation.describe() for operation in api.runner.table.unfinished()]
         return JSONResponse(whole)
 
-    @router.get("/eep/experts", summary="How many ranks hold each expert: copies[layer][expert]")
+    @app.get("/eep/experts", tags=_TAGS, summary="How many ranks hold each expert: copies[layer][expert]")
     @admin
     async def experts() -> Response:
         try:
@@ -126,8 +129,9 @@ def make_router(api: ServedApi) -> APIRouter:
             return refusal(503, f"the supervisor does not answer: {error}")
         return JSONResponse({"copies": held.copies, "by_rank": held.by_rank})
 
-    @router.post(
+    @app.post(
         "/eep/apply",
+        tags=_TAGS,
         summary="Ask for an operation; asking again with its id does nothing twice",
         openapi_extra={"requestBody": {"required": True, "content": schema}},
     )
@@ -150,12 +154,12 @@ def make_router(api: ServedApi) -> APIRouter:
             await asyncio.sleep(_LOOKS_EVERY)
         return _shown(operation)
 
-    @router.get("/eep/operations", summary="The newest operations")
+    @app.get("/eep/operations", tags=_TAGS, summary="The newest operations")
     @admin
     async def operations() -> Response:
         return JSONResponse([each.describe() for each in api.runner.table.newest(_SHOWN_OPERATIONS)])
 
-    @router.get("/eep/operations/{ident}", summary="One operation: accepted, running, done or failed")
+    @app.get("/eep/operations/{ident}", tags=_TAGS, summary="One operation: accepted, running, done or failed")
     @admin
     async def operation_of(ident: str) -> Response:
         operation = api.runner.table.get(ident)
@@ -163,7 +167,9 @@ def make_router(api: ServedApi) -> APIRouter:
             return refusal(404, f"there is no operation {ident[:64]!r}, or it ended long ago")
         return _shown(operation)
 
-    @router.get("/eep/events", summary="The event log as server-sent events; Last-Event-ID goes on after a line")
+    @app.get(
+        "/eep/events", tags=_TAGS, summary="The event log as server-sent events; Last-Event-ID goes on after a line"
+    )
     @admin
     async def events(request: Request, after: str = Query("", max_length=64), follow: bool = True) -> Response:
         last = request.headers.get("last-event-id", after)[:64]
@@ -176,13 +182,13 @@ def make_router(api: ServedApi) -> APIRouter:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         return StreamingResponse(api.streams.stream(last), media_type="text/event-stream", headers=headers)
 
-    @router.get("/eep/ready", summary="200 if the server can serve, and so many ranks are in")
+    @app.get("/eep/ready", tags=_TAGS, summary="200 if the server can serve, and so many ranks are in")
     async def ready(ranks: int = Query(1, ge=1, le=65536)) -> Response:
         api.manager.auto_create_handle_loop()  # from its first request on, the front end hears which ranks are in
         why = server_end.why_not_ready(api.manager, ranks, unknown="it is not known yet which ranks are in")
         return refusal(503, why) if why is not None else JSONResponse({"ready": True})
 
-    @router.get("/eep/ranks/{rank}/live", summary="200 if that rank is in and gets on")
+    @app.get("/eep/ranks/{rank}/live", tags=_TAGS, summary="200 if that rank is in and gets on")
     async def live(rank: int) -> Response:
         try:
             told = (await api.status.host())["ranks"].get(str(rank))
@@ -193,5 +199,3 @@ def make_router(api: ServedApi) -> APIRouter:
         if not told["in"] or told["status"] != "ready":
             return refusal(503, f"rank {rank} is {told['status']}")
         return JSONResponse({"rank": rank, "incarnation": told["incarnation"], "still_for": told["still_for"]})
-
-    return router

@@ -32,6 +32,6 @@ def _decide(original: Callable[..., Any], *, method: str, path: str, **named: An
 def _mount(server_args: Any, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
-    from sglang_patches.api.http_routes import make_router, serve
+    from sglang_patches.api import http_routes
 
-    app.include_router(make_router(serve(server_args, tokenizer_manager)))
+    http_routes.mount(app, http_routes.serve(server_args, tokenizer_manager))

@@ -63,7 +63,7 @@ class Served:
             has_key=has_key,
         )
         self.app = fastapi.FastAPI()
-        self.app.include_router(routes.make_router(self.api))
+        routes.mount(self.app, self.api)
         httpx: Any = importlib.import_module("httpx")
         self._client = lambda client: httpx.AsyncClient(
             transport=httpx.ASGITransport(app=self.app, client=(client, 5)), base_url="http://127.0.0.1:30000"
@@ -188,6 +188,24 @@ def test_the_schema_shows_every_route_and_the_guard_lets_them_through(served: Se
     assert {path for path in shown if path != "/eep/"} == OWN - {"/eep/"}
     assert "deadline_s" in json.dumps(shown["/eep/apply"]["post"])
     assert all(RouteList({}).is_allowed(path) for path in ("/eep/status", "/eep/operations/x", "/eep/ranks/3/live"))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/eep/apply"),
+        ("GET", "/eep/status"),
+        ("GET", "/eep/experts"),
+        ("GET", "/eep/events"),
+        ("GET", "/eep/operations"),
+        ("GET", "/eep/operations/x"),
+    ],
+)
+def test_sglang_asks_for_its_admin_key(served: Served, method: str, path: str) -> None:
+    auth: Any = importlib.import_module("sglang.srt.utils.auth")
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+    level = auth._get_auth_level_from_app_and_scope(served.app, scope)
+    assert level is auth.AuthLevel.ADMIN_OPTIONAL
 
 
 @pytest.mark.parametrize(
