@@ -46,6 +46,7 @@ class Stalled:
     rank: int
     incarnation: int
     seconds: float
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,11 @@ def _failed(turn: Turn, event: Failed) -> None:
 
 def _stalled(turn: Turn, event: Stalled) -> None:
     if turn.process(event.rank, event.incarnation, "standstill") is not None:
-        turn.fence(event.rank, f"rank {event.rank} made no progress for {event.seconds:.0f} s")
+        why = f": {event.evidence}" if event.evidence else ""
+        turn.fence(
+            event.rank,
+            f"rank {event.rank} made no progress for {event.seconds:.{1 if event.seconds < 10 else 0}f} s{why}",
+        )
 
 
 def _ready(turn: Turn, event: Ready) -> None:

@@ -34,6 +34,7 @@ from sglang_patches.server import controller_process, launcher, resignation, ser
 _LOOKS_EVERY = 0.05
 _LOADED_WITHIN = 3600.0
 _FAILS_AT_START = 3
+_STOPPED_WITHIN = 0.5
 PRELOAD = ("sglang_patches.server.preload", "sglang_patches.rank.rank_process")
 
 
@@ -52,6 +53,7 @@ def policy(wanted: ServerOptions) -> Policy:
         start_deadline=_LOADED_WITHIN,
         settle_deadline=wanted.repair_timeout_s,
         stall_deadline=wanted.stall_timeout_s,
+        stopped_deadline=_STOPPED_WITHIN if wanted.stall_timeout_s else 0.0,
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from eep import cli
 from eep.observe.metrics import METRICS
-from sglang_patches.front_end.routes import REFUSED
+from sglang_patches.front_end.routes import OWN, REFUSED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -174,3 +174,8 @@ def test_nothing_is_described_that_there_is_not() -> None:
     )
     named = set(re.findall(r"`(EEP_[A-Z0-9_]+)`", REFERENCE)) | set(re.findall(r"`(--eep-[a-z-]+)", REFERENCE))
     assert sorted(name for name in named if name not in code) == []
+
+
+def test_every_route_of_eep_is_described() -> None:
+    described = re.findall(r"`(?:GET|POST) (/eep/[^`]*)`", section("## HTTP API"))
+    assert sorted(OWN - set(described)) == ["/eep/"]

@@ -39,6 +39,7 @@ from eep.control.supervisor.rank_since import RankSince
 from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.stall_watch import StallWatch
+from eep.control.supervisor.stopped_watch import StoppedWatch
 from eep.control.supervisor.timers import DeadlineTimers
 from eep.control.wire.messages import AskOperation, ControlMessage, TellView
 from eep.faults import orders
@@ -127,6 +128,7 @@ class Supervisor:
         )
         self._timers = DeadlineTimers(self.feed)
         self._stalls = StallWatch(self, self._front_desk.progress_of)
+        self._stops = StoppedWatch(self, lambda: self.pids)
         self._since = RankSince()
         self._changed = asyncio.Event()
         self._stopped = False
@@ -158,6 +160,7 @@ class Supervisor:
         self._front_desk.listen()
         self._driver.start()
         self._stalls.start()
+        self._stops.start()
 
     async def stop(self) -> None:
         """End every rank, tell the others, remove what was made. Doing it again does nothing."""
@@ -165,6 +168,7 @@ class Supervisor:
             return
         self._stopped = True
         self._stalls.cancel()
+        self._stops.cancel()
         self.feed(StopAsked())
         try:
             await asyncio.wait_for(self.wait_until(lambda: self._processes.all_ended), STOPS_WITHIN)

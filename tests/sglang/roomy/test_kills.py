@@ -79,7 +79,7 @@ def test_a_rank_that_stands_still_for_a_moment_costs_only_time(drilled: Drilled)
         wait_for_answers(story.load)
         before = lives_of(story, *range(RANKS))
         story.target.stop(3)
-        time.sleep(1.0)  # for so long it stands still
+        time.sleep(0.2)  # for so long it stands still
         story.target.resume(3)
         wait_for_answers(story.load)
     drilled.check(story)
