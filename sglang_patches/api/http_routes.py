@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +18,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from eep.console.api_client import URL_FILE
 from eep.control.private_directory import PrivateDirectory
 from eep.observe.event_feed import EventFeed, follow_log
 from eep.operations.operation_request import MOST_BYTES, BadOperation, OperationRequest, parse_request
@@ -74,6 +76,7 @@ def serve(server_args: Any, manager: Any) -> ServedApi:
         reader = getattr(manager, "load_snapshot_reader", None)
         return [] if reader is None else list(reader.read_all())
 
+    _say_where(directory, server_args)
     status = ServerStatus(directory, front_end, loads, device_of(server_args), socket.gethostname())
     return ServedApi(
         directory,
@@ -83,6 +86,14 @@ def serve(server_args: Any, manager: Any) -> ServedApi:
         EventStreams(EventFeed(secrets.token_hex(4)), lambda: server_end.why_ending() is not None),
         has_key=bool(server_args.api_key or getattr(server_args, "admin_api_key", None)),
     )
+
+
+def _say_where(directory: Path, server_args: Any) -> None:
+    """For ``eep``, which finds the directory by itself."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(server_args.host, server_args.host)
+    scheme = "https" if getattr(server_args, "ssl_certfile", None) else "http"
+    with suppress(OSError):  # where there is no room, it is asked without HTTP
+        (directory / URL_FILE).write_text(f"{scheme}://{f'[{host}]' if ':' in host else host}:{server_args.port}\n")
 
 
 def refusal(status: int, why: str) -> JSONResponse:
