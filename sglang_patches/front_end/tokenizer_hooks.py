@@ -67,7 +67,7 @@ def _prepare_directory(*_: Any, **__: Any) -> None:
     os.environ[DIRECTORY] = str(directory)
     if options.required().faults:
         allow_in(directory)
-    logger.info("eep: the supervisor's directory is %s ('eep status --dir', 'eep events --dir')", directory)
+    logger.info("eep: the supervisor's directory is %s ('eep status', 'eep events')", directory)
 
 
 def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:

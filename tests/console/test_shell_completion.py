@@ -8,7 +8,6 @@ import pytest
 from eep import cli
 from eep.console.shell_completion import script_for, words_of
 
-
 _ASK = 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _eep; printf "%s\\n" "${COMPREPLY[@]}"'
 
 

@@ -141,8 +141,11 @@ def commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, 
 def test_every_command_and_its_options_are_described(parser: argparse.ArgumentParser) -> None:
     known = dict(commands(parser, "eep"))
     assert len(known) >= 6
+    shared = section("## Commands").split("\n### ")[0]
     for name, command in known.items():
         text = section(f"### `{name}`")
+        asks_a_server = any(action.dest == "url" for action in command._actions)
+        text += shared if asks_a_server else ""
         words = re.findall(r"[\w-]+", text)
         for action in command._actions:
             if action.option_strings and action.dest != "help":
