@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from eep.console.api_client import URL_FILE
@@ -37,6 +37,15 @@ _FIRST_LOOK_S = 0.5
 """How long the answer to a new operation waits: one that is refused says so at once."""
 _LONGEST_WAIT_S = 60.0
 _LOOKS_EVERY = 0.05
+_PAGE = Path(__file__).parent / "page.html"
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+"""The page loads nothing from elsewhere, and no other page may show it in a frame and have its buttons pressed."""
 _TAGS: list[str | Enum] = ["eep"]
 _Endpoint = TypeVar("_Endpoint")
 
@@ -72,17 +81,28 @@ def serve(server_args: Any, manager: Any) -> ServedApi:
     def front_end() -> Any:
         return tokenizer_hooks.front_end_of(manager)
 
+    def woken() -> Any:
+        manager.auto_create_handle_loop()  # before its first request there is no front end
+        return front_end()
+
     def loads() -> list[Any]:
         reader = getattr(manager, "load_snapshot_reader", None)
         return [] if reader is None else list(reader.read_all())
 
     _say_where(directory, server_args)
-    status = ServerStatus(directory, front_end, loads, device_of(server_args), socket.gethostname())
+    status = ServerStatus(
+        directory,
+        front_end,
+        loads,
+        device_of(server_args),
+        socket.gethostname(),
+        has_metrics=bool(server_args.enable_metrics),
+    )
     return ServedApi(
         directory,
         manager,
         status,
-        OperationRunner(ServerAccess(directory, status, front_end)),
+        OperationRunner(ServerAccess(directory, status, woken)),
         EventStreams(EventFeed(secrets.token_hex(4)), lambda: server_end.why_ending() is not None),
         has_key=bool(server_args.api_key or getattr(server_args, "admin_api_key", None)),
     )
@@ -192,6 +212,10 @@ def mount(app: FastAPI, api: ServedApi) -> None:
             return refusal(429, f"{api.streams.open} streams of events are open already")
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         return StreamingResponse(api.streams.stream(last), media_type="text/event-stream", headers=headers)
+
+    @app.get("/eep/", tags=_TAGS, summary="A page to look at", response_class=HTMLResponse)
+    async def page() -> Response:
+        return HTMLResponse(_PAGE.read_text(), headers=_PAGE_HEADERS)
 
     @app.get("/eep/ready", tags=_TAGS, summary="200 if the server can serve, and so many ranks are in")
     async def ready(ranks: int = Query(1, ge=1, le=65536)) -> Response:

@@ -49,11 +49,14 @@ class ServerStatus:
         loads: Callable[[], list[Any]],
         devices: Callable[[int], str],
         host: str,
+        *,
+        has_metrics: bool = False,
     ) -> None:
         self._directory, self._front_end, self._loads, self._devices = directory, front_end, loads, devices
-        self._hostname = host
+        self._hostname, self._has_metrics = host, has_metrics
         self._host = SharedAnswer(lambda: read_status(directory), FRESH_S)
         self._lives: dict[int, int] = {}
+        self._held_in = (-1, "")
         self._held = SharedAnswer(self._read_held, EXPERTS_FRESH_S)
 
     async def host(self) -> dict[str, Any]:
@@ -66,9 +69,10 @@ class ServerStatus:
 
     async def experts(self) -> HeldExperts:
         status = await self._host.get()
-        lives = {int(rank): told["incarnation"] for rank, told in status["ranks"].items() if told["in"]}
-        if lives != self._lives:  # what was read is of another view
-            self._lives, self._held = lives, SharedAnswer(self._read_held, EXPERTS_FRESH_S)
+        stands = (status["epoch"], status["phase"])
+        if stands != self._held_in:  # what was read is of another view, or of before its repair
+            self._lives = {int(rank): told["incarnation"] for rank, told in status["ranks"].items() if told["in"]}
+            self._held_in, self._held = stands, SharedAnswer(self._read_held, EXPERTS_FRESH_S)
         found: HeldExperts = await self._held.get()
         return found
 
@@ -98,6 +102,7 @@ class ServerStatus:
             "uncovered_experts": held.uncovered if held.copies else None,
             "delivered_tokens": 0 if front_end is None else front_end.ledger.delivered_tokens,
             "moved_requests": 0 if front_end is None else front_end.ledger.moved,
+            "metrics": self._has_metrics,
             "time": time.time(),
         }
 
