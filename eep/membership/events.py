@@ -46,7 +46,8 @@ class Stalled:
     rank: int
     incarnation: int
     seconds: float
-    evidence: str = ""
+    stopped: bool = False
+    """Its process is stopped, and will not run until it is told to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,10 @@ class Ledger:
     def has_waiting(self) -> bool:
         return len(self._line) > 0
 
+    @property
+    def waiting_count(self) -> int:
+        return len(self._line)
+
     def waiting(self) -> list[str]:
         """The requests that no rank has, in order of acceptance, for when other ranks are in than before."""
         return self._line.in_order()

@@ -24,6 +24,7 @@ from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
 from sglang_patches.addressed_life import RENEWED, REVOKED
 from sglang_patches.front_end import broadcasts
+from sglang_patches.front_end.gauges import ServerGauges
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
 from sglang_patches.front_end.request_limits import RequestLimits
 from sglang_patches.front_end.sampling_fields import check_fields
@@ -142,11 +143,19 @@ def _start_watching(_: None, manager: Any) -> None:
 
     def on_view(view: View, running: bool) -> None:
         call(_apply_view, manager, front_end, view, running)
+        if running:
+            gauges.look_soon()
 
     def on_gone(rank: int, incarnation: int, reason: str, failed: bool) -> None:
         call(_apply_loss, front_end, rank, incarnation, failed)
 
     directory = Path(os.environ[DIRECTORY])
+    ledger = front_end.ledger
+    gauges = ServerGauges(
+        directory,
+        lambda: (len(ledger), ledger.waiting_count),
+        masks=options.required().on_lost_coverage == "mask",
+    )
     front_end.watcher = Watcher(directory, on_view, on_gone)  # type: ignore[attr-defined]
     if (process := detokenizer.current()) is not None:
         give_up = partial(resignation.announce, directory)

@@ -19,6 +19,7 @@ from eep.control.launch.refill import Refill
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import PrivateDirectory
 from eep.control.supervisor.background import BackgroundSupervisor
+from eep.control.supervisor.change_log import ChangeLog
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import Effect, Launch, Notify, Policy, RankGone
@@ -117,6 +118,7 @@ class ServerRanks:
         )
         supervisor.watch_effects(self.lives.follow)
         supervisor.watch_effects(InstanceMetrics())
+        supervisor.watch_effects(ChangeLog())
         return supervisor
 
     def pid(self, rank: int) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eep import cli
-from eep.observe.metrics import METRICS
+from eep.observe.metric_table import METRICS
 from sglang_patches.front_end.routes import OWN, REFUSED
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,6 @@ from eep.membership import Stalled, Standstill, after_look, has_stalled
 PAUSE = 0.15
 """Seconds between two looks."""
 _STOPPED = "T"
-EVIDENCE = "its process is stopped"
 
 
 def time_of_stopped(pid: int, proc: Path = Path("/proc")) -> int | None:
@@ -68,7 +67,7 @@ class StoppedWatch:
         self._seen = seen
         for rank, each in seen.items():
             if has_stalled(each, self._deadline):
-                self._host.feed(Stalled(rank, each.incarnation, each.seconds, EVIDENCE))
+                self._host.feed(Stalled(rank, each.incarnation, each.seconds, stopped=True))
 
     def _tick(self) -> None:
         self.start()
