@@ -36,6 +36,7 @@ _SHOWN_OPERATIONS = 64
 _FIRST_LOOK_S = 0.5
 """How long the answer to a new operation waits: one that is refused says so at once."""
 _LONGEST_WAIT_S = 60.0
+_BODY_WITHIN_S = 10.0
 _LOOKS_EVERY = 0.05
 _PAGE = Path(__file__).parent / "page.html"
 _PAGE_HEADERS = {
@@ -126,12 +127,16 @@ def _shown(operation: Operation) -> JSONResponse:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request; :class:`BadOperation` as soon as it is too long."""
+    """The body of a request; :class:`BadOperation` as soon as it is too long, or takes too long."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise BadOperation(f"the request has more than {MOST_BYTES} bytes")
+    try:
+        async with asyncio.timeout(_BODY_WITHIN_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise BadOperation(f"the request has more than {MOST_BYTES} bytes")
+    except TimeoutError:
+        raise BadOperation(f"the request was not sent within {_BODY_WITHIN_S:g} s") from None
     return body
 
 

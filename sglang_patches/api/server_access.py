@@ -20,7 +20,8 @@ class ServerAccess:
         self._supervisor, self._status, self._front_end = SupervisorAccess(directory), status, front_end
 
     async def standing(self) -> Standing:
-        return Standing.of(await self._status.host())
+        # An answer from before the last order would be taken for what came of it.
+        return Standing.of(await self._status.host(fresh=True))
 
     async def give(self, order: Order, name: str) -> None:
         if order.action not in ("drain", "undrain"):

@@ -59,9 +59,10 @@ class ServerStatus:
         self._held_in = (-1, "")
         self._held = SharedAnswer(self._read_held, EXPERTS_FRESH_S)
 
-    async def host(self) -> dict[str, Any]:
-        """What the supervisor says, and what the front end adds to decide about operations. OSError: it does not answer."""
-        status = dict(await self._host.get())
+    async def host(self, *, fresh: bool = False) -> dict[str, Any]:
+        """What the supervisor says, and what the front end adds to decide about operations. OSError: it does not answer.
+        ``fresh``: as it stands now, and not a moment ago."""
+        status = await asyncio.to_thread(read_status, self._directory) if fresh else dict(await self._host.get())
         front_end = self._front_end()
         status["open_requests"] = 0 if front_end is None else len(front_end.ledger)
         status["draining"] = front_end is not None and front_end.service.draining

@@ -170,8 +170,10 @@ def _apply_view(manager: Any, front_end: FrontEnd, view: View, running: bool) ->
 
 
 def _apply_loss(front_end: FrontEnd, rank: int, incarnation: int, failed: bool) -> None:
+    was_in = front_end.live.get(rank) == incarnation
     front_end.on_gone(rank, incarnation, failed)
-    front_end.service.seen(len(front_end.live), False, time.monotonic())
+    if was_in:  # a view without it follows, and says that the others run
+        front_end.service.seen(len(front_end.live), False, time.monotonic())
 
 
 def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:

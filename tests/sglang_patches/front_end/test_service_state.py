@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import time
+
+from sglang_patches.front_end import tokenizer_hooks
 from sglang_patches.front_end.service_state import LONGEST_PAUSE_S, ServiceState
+from tests.sglang_patches.front_end.front_end_server import Server
 
 
 def served(fewest: int = 3) -> ServiceState:
@@ -45,3 +49,15 @@ def test_a_server_is_unhealthy_when_requests_begin_to_fail_for_want_of_ranks() -
     assert "301 s" in str(state.why_unhealthy(300.0, 311.0))
     state.seen(3, True, 312.0)
     assert state.why_unhealthy(300.0, 9999.0) is None
+
+
+def test_a_rank_that_dies_before_it_was_in_stops_nothing() -> None:
+    """No view follows its death, so nothing would say that the ranks run."""
+    server = Server()
+    server.view(1, r0=0, r1=0, r2=0)
+    front_end, much_later = server.front_end, time.monotonic() + 1000
+    front_end.service.seen(3, True, time.monotonic())
+    tokenizer_hooks._apply_loss(front_end, 3, 0, False)
+    assert front_end.service.why_not_ready(3, 1, much_later) is None
+    tokenizer_hooks._apply_loss(front_end, 2, 0, False)
+    assert front_end.service.why_not_ready(2, 1, much_later) is not None
