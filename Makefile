@@ -44,10 +44,13 @@ $(VENV)/.sglang: $(VENV)/.ready $(wildcard sglang_patches/cpu/requirements*.txt)
 	touch $@
 
 # Debian names. Where they cannot be had, the tests that need them are skipped and say so.
-system-packages:  ## etcd, spin, iproute2, openssl and libibverbs1, which some tests need
+system-packages:  ## etcd, spin, iproute2, openssl, libibverbs1, chromium and prometheus, which some tests need
 	{ command -v etcd && command -v spin && command -v ip && command -v openssl && dpkg -s libibverbs1; } > /dev/null 2>&1 || \
 	    { apt-get update -q && apt-get install -qy --no-install-recommends etcd-server spin iproute2 openssl libibverbs1; } || \
 	    echo "could not install etcd-server, spin, iproute2, openssl and libibverbs1: tests that need them will be skipped"
+	{ command -v chromedriver && command -v promtool; } > /dev/null 2>&1 || \
+	    { apt-get update -q && apt-get install -qy --no-install-recommends chromium chromium-driver prometheus; } || \
+	    echo "could not install chromium, chromium-driver and prometheus: tests that need them will be skipped"
 
 build: setup native  ## the native library, built into eep/lib (incremental)
 

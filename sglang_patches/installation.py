@@ -34,6 +34,7 @@ AREAS = (
     "rank.receipt",
     "rank.detokenizer_link",
     "front_end.server_end",
+    "api.mounting",
     "rank.resumption",
     "sampling.seeds",
 )

@@ -92,6 +92,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return None
         return self.max_queued + self.running_per_rank * max(ranks, self.ranks)
 
+    @property
+    def least_to_serve(self) -> int:
+        """How many ranks can serve; fewer wait for others."""
+        return self.fewest_ranks if self.on_lost_coverage == "refuse" else 1
+
     def publish(self) -> None:
         """Leave the options where this process, and those that it starts from now on, find them."""
         os.environ[VARIABLE] = msgspec.json.encode(self).decode()

@@ -92,6 +92,7 @@ TARGETS = (
         "no text is sent twice to the client of a request that has moved",
         ("recv_obj",),
     ),
+    HookTarget("utils.auth.decide_request_auth", "probes and the page need no key", ("method", "path")),
     HookTarget(
         "entrypoints.http_server._setup_and_run_http_server",
         "routes that would end ranks are refused; readiness; the status of a server that resigned",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from eep.console.server_choice import directory_of
 from eep.drill import drill_command
 
 ACTIONS = ("kill", "stop", "cont", "slow", "drop", "drill", "arm", "disarm")
@@ -46,7 +46,7 @@ def register(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     from eep.drill.faults import Target
 
-    target = Target(Path(options.dir))
+    target = Target(directory_of(options))
     target.need_permission()
     rank = options.number if options.rank is None else options.rank
     match options.action:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eep.membership.effects import LossCause
 from eep.membership.events import Deadline, Timer
 from eep.membership.records import Phase
 from eep.membership.state import LocalRank, RankStatus
@@ -30,16 +31,16 @@ def _settle_late(turn: Turn, epoch: int) -> None:
         return
     for rank, local in turn.state.ranks.items():
         if turn.state.is_in(rank) and local.settled != epoch:
-            turn.fence(rank, f"rank {rank} did not settle in epoch {epoch} in time")
+            turn.fence(rank, f"rank {rank} did not settle in epoch {epoch} in time", LossCause.LATE)
 
 
 def _rank_late(turn: Turn, timer: Timer, rank: int, local: LocalRank) -> None:
     if timer is Timer.RELAUNCH and local.status is RankStatus.RESTING:
         turn.update_rank(rank, status=RankStatus.WANTED)
     elif timer is Timer.START and local.status is RankStatus.STARTING:
-        turn.fence(rank, f"rank {rank} was not ready in time")
+        turn.fence(rank, f"rank {rank} was not ready in time", LossCause.LATE)
     elif timer is Timer.LEAVE and local.status is RankStatus.LEAVING:
-        turn.fence(rank, f"rank {rank} had left but did not end")
+        turn.fence(rank, f"rank {rank} had left but did not end", LossCause.LATE)
     elif timer is Timer.FENCE and local.status is RankStatus.FENCING:
         turn.update_rank(rank, status=RankStatus.STUCK)
         turn.log(

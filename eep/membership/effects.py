@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from eep.membership.events import Deadline
 from eep.membership.records import InstanceRecord, Phase, Report
@@ -77,6 +78,24 @@ class Reject:
     reason: str
 
 
+class LossCause(Enum):
+    """What ended a life of a rank, or is about to."""
+
+    EXIT = "exit"
+    """Its process died, whatever the reason."""
+    EXCEPTION = "exception"
+    STALLED = "stalled"
+    STOPPED = "stopped"
+    SUSPECTED = "suspected"
+    LATE = "late"
+    """It did not start, settle or leave in time."""
+    OPERATOR = "operator"
+    END = "end"
+    """Its supervisor ends."""
+    OUTSIDE = "outside"
+    """It was not, or no longer, part of the instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankGone:
     """This life of a local rank is over, or is being ended: expect nothing more of it.
@@ -91,6 +110,7 @@ class RankGone:
     cause: str
     asked_to_leave: bool = False
     failed: bool = False
+    kind: LossCause = LossCause.EXIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class Stalled:
     rank: int
     incarnation: int
     seconds: float
+    stopped: bool = False
+    """Its process is stopped, and will not run until it is told to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eep.membership.deadlines import deadline_passed
-from eep.membership.effects import Fence
+from eep.membership.effects import Fence, LossCause
 from eep.membership.events import (
     Action,
     Deadline,
@@ -80,12 +80,14 @@ def _pulse_stopped(turn: Turn, event: PulseStopped) -> None:
 def _failed(turn: Turn, event: Failed) -> None:
     """Its process is alive until it is fenced, and may hang where it would end."""
     if turn.process(event.rank, event.incarnation, "failure") is not None:
-        turn.fence(event.rank, f"rank {event.rank} failed: {event.evidence}", failed=True)
+        turn.fence(event.rank, f"rank {event.rank} failed: {event.evidence}", LossCause.EXCEPTION, failed=True)
 
 
 def _stalled(turn: Turn, event: Stalled) -> None:
     if turn.process(event.rank, event.incarnation, "standstill") is not None:
-        turn.fence(event.rank, f"rank {event.rank} made no progress for {event.seconds:.0f} s")
+        why = f"rank {event.rank} made no progress for {event.seconds:.{1 if event.seconds < 10 else 0}f} s"
+        why += ": its process is stopped" if event.stopped else ""
+        turn.fence(event.rank, why, LossCause.STOPPED if event.stopped else LossCause.STALLED)
 
 
 def _ready(turn: Turn, event: Ready) -> None:
@@ -168,7 +170,7 @@ def _operator_asked(turn: Turn, event: OperatorAsked) -> None:
     if event.action is Action.REMOVE:
         _take_out(turn, event.rank, cause, event.operation)
     elif event.action is Action.KILL:
-        turn.fence(event.rank, cause, blameless=True)
+        turn.fence(event.rank, cause, LossCause.OPERATOR, blameless=True)
     else:
         turn.update_rank(event.rank, keep=True, failures=0)
         if local.status in (RankStatus.DOWN, RankStatus.RESTING):
@@ -179,7 +181,7 @@ def _stop_asked(turn: Turn, _: StopAsked) -> None:
     turn.update(stopping=True)
     for rank, local in turn.state.ranks.items():
         if local.has_process:
-            turn.fence(rank, "the supervisor is stopping")
+            turn.fence(rank, "the supervisor is stopping", LossCause.END)
         else:
             turn.update_rank(rank, status=RankStatus.DOWN)
 

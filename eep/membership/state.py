@@ -32,6 +32,8 @@ class Policy:
     settle_deadline: float = 120.0
     stall_deadline: float = 60.0
     """How long a rank that runs may make no progress; 0: for ever."""
+    stopped_deadline: float = 0.0
+    """How long a rank that is in may be stopped (SIGSTOP); 0: until its peers or the other deadlines notice."""
     fence_deadline: float = 10.0
     leave_grace: float = 5.0
     relaunch_backoff: float = 0.5

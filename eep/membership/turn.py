@@ -11,6 +11,7 @@ from eep.membership.effects import (
     Fence,
     Launch,
     ListReports,
+    LossCause,
     Notify,
     PhaseChanged,
     Propose,
@@ -88,7 +89,7 @@ class Turn:
             self.update(revoked=self.state.epoch)
             self.do(Revoke(self.state.epoch, reason))
 
-    def fence(self, rank: int, reason: str, *, blameless: bool = False, failed: bool = False) -> None:
+    def fence(self, rank: int, reason: str, kind: LossCause, *, blameless: bool = False, failed: bool = False) -> None:
         local = self.state.ranks[rank]
         if not local.runs:
             return
@@ -96,15 +97,17 @@ class Turn:
             self.revoke(f"rank {rank} is being fenced: {reason}")
         self.update_rank(rank, status=RankStatus.FENCING, blameless=blameless)
         self.do(Fence(rank, local.incarnation, reason))
-        self.say_gone(rank, local, reason, failed=failed)
+        self.say_gone(rank, local, reason, kind, failed=failed)
         self.log("FENCING", reason, rank)
         self.set_timer(Timer.FENCE, local.incarnation, self.state.policy.fence_deadline, rank)
 
-    def say_gone(self, rank: int, before: LocalRank, cause: str, *, failed: bool = False) -> None:
+    def say_gone(
+        self, rank: int, before: LocalRank, cause: str, kind: LossCause = LossCause.EXIT, *, failed: bool = False
+    ) -> None:
         """``before`` is the rank before its end was seen. If it no longer ran then, its end was told already."""
         if before.runs:
             left = before.status is RankStatus.LEAVING
-            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=left, failed=failed))
+            self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=left, failed=failed, kind=kind))
 
     def adopt(self, instance: InstanceRecord | None, version: int) -> None:
         """Follow a record that was seen. Only a newer one changes anything."""
@@ -149,10 +152,10 @@ class Turn:
                     f"rank {rank} belongs to {instance.owners[rank]}; give this host other ranks, or stop that one",
                 )
         elif not mine or instance.granted[rank] != local.incarnation:
-            self.fence(rank, f"rank {rank} now belongs to {instance.owners[rank]}", blameless=True)
+            self.fence(rank, f"rank {rank} now belongs to {instance.owners[rank]}", LossCause.OUTSIDE, blameless=True)
         elif self.state.is_in(rank):
             if rank in instance.condemned:
-                self.fence(rank, instance.reason)
+                self.fence(rank, instance.reason, LossCause.SUSPECTED)
             elif not (local.runs or local.status is RankStatus.FENCING):
                 self.revoke(f"rank {rank} is in epoch {view.epoch} but dead")
             elif instance.phase is Phase.RUN:
@@ -161,7 +164,8 @@ class Turn:
             if local.status is RankStatus.LEAVING:
                 self.set_timer(Timer.LEAVE, local.incarnation, self.state.policy.leave_grace, rank)
             else:
-                self.fence(rank, f"rank {rank} is not in epoch {view.epoch}: {instance.reason}", blameless=True)
+                why = f"rank {rank} is not in epoch {view.epoch}: {instance.reason}"
+                self.fence(rank, why, LossCause.OUTSIDE, blameless=True)
 
     def _expect_settling(self, instance: InstanceRecord) -> None:
         if not self.state.leased:

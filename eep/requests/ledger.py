@@ -53,6 +53,8 @@ class Ledger:
         self._blame = Blame()
         self._accepted = 0
         self.moved = 0
+        self.delivered_tokens = 0
+        """How many tokens clients have been sent."""
         self.dropped = 0
         """How many outputs belonged to no open life: they came late, or their request was never accepted."""
 
@@ -117,6 +119,7 @@ class Ledger:
         if new:
             self._blame.cleared(entry)
         entry.delivered += new
+        self.delivered_tokens += len(new)
         self._loads.grow(entry.rank, len(new))
         entry.text_length += len(text)
         if entry.moves:
@@ -200,6 +203,10 @@ class Ledger:
     @property
     def has_waiting(self) -> bool:
         return len(self._line) > 0
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._line)
 
     def waiting(self) -> list[str]:
         """The requests that no rank has, in order of acceptance, for when other ranks are in than before."""

@@ -12,6 +12,7 @@ DIVERGED = (
 RANK_LOST = "the rank that served this request was lost, and {why}"
 OUTPUT_LOST = "the detokenizer was lost with a part of this answer, and {why}"
 FULL = "the server has {open} open requests, and --max-queued-requests allows no more"
+DRAINING = "the server drains: it accepts no requests"
 HARMFUL = "this request is not served again, since it may be what ends ranks: {why}"
 
 

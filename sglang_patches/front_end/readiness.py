@@ -1,7 +1,8 @@
 """What probes are told.
 
-``/health`` says that the process lives; SGLang answers it, without asking a rank. ``/health_generate`` says that the server
-is ready: at once no while no rank is in, and otherwise SGLang has a rank make a token.
+``/health`` says that the server lives: SGLang answers it, without asking a rank. It fails once nothing could be served for so
+long that requests fail. ``/health_generate`` says that the server is ready: at once no while the ranks cannot serve, and
+otherwise SGLang has a rank make a token.
 
 A server that ends answers every request with status 503.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from sglang_patches.front_end.route_guard import Application, Receive, Scope, Send, path_of, send_error
 
 READINESS = "/health_generate"
+LIVENESS = "/health"
 UNTIL_THE_END = ("/metrics", "/metrics/")
 """Routes that a server answers while it ends."""
 _LOOKS_EVERY = 0.1
@@ -23,10 +25,14 @@ Reason = Callable[[], str | None]
 
 
 class ReadinessGate:
-    """An ASGI application before another. ``why_ending``, ``why_not_ready``: the reason, or None while there is none."""
+    """An ASGI application before another. ``why_ending``, ``why_not_ready``, ``why_unhealthy``: the reason, or None while
+    there is none."""
 
-    def __init__(self, app: Application, why_ending: Reason, why_not_ready: Reason) -> None:
+    def __init__(
+        self, app: Application, why_ending: Reason, why_not_ready: Reason, why_unhealthy: Reason = lambda: None
+    ) -> None:
         self._app, self._why_ending, self._why_not_ready = app, why_ending, why_not_ready
+        self._why_unhealthy = why_unhealthy
         self._asking: set[asyncio.Future[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,4 +71,6 @@ class ReadinessGate:
         ending = None if path in UNTIL_THE_END else self._why_ending()
         if ending is not None:
             return f"the server ends: {ending}; try again"
+        if path == LIVENESS:
+            return self._why_unhealthy()
         return self._why_not_ready() if path == READINESS else None

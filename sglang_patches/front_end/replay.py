@@ -22,6 +22,7 @@ from eep.view import View
 from sglang_patches.addressed_life import RECEIVED
 from sglang_patches.front_end import finish_reasons, ledger_adapter
 from sglang_patches.front_end.request_limits import RequestLimits, check_ranges
+from sglang_patches.front_end.service_state import ServiceState
 from sglang_patches.sampling.seeds import Seeds
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,9 @@ class FrontEnd:
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
         lost_lives: Callable[[int, int], None] | None = None,
+        service: ServiceState | None = None,
     ) -> None:
+        self.service = service or ServiceState()
         self.ledger = Ledger(measure)
         self.live: dict[int, int] = {}
         self.has_view = False
@@ -115,11 +118,14 @@ class FrontEnd:
             self._accept_requests(requests)
 
     def _is_full(self, messages: list[Any]) -> bool:
-        """Whether these would be more requests than may be open. Then their clients are told so, as soon as they wait."""
+        """Whether these would be more requests than may be open now. Then their clients are told so, as soon as they wait."""
         most = self._most_open(len(self.live))
-        if most is None or len(self.ledger) + len(messages) <= most:
-            return False
-        reason = finish_reasons.try_again(finish_reasons.FULL.format(open=len(self.ledger)))
+        why = finish_reasons.DRAINING
+        if not self.service.draining:
+            if most is None or len(self.ledger) + len(messages) <= most:
+                return False
+            why = finish_reasons.FULL.format(open=len(self.ledger))
+        reason = finish_reasons.try_again(why)
         for message in messages:
             self._later(0, partial(self._answer, message.rid, reason, len(getattr(message, "input_ids", None) or ())))
         return True

@@ -117,6 +117,21 @@ ALLOWED = frozenset(
     )
 )
 
+OWN = frozenset(
+    (
+        "/eep/",
+        "/eep/apply",
+        "/eep/events",
+        "/eep/experts",
+        "/eep/operations",
+        "/eep/operations/{ident}",
+        "/eep/ranks/{rank}/live",
+        "/eep/ready",
+        "/eep/status",
+    )
+)
+"""EEP's own routes (:mod:`sglang_patches.api`)."""
+
 _REFUSED_FOR: Mapping[str, tuple[str, ...]] = {
     CHANGE: (
         "/begin_weight_update",
@@ -186,7 +201,7 @@ class RouteList:
     def __init__(self, environment: Mapping[str, str]) -> None:
         renamed = {environment[variable] for variable in NAMED_BY if variable in environment}
         asked = {each.strip() for each in environment.get(ALLOW, "").split(",")} - {""}
-        self._allowed = ALLOWED | renamed | asked
+        self._allowed = ALLOWED | OWN | renamed | asked
 
     def is_allowed(self, path: str) -> bool:
         return path in self._allowed or any(_pattern(each).fullmatch(path) for each in _with_parameters(self._allowed))

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,35 @@ def _run_http_server(
 ) -> None:
     from sglang.srt.entrypoints.http_server import app
 
-    def why_not_ready() -> str | None:
-        front_end = tokenizer_hooks.front_end_of(tokenizer_manager)
-        if front_end is None or not front_end.has_view or front_end.live:
-            return None
-        return "no rank is in; the supervisor is bringing them back"
-
-    app.add_middleware(ReadinessGate, why_ending=lambda: _end.why, why_not_ready=why_not_ready)
+    app.add_middleware(
+        ReadinessGate,
+        why_ending=why_ending,
+        why_not_ready=lambda: why_not_ready(tokenizer_manager),
+        why_unhealthy=lambda: _why_unhealthy(tokenizer_manager),
+    )
     original(server_args, tokenizer_manager, *arguments, **named)
     if _end.resigned:
         raise SystemExit(1)
+
+
+def why_ending() -> str | None:
+    """Why this server ends; None while it does not."""
+    return _end.why
+
+
+def why_not_ready(manager: Any, ranks: int = 1, unknown: str | None = None) -> str | None:
+    """Why a request that came now would wait, or would be refused, or why fewer than ``ranks`` are in; None if not so.
+    ``unknown``: the answer while no view has come."""
+    front_end = tokenizer_hooks.front_end_of(manager)
+    if front_end is None or not front_end.has_view:
+        return unknown  # SGLang says that it starts
+    return front_end.service.why_not_ready(len(front_end.live), ranks, time.monotonic())
+
+
+def _why_unhealthy(manager: Any) -> str | None:
+    front_end = tokenizer_hooks.front_end_of(manager)
+    limit = tokenizer_hooks.wait_limit()
+    return None if front_end is None else front_end.service.why_unhealthy(limit, time.monotonic())
 
 
 async def _end_in_time(original: Callable[[Any], Any], manager: Any) -> None:

@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,11 @@ from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
 from sglang_patches.addressed_life import RENEWED, REVOKED
 from sglang_patches.front_end import broadcasts
+from sglang_patches.front_end.gauges import ServerGauges
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
 from sglang_patches.front_end.request_limits import RequestLimits
 from sglang_patches.front_end.sampling_fields import check_fields
+from sglang_patches.front_end.service_state import ServiceState
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
 from sglang_patches.server import detokenizer, private_sockets, resignation
@@ -65,7 +68,7 @@ def _prepare_directory(*_: Any, **__: Any) -> None:
     os.environ[DIRECTORY] = str(directory)
     if options.required().faults:
         allow_in(directory)
-    logger.info("eep: the supervisor's directory is %s ('eep status --dir', 'eep events --dir')", directory)
+    logger.info("eep: the supervisor's directory is %s ('eep status', 'eep events')", directory)
 
 
 def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = None) -> FrontEnd:
@@ -87,12 +90,18 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             most_open=options.required().most_open,
             measure=_measure_of(manager),
             health_checks=(HEALTH_CHECK_RID_PREFIX,),
-            wait_limit=float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT)),
+            wait_limit=wait_limit(),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
             lost_lives=partial(broadcasts.expect_answers, manager),
+            service=ServiceState(options.required().least_to_serve),
         )
         setattr(manager, _ATTRIBUTE, found)
     return found
+
+
+def wait_limit() -> float:
+    """How many seconds requests wait while no rank can serve them."""
+    return float(os.environ.get(WAIT_LIMIT, DEFAULT_WAIT_LIMIT))
 
 
 def front_end_of(manager: Any) -> FrontEnd | None:
@@ -133,12 +142,20 @@ def _start_watching(_: None, manager: Any) -> None:
     call = manager.event_loop.call_soon_threadsafe
 
     def on_view(view: View, running: bool) -> None:
-        call(_apply_view, manager, front_end, view)
+        call(_apply_view, manager, front_end, view, running)
+        if running:
+            gauges.look_soon()
 
     def on_gone(rank: int, incarnation: int, reason: str, failed: bool) -> None:
-        call(front_end.on_gone, rank, incarnation, failed)
+        call(_apply_loss, front_end, rank, incarnation, failed)
 
     directory = Path(os.environ[DIRECTORY])
+    ledger = front_end.ledger
+    gauges = ServerGauges(
+        directory,
+        lambda: (len(ledger), ledger.waiting_count),
+        masks=options.required().on_lost_coverage == "mask",
+    )
     front_end.watcher = Watcher(directory, on_view, on_gone)  # type: ignore[attr-defined]
     if (process := detokenizer.current()) is not None:
         give_up = partial(resignation.announce, directory)
@@ -146,9 +163,17 @@ def _start_watching(_: None, manager: Any) -> None:
     garbage_collector.freeze_server(manager)
 
 
-def _apply_view(manager: Any, front_end: FrontEnd, view: View) -> None:
+def _apply_view(manager: Any, front_end: FrontEnd, view: View, running: bool) -> None:
     front_end.on_view(view)
+    front_end.service.seen(len(front_end.live), running, time.monotonic())
     broadcasts.expect_answers(manager, 0, len(front_end.live))
+
+
+def _apply_loss(front_end: FrontEnd, rank: int, incarnation: int, failed: bool) -> None:
+    was_in = front_end.live.get(rank) == incarnation
+    front_end.on_gone(rank, incarnation, failed)
+    if was_in:  # a view without it follows, and says that the others run
+        front_end.service.seen(len(front_end.live), False, time.monotonic())
 
 
 def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:

@@ -20,6 +20,7 @@ from eep.control.launch.spare import ForkedSpares, StartedSpares
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import PrivateDirectory
 from eep.control.supervisor.background import BackgroundSupervisor
+from eep.control.supervisor.change_log import ChangeLog
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import Effect, Launch, Notify, Policy, RankGone
@@ -35,6 +36,7 @@ from sglang_patches.server import controller_process, launcher, resignation, ser
 _LOOKS_EVERY = 0.05
 _LOADED_WITHIN = 3600.0
 _FAILS_AT_START = 3
+_STOPPED_WITHIN = 0.5
 _PROCESS = "sglang_patches.rank.rank_process"
 PRELOAD = ("sglang_patches.server.preload", _PROCESS)
 IMPORTS = ("sglang_patches.server.rank_imports", _PROCESS)
@@ -46,7 +48,7 @@ def policy(wanted: ServerOptions) -> Policy:
     return Policy(
         max_ranks=wanted.max_ranks,
         first_view=wanted.ranks,
-        fewest_ranks=wanted.fewest_ranks if wanted.on_lost_coverage == "refuse" else 1,
+        fewest_ranks=wanted.least_to_serve,
         enough_ranks=wanted.fewest_ranks,
         relaunch_limit=options.relaunch_limit() if wanted.relaunch else 0,
         relaunch_backoff=0.1,
@@ -55,6 +57,7 @@ def policy(wanted: ServerOptions) -> Policy:
         start_deadline=_LOADED_WITHIN,
         settle_deadline=wanted.repair_timeout_s,
         stall_deadline=wanted.stall_timeout_s,
+        stopped_deadline=_STOPPED_WITHIN if wanted.stall_timeout_s else 0.0,
     )
 
 
@@ -118,6 +121,7 @@ class ServerRanks:
         )
         supervisor.watch_effects(self.lives.follow)
         supervisor.watch_effects(InstanceMetrics())
+        supervisor.watch_effects(ChangeLog())
         return supervisor
 
     def pid(self, rank: int) -> int | None:

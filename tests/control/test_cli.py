@@ -67,7 +67,7 @@ def test_events_as_json_are_the_lines_of_the_event_log(capsys: pytest.CaptureFix
 
 def test_status_names_the_active_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     async def body(operator: Operator) -> None:
-        code, out, _ = await operator.types("status")
+        code, out, _ = await operator.types("status", "--json")
         assert code == 0
         assert json.loads(out)["active"] == [0, 1]
 
@@ -81,6 +81,30 @@ def test_a_rank_is_removed_once_however_often_the_operation_is_asked_for(capsys:
             assert code == 0
         await until(operator.supervisor, runs_with(operator.supervisor, (0,)))
         await until(operator.supervisor, lambda: operator.supervisor.state.ranks[1].status is RankStatus.DOWN)
+
+    beside_two_ranks(capsys, body)
+
+
+def test_status_is_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    async def body(operator: Operator) -> None:
+        code, out, _ = await operator.types("status")
+        assert code == 0
+        assert "2 of 2 ranks in" in out
+        assert str(operator.supervisor.pids[1]) in out
+
+    beside_two_ranks(capsys, body)
+
+
+def test_a_server_is_scaled_and_the_command_waits_until_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    async def body(operator: Operator) -> None:
+        code, out, _ = await operator.types("scale", "1")
+        assert (code, out.splitlines()[-1]) == (0, "done: 1 ranks serve")
+        assert operator.supervisor.state.ranks[1].status is RankStatus.DOWN
+        code, out, _ = await operator.types("scale", "3")
+        assert code == 3
+        assert "failed: there is room for 2 ranks" in out
+        code, out, _ = await operator.types("rank", "launch", "1", "--wait")
+        assert (code, out.splitlines()[-1]) == (0, "done: rank 1 is in")
 
     beside_two_ranks(capsys, body)
 

@@ -44,11 +44,11 @@ def test_eep_status_shows_what_the_instance_could_lose(
     async def body() -> None:
         async with supervised(covered_rank.main, forked=True) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
-            whole = json.loads(await eep(supervisor, "status"))["margin"]
+            whole = json.loads(await eep(supervisor, "status", "--json"))["margin"]
             assert whole == expected(ALL)
             await eep(supervisor, "rank", "remove", "3")
             await until(supervisor, runs_with(supervisor, (0, 1, 2)))
-            smaller = json.loads(await eep(supervisor, "status"))["margin"]
+            smaller = json.loads(await eep(supervisor, "status", "--json"))["margin"]
             assert smaller == expected((0, 1, 2))
             assert (whole["repairable_ranks"], smaller["repairable_ranks"]) == (1, 0)
 

@@ -12,16 +12,9 @@ from pathlib import Path
 import pytest
 
 from eep.membership import Effect, Launch, Notify, Phase, PhaseChanged, RankGone
-from eep.observe.metrics import (
-    DIRECTORY,
-    FIGURES,
-    METRICS,
-    InstanceMetrics,
-    MetricsWriter,
-    RankMetrics,
-    Tally,
-    add_effect,
-)
+from eep.observe.instance_tally import FIGURES, Tally, add_effect
+from eep.observe.metric_table import BUCKETS, METRICS, bucket_of
+from eep.observe.metrics import DIRECTORY, InstanceMetrics, MetricsWriter, RankMetrics
 from eep.view import NEVER, View
 
 Timed = tuple[float, Effect]
@@ -142,6 +135,26 @@ def test_a_rank_that_was_asked_to_leave_has_not_died() -> None:
     assert tally([*STARTED, *left, (30.0, RankGone(1, 1, "it exited"))]).deaths == 1, "the next life was not asked"
 
 
+def observed(effects: Iterable[Timed]) -> list[tuple[str, float]]:
+    found, told = Tally(), []
+    for now, effect in effects:
+        found = add_effect(found, effect, now)
+        told += found.observed
+    return told
+
+
+def test_each_change_is_observed_once() -> None:
+    lost = observed([*STARTED, *LOST])[len(observed(STARTED)) :]
+    assert lost == [("view_time", 1.0), ("pause_time", 3.0), ("repair_time", 2.0)]
+    back = observed([*STARTED, *LOST, *BACK])[len(observed([*STARTED, *LOST])) :]
+    assert back == [("rejoin_time", 10.25), ("pause_time", 0.25), ("repair_time", 0.25)]
+
+
+def test_a_time_is_in_the_first_bucket_that_holds_it() -> None:
+    assert [bucket_of(seconds) for seconds in (0.0, 0.005, 0.0051, 119.0)] == [0.005, 0.005, 0.01, 120.0]
+    assert bucket_of(1e9) == BUCKETS[-1]
+
+
 def test_every_figure_has_a_name() -> None:
     assert set(FIGURES) < set(METRICS)
     assert all(metric.name.startswith("eep_") and metric.help.endswith(".") for metric in METRICS.values())
@@ -180,6 +193,14 @@ def test_a_scrape_shows_what_the_supervisor_did(directory: Path) -> None:
     assert found["eep_rank_joins_total"] == 2
     assert found["eep_rank_relaunches_total"] == 1
     assert found["eep_last_pause_seconds"] == 3.0
+    assert found['eep_rank_losses_total{cause="exit"}'] == 1
+    assert found['eep_rank_losses_total{cause="stopped"}'] == 0
+    assert found["eep_rejoin_seconds_count"] == 0
+    # The start is a change too: half a second until all ranks of the first view had settled.
+    assert (found["eep_pause_seconds_count"], found["eep_pause_seconds_sum"]) == (2, 3.5)
+    assert [found[f'eep_pause_seconds_bucket{{le="{bound}"}}'] for bound in ("0.25", "0.5", "2.5", "5.0", "+Inf")] == [
+        *(0, 1, 1, 2, 2)
+    ]
 
 
 def test_the_lives_of_a_rank_count_on_in_the_same_files(directory: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from eep import cli
-from eep.observe.metrics import METRICS
-from sglang_patches.front_end.routes import REFUSED
+from eep.observe.metric_table import METRICS
+from sglang_patches.front_end.routes import OWN, REFUSED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -141,8 +141,11 @@ def commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, 
 def test_every_command_and_its_options_are_described(parser: argparse.ArgumentParser) -> None:
     known = dict(commands(parser, "eep"))
     assert len(known) >= 6
+    shared = section("## Commands").split("\n### ")[0]
     for name, command in known.items():
         text = section(f"### `{name}`")
+        asks_a_server = any(action.dest == "url" for action in command._actions)
+        text += shared if asks_a_server else ""
         words = re.findall(r"[\w-]+", text)
         for action in command._actions:
             if action.option_strings and action.dest != "help":
@@ -174,3 +177,8 @@ def test_nothing_is_described_that_there_is_not() -> None:
     )
     named = set(re.findall(r"`(EEP_[A-Z0-9_]+)`", REFERENCE)) | set(re.findall(r"`(--eep-[a-z-]+)", REFERENCE))
     assert sorted(name for name in named if name not in code) == []
+
+
+def test_every_route_of_eep_is_described() -> None:
+    described = re.findall(r"`(?:GET|POST) (/eep/[^`]*)`", section("## HTTP API"))
+    assert sorted(OWN - set(described)) == []

@@ -21,7 +21,16 @@ pytestmark = pytest.mark.timeout(900)
 BOUND = 5
 ARGUMENTS = (
     *("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--ep-size", "2", "--ep-backend", "eep"),
-    *("--eep-timeout-ms", "60000", "--max-running-requests", "2", "--max-queued-requests", str(BOUND - 2)),
+    *(
+        "--eep-timeout-ms",
+        "60000",
+        "--eep-stall-timeout-s",
+        "0",
+        "--max-running-requests",
+        "2",
+        "--max-queued-requests",
+        str(BOUND - 2),
+    ),
 )
 
 

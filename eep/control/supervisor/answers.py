@@ -49,7 +49,10 @@ def comes_back(state: HostState, rank: int) -> bool:
 
 
 def describe_host(
-    state: HostState, pids: Mapping[int, int], still_for: Callable[[int], float | None]
+    state: HostState,
+    pids: Mapping[int, int],
+    still_for: Callable[[int], float | None],
+    since: Mapping[int, float],
 ) -> dict[str, Any]:
     """Membership as this host sees it, and its own ranks."""
     instance = state.instance
@@ -61,12 +64,16 @@ def describe_host(
         "reason": instance.reason if instance else None,
         "waiting_for": waiting_for(state),
         "leased": state.leased,
+        "max_ranks": state.policy.max_ranks,
+        "fewest_ranks": state.policy.fewest_ranks,
         "ranks": {
             rank: {
                 "status": local.status.value,
                 "incarnation": local.incarnation,
                 "in": state.is_in(rank),
                 "pid": pids.get(rank),
+                "since": since.get(rank),
+                "wanted": local.keep,
                 "failures": local.failures,
                 "still_for": still_for(rank),
             }

@@ -35,9 +35,11 @@ from eep.control.supervisor.journal import Journal
 from eep.control.supervisor.keeper import sweep
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.memory_release import MemoryRelease
+from eep.control.supervisor.rank_since import RankSince
 from eep.control.supervisor.room_watch import RoomWatch
 from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
 from eep.control.supervisor.stall_watch import StallWatch
+from eep.control.supervisor.stopped_watch import StoppedWatch
 from eep.control.supervisor.timers import DeadlineTimers
 from eep.control.wire.messages import AskOperation, ControlMessage, TellView
 from eep.faults import orders
@@ -126,6 +128,8 @@ class Supervisor:
         )
         self._timers = DeadlineTimers(self.feed)
         self._stalls = StallWatch(self, self._front_desk.progress_of)
+        self._stops = StoppedWatch(self, lambda: self.pids)
+        self._since = RankSince()
         self._changed = asyncio.Event()
         self._stopped = False
         release = MemoryRelease(self.directory.path, lambda rank: answers.comes_back(self.state, rank))
@@ -157,6 +161,7 @@ class Supervisor:
         self._front_desk.listen()
         self._driver.start()
         self._stalls.start()
+        self._stops.start()
 
     async def stop(self) -> None:
         """End every rank, tell the others, remove what was made. Doing it again does nothing."""
@@ -164,6 +169,7 @@ class Supervisor:
             return
         self._stopped = True
         self._stalls.cancel()
+        self._stops.cancel()
         self.feed(StopAsked())
         try:
             await asyncio.wait_for(self.wait_until(lambda: self._processes.all_ended), STOPS_WITHIN)
@@ -216,6 +222,7 @@ class Supervisor:
             for watcher in self._watchers:
                 watcher(effect)
         self._driver.watch_scope(wanted_scope(self.state))
+        self._since.follow(self.state)
         self._changed.set()
 
     def _carry_out(self, effect: Effect) -> None:
@@ -291,7 +298,7 @@ class Supervisor:
         told = {
             "supervisor": self.ident,
             "pid": os.getpid(),
-            **answers.describe_host(self.state, self.pids, self._stalls.still_for),
+            **answers.describe_host(self.state, self.pids, self._stalls.still_for, self._since.times),
             "spares": self._spares.status() if self._spares else None,
             "fork_servers": [self._forks.server_pid, self._forks.copy_pid] if self._forks else None,
             "rejected": dict(self.journal.rejected),

@@ -61,7 +61,7 @@ def test_a_rank_that_stands_still_for_a_moment_costs_only_time(bounded: Drilled)
     with story.load:
         wait_for_answers(story.load)
         story.target.stop(3)
-        time.sleep(2.0)  # for so long it stands still
+        time.sleep(0.2)  # for so long it stands still
         story.target.resume(3)
         wait_for_answers(story.load)
     bounded.check(story)

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,11 @@ def sockets_of(server: Server) -> set[str]:
     """The inodes of all sockets that its processes have open."""
     found = set()
     for pid in server.processes():
-        try:
-            links = [os.readlink(each) for each in Path("/proc", str(pid), "fd").iterdir()]
-        except OSError:
-            continue  # it has ended meanwhile
-        found.update(link[len("socket:[") : -1] for link in links if link.startswith("socket:["))
+        with suppress(OSError):  # it has ended meanwhile
+            for each in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(FileNotFoundError):  # it was closed meanwhile
+                    link = os.readlink(f"/proc/{pid}/fd/{each}")
+                    found.update([link[len("socket:[") : -1]] if link.startswith("socket:[") else [])
     return found
 
 

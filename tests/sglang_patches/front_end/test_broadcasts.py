@@ -55,7 +55,7 @@ def happens(manager: Any, happening: Any) -> None:
     if isinstance(happening, str):
         manager.ask.handle_recv(happening)
     elif isinstance(happening, View):
-        tokenizer_hooks._apply_view(manager, manager.front_end, happening)
+        tokenizer_hooks._apply_view(manager, manager.front_end, happening, True)
     else:
         manager.front_end.on_gone(happening, 0)
 

@@ -1,0 +1,33 @@
+"""Operations on this server: those of its supervisor, and draining, which the front end does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eep.operations.instance_standing import Standing
+from eep.operations.next_order import Order
+from eep.operations.operation_runner import OrderRefused
+from eep.operations.supervisor_access import SupervisorAccess
+from sglang_patches.api.server_status import ServerStatus
+
+
+class ServerAccess:
+    """See :class:`eep.operations.operation_runner.InstanceAccess`."""
+
+    def __init__(self, directory: Path, status: ServerStatus, front_end: Callable[[], Any]) -> None:
+        self._supervisor, self._status, self._front_end = SupervisorAccess(directory), status, front_end
+
+    async def standing(self) -> Standing:
+        # An answer from before the last order would be taken for what came of it.
+        return Standing.of(await self._status.host(fresh=True))
+
+    async def give(self, order: Order, name: str) -> None:
+        if order.action not in ("drain", "undrain"):
+            await self._supervisor.give(order, name)
+            return
+        front_end = self._front_end()
+        if front_end is None:
+            raise OrderRefused("the server has not begun to serve yet")
+        front_end.service.draining = order.action == "drain"
