@@ -1,1 +1,1 @@
-"""Experts that move while the instance serves: what gates ask for, which moves are worth it, and how ranks switch together."""
+"""Experts that move while the instance serves: what is asked for, which moves are worth it, how ranks switch together."""

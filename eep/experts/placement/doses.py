@@ -49,8 +49,8 @@ def plan_dose(
 ) -> Placement:
     """``current`` with at most a dose of moves between the ``active`` ranks; ``current`` itself if none is worth it.
 
-    No layer's busiest rank gets busier. No move puts two copies of an expert on one rank or takes away its last copy. No exchange leaves an expert fewer than two
-    hosts if it had as many. What inactive ranks hold stays as it is.
+    No layer's busiest rank gets busier. No move puts two copies of an expert on one rank or takes away its last copy. No
+    exchange leaves an expert fewer than two hosts if it had as many. What inactive ranks hold stays as it is.
     """
     ranks = np.array(sorted(set(active)), dtype=np.int64)
     size = current.slots_per_rank
