@@ -15,7 +15,8 @@ class WordExchange:
         self._lane = world.open_lane(name, range(world.endpoint.max_ranks))
 
     def exchange(self, word: int, timeout: float) -> dict[int, int]:
-        """What each rank says. ``timeout``: how many seconds a peer may take. Raises :class:`eep.StepFailed` if one is lost."""
+        """What each rank says. ``timeout``: how many seconds a peer may take. Raises :class:`eep.StepFailed` if one is lost
+        meanwhile."""
         size = len(self._lane.ranks)
         mine, heard = ctypes.c_uint64(word), (ctypes.c_uint64 * size)()
         first, step = ctypes.addressof(heard), ctypes.sizeof(ctypes.c_uint64)

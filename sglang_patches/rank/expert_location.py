@@ -32,8 +32,8 @@ def experts_in_slots(placement: Placement, rank: int, layer: int) -> list[int]:
 
 
 class ExpertLocation:
-    """The placement in force, and ``choice[layer, expert]``: the slot to which this rank sends its tokens. Its last column
-    is for expert -1, of rows that are only padding: they go nowhere.
+    """The placement in force, and ``choice[layer, 1 + expert]``: the slot to which this rank sends its tokens. The first
+    column is for expert -1, of rows that are only padding: they go nowhere.
 
     The tensors keep their addresses: a new placement is written into them between steps.
     """
@@ -54,7 +54,7 @@ class ExpertLocation:
     def publish(self, placement: Placement) -> None:
         """Send tokens by ``placement`` from the next step on."""
         self.tables.publish(placement)
-        self.choice[:, :-1].copy_(torch.from_numpy(choose_copies(placement, self.rank)))
+        self.choice[:, 1:].copy_(torch.from_numpy(choose_copies(placement, self.rank)))
         self.placement = placement
         check_routing(placement, self.tables, self._addresses)
 

@@ -19,6 +19,7 @@ from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import member_rendezvous
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.token_buffer import TokenBuffer
+from eep.experts.placement.packing import IntArray
 from sglang_patches.rank import token_forms
 from sglang_patches.rank.expert_location import ExpertLocation
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
@@ -41,6 +42,8 @@ class RankDataPlane:
         asked = facts.options
         self.patience = StepPatience(asked.timeout_ms, asked.stall_timeout_s)
         """How long this rank waits for its peers, on a CPU. On a GPU no layer takes that long."""
+        self.masks = asked.on_lost_coverage == "mask"
+        """Whether there may be experts that no slot holds."""
         self.advance: Callable[[], object] = _nothing
         """Says that this rank gets on with its step. To be called at every exchange of tokens."""
 
@@ -51,11 +54,23 @@ class RankDataPlane:
 
     @cached_property
     def used(self) -> torch.Tensor | None:
-        """``[layers, experts]``: how often this rank has asked for each expert. None where experts are never masked."""
-        if self._facts.options.on_lost_coverage == "refuse":
+        """``[layers, 1 + experts]``: how often this rank has asked for each expert, on the device. The first column counts
+        padding. None where nobody wants to know."""
+        if not self.masks and self._facts.options.balance is None:
             return None
         first = self._facts.first_placement
-        return torch.zeros((first.layers, first.experts), dtype=torch.int64, device=self.device)
+        return torch.zeros((first.layers, 1 + first.experts), dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def one(self) -> torch.Tensor:
+        """The number 1, at an address that captured graphs may keep."""
+        return torch.ones(1, dtype=torch.int64, device=self.device)
+
+    def count_uses(self) -> IntArray:
+        """``[layers, experts]``, as it is now. Any thread may ask; the step under way does not wait."""
+        assert self.used is not None
+        counted: IntArray = self.used.cpu().numpy()[:, 1:]
+        return counted
 
     @property
     def buffer(self) -> TokenBuffer:
@@ -68,7 +83,8 @@ class RankDataPlane:
         """Make the buffers, with this rank alone in them. ``layers``: the loaded MoE layers of the model."""
         facts, shape = self._facts, self._facts.moe_shape
         self._layers = layers
-        self.location  # noqa: B018  (its tensors are to be there before SGLang measures the memory that is left)
+        # These tensors are to be there before SGLang measures the memory that is left, and before it captures graphs.
+        self.location, self.used, self.one  # noqa: B018
         forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
         logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
         for number, (max_tokens, form) in enumerate(zip(facts.max_tokens, forms, strict=True)):

@@ -286,7 +286,7 @@ def test_backups_that_are_not_believed_are_no_reason_to_end(
 def test_a_rank_that_lacks_what_it_was_started_with_ends(tmp_path: Path) -> None:
     with ranks(tmp_path, 3, None) as group:
         view = View(1, (0, 1, 2, 3), (0,) * RANKS)
-        group[0].coverage._held[:] = -1
+        group[0].coverage._slots.table[:] = -1
         for rank in (1, 2, 3):
             group[rank].close()
         with pytest.raises(RepairFailed, match="start a backup service"):

@@ -112,7 +112,8 @@ class _Layer:
         )
         share = self._load / np.maximum(self._count, 1)
         self._served = np.where(there, share[np.maximum(self.slots, 0)], 0.0)
-        self._busy = np.bincount(self._rank, self._served, minlength=len(self._host))
+        self._busy: FloatArray = np.zeros(len(self._host))
+        np.add.at(self._busy, self._rank, self._served)
 
     def make(self, change: _Change) -> None:
         for slot, expert in zip(change.slots, change.experts, strict=True):

@@ -49,7 +49,7 @@ def test_a_new_placement_is_written_where_the_old_one_was() -> None:
     address = location.choice.data_ptr()
     location.publish(placement.on([0, 1]))
     assert location.choice.data_ptr() == address
-    assert set((location.choice[:, :-1] // 16).unique().tolist()) <= {0, 1}
-    assert location.choice[:, -1].tolist() == [EMPTY, EMPTY], "what is only padding goes nowhere"
+    assert set((location.choice[:, 1:] // 16).unique().tolist()) <= {0, 1}
+    assert location.choice[:, 0].tolist() == [EMPTY, EMPTY], "what is only padding goes nowhere"
     assert experts_in_slots(location.placement, 3, 0) == [EMPTY] * 16
     assert torch.equal(location.tables.masked, torch.zeros(2, 16, dtype=torch.bool))
