@@ -109,6 +109,7 @@ def _status(options: argparse.Namespace) -> int:
     from eep.control.private_directory import PrivateDirectory
     from eep.control.wire.client import ask_supervisor
     from eep.control.wire.messages import AskStatus
+    from eep.experts.balancing.balance_record import read_balance
     from eep.experts.margin_record import read_margin
 
     status = json.loads(ask_supervisor(Path(options.dir), AskStatus()).body)
@@ -116,7 +117,9 @@ def _status(options: argparse.Namespace) -> int:
         status["anchored"] = [asdict(held) for held in list_held(Path(options.dir))]
     except AnchorGone:
         status["anchored"] = None
-    status["margin"] = read_margin(PrivateDirectory(Path(options.dir)).experts, status["epoch"])
+    experts = PrivateDirectory(Path(options.dir)).experts
+    status["margin"] = read_margin(experts, status["epoch"])
+    status["balance"] = read_balance(experts, status["epoch"])
     print(json.dumps(status, indent=2))
     return 0
 

@@ -91,8 +91,7 @@ class TokenExchange:
         column = topk_ids + plane.one  # of the type of plane.one, in one kernel
         chosen = plane.location.choice[layer][column]
         weights = topk_weights.float()
-        if plane.used is not None:
-            plane.used[layer].index_add_(0, column.flatten(), plane.one.expand(column.numel()))
+        plane.count(layer, column)
         if plane.masks:
             weights = torch.where(chosen >= 0, weights, 0.0)
         self._buffer = plane.buffer

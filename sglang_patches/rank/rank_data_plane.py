@@ -66,6 +66,11 @@ class RankDataPlane:
         """The number 1, at an address that captured graphs may keep."""
         return torch.ones(1, dtype=torch.int64, device=self.device)
 
+    def count(self, layer: int, column: torch.Tensor) -> None:
+        """In a step: its gate has picked these columns of ``used``. One kernel, and the host waits for nothing."""
+        if self.used is not None:
+            self.used[layer].index_add_(0, column.flatten(), self.one.expand(column.numel()))
+
     def count_uses(self) -> IntArray:
         """``[layers, experts]``, as it is now. Any thread may ask; the step under way does not wait."""
         assert self.used is not None

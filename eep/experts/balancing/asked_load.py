@@ -6,14 +6,17 @@ before still counts at each look, so a load that changes shows after a few.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
-from eep.experts.placement.packing import FloatArray
+from eep.experts.placement.packing import EMPTY, FloatArray
 from eep.experts.placement.slot_plan import Placement
 
 _KEPT = 0.5
+_LEAST_GAIN = 0.001
+"""What a dose must gain, of what an average rank has to do. A dose writes a few slots of each rank."""
 _LEAST_PICKS = 16
 """How often an average expert must have been picked, lest chance looks like load."""
 
@@ -42,3 +45,14 @@ class AskedLoad:
 def balancedness(placement: Placement, load: FloatArray) -> FloatArray:
     """``[layers]``: what an average rank has to do over what the busiest has: 1 if all have the same."""
     return 1.0 / placement.imbalance(load)
+
+
+def is_worth(before: Placement, after: Placement, load: FloatArray) -> bool:
+    """Whether moves promise more than chance does, and more than they cost. Of ``n`` picks, a rank gets some ``sqrt(n)`` more
+    or fewer by chance, and the busiest one looks busier by about that."""
+    ranks = int(
+        (before.physical_to_logical.reshape(before.layers, before.max_ranks, -1) != EMPTY).any(axis=(0, 2)).sum()
+    )
+    picks = max(1.0, float(load.sum(axis=1).mean()) / ranks)
+    gain = float((before.imbalance(load) - after.imbalance(load)).mean())
+    return gain > _LEAST_GAIN + 1 / math.sqrt(picks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eep.experts.balancing.asked_load import AskedLoad, balancedness
+from eep.experts.balancing.asked_load import AskedLoad, balancedness, is_worth
 from eep.experts.balancing.balance_record import BalanceRecord, publish_balance
 from eep.experts.balancing.placement_log import BaseRecord, PlacementLog
 from eep.experts.placement.doses import DoseLimits, plan_dose
@@ -20,6 +20,7 @@ from eep.view import View
 
 logger = logging.getLogger(__name__)
 _ASKED = "asked/"
+_PAUSE_S = 0.001
 _PATIENCE_S = 30.0
 """A proposal that not all ranks have staged by then is replaced."""
 
@@ -83,9 +84,9 @@ class Leader:
                 return
             attempt = self._proposed[1] + 1
         view, placement = standing.view, standing.placement
-        dose = plan_dose(load, placement, view.active, [0] * placement.max_ranks, self._limits)
+        dose = plan_dose(load, placement, view.active, [0] * placement.max_ranks, self._limits, _let_steps_run)
         moved = count_moves(placement, dose)
-        if not moved:
+        if not is_worth(placement, dose, load):
             return
         base = with_active(standing.base.placement, dose, view.active)
         self._log.propose(standing.next_name, attempt, BaseRecord.of(base, load, standing.base.doses + 1))
@@ -109,6 +110,11 @@ class Leader:
                 return None
             counted[key] = np.frombuffer(value, dtype="<i8").reshape(shape).astype(np.float64)
         return counted
+
+
+def _let_steps_run() -> None:
+    """A plan takes a while, and Python runs one thread at a time: the thread of the steps gets its turn."""
+    time.sleep(_PAUSE_S)
 
 
 def with_active(base: Placement, dose: Placement, active: tuple[int, ...]) -> Placement:

@@ -9,7 +9,7 @@ moves cost.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ class DoseLimits:
 
     writes_per_rank: int
     layers: int | None = None
-    least_gain: float = 0.001
+    least_gain: float = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,13 @@ def plan_dose(
     active: Iterable[int],
     topology: Sequence[int],
     limits: DoseLimits,
+    pause: Callable[[], object] | None = None,
 ) -> Placement:
     """``current`` with at most a dose of moves between the ``active`` ranks; ``current`` itself if none is worth it.
 
     No layer's busiest rank gets busier. No move puts two copies of an expert on one rank or takes away its last copy. No
-    exchange leaves an expert fewer than two hosts if it had as many. What inactive ranks hold stays as it is.
+    exchange leaves an expert fewer than two hosts if it had as many. What inactive ranks hold stays as it is. ``pause`` is
+    called after each part of the work, for a caller that has other things to do.
     """
     ranks = np.array(sorted(set(active)), dtype=np.int64)
     size = current.slots_per_rank
@@ -60,18 +62,24 @@ def plan_dose(
         _Layer(current.physical_to_logical[layer, columns], load[layer], size, host) for layer in range(current.layers)
     ]
     room = np.full(len(ranks), limits.writes_per_rank)
+
+    def best_change(number: int) -> _Change | None:
+        change = layers[number].best_change(room)
+        if pause is not None:
+            pause()
+        return change if change is not None and change.gain >= limits.least_gain else None
+
     chosen: set[int] = set()
     queue: list[tuple[float, int]] = []
-    for number, layer in enumerate(layers):
-        if (change := layer.best_change(room)) is not None and change.gain >= limits.least_gain:
+    for number in range(len(layers)):
+        if (change := best_change(number)) is not None:
             queue.append((-change.gain, number))
     heapq.heapify(queue)
     while queue:
         promised, number = heapq.heappop(queue)
         if number not in chosen and limits.layers is not None and len(chosen) >= limits.layers:
             continue
-        change = layers[number].best_change(room)
-        if change is None or change.gain < limits.least_gain:
+        if (change := best_change(number)) is None:
             continue
         if change.gain < -promised * (1 - 1e-9):  # ranks have less room than when it was queued: others may gain more
             heapq.heappush(queue, (-change.gain, number))
@@ -80,7 +88,7 @@ def plan_dose(
         chosen.add(number)
         for slot in change.slots:
             room[slot // size] -= 1
-        if (following := layers[number].best_change(room)) is not None and following.gain >= limits.least_gain:
+        if (following := best_change(number)) is not None:
             heapq.heappush(queue, (-following.gain, number))
     if not chosen:
         return current
