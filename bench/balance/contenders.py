@@ -1,4 +1,4 @@
-"""Balancers that follow a load: each is told the load of the last look, and serves that of the next with what it made of it."""
+"""Balancers that follow a load: each is told the load of the last look, and serves that of the next with what it made."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from eep.errors import EepError
 from eep.experts.agreed_load import AgreedLoad
 from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.balancing.placement_log import BaseRecord, LogName, PlacementLog
-from eep.experts.balancing.staging import Stage, Staged
+from eep.experts.balancing.staging import Staged, StagingArea
 from eep.experts.checksums import Checksums
 from eep.experts.held_slots import HeldSlots
 from eep.experts.layout import ExpertMemory
@@ -111,7 +111,7 @@ class Coverage:
         if loaded.aside is not None:
             self.log = PlacementLog(directory / "placements")
             self.log.enter(0, self._base)  # its room on the disk is taken now
-            self.stage = Stage(
+            self.stage = StagingArea(
                 rank, loaded.memory, loaded.aside, loaded.checksums, self._sources, directory, loaded.device
             )
         self.standing: Standing | None = None

@@ -89,7 +89,7 @@ class TokenExchange:
         plane.advance()
         # As few kernels as possible, since prefill is eager. Rows that are only padding ask for expert -1: column 0.
         column = topk_ids + plane.one  # of the type of plane.one, in one kernel
-        chosen = plane.location.choice[layer][column]
+        chosen = plane.choose(layer, column)
         weights = topk_weights.float()
         plane.count(layer, column)
         if plane.masks:

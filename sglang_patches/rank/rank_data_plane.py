@@ -21,7 +21,7 @@ from eep.data_plane.buffer import Buffer
 from eep.data_plane.token_buffer import TokenBuffer
 from eep.experts.placement.packing import IntArray
 from sglang_patches.rank import token_forms
-from sglang_patches.rank.expert_location import ExpertLocation
+from sglang_patches.rank.expert_location import ExpertLocation, find_turns
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
 from sglang_patches.rank.patience import StepPatience
 
@@ -39,6 +39,8 @@ class RankDataPlane:
         self.using = ANY_STEP
         """The number of the buffer of the step under way. All ranks use the same."""
         self._layers: Sequence[Any] = ()
+        self._turns = torch.empty(0)
+        """Of the tokens of the step under way."""
         asked = facts.options
         self.patience = StepPatience(asked.timeout_ms, asked.stall_timeout_s)
         """How long this rank waits for its peers, on a CPU. On a GPU no layer takes that long."""
@@ -65,6 +67,12 @@ class RankDataPlane:
     def one(self) -> torch.Tensor:
         """The number 1, at an address that captured graphs may keep."""
         return torch.ones(1, dtype=torch.int64, device=self.device)
+
+    def choose(self, layer: int, column: torch.Tensor) -> torch.Tensor:
+        """In a step: the slots to which tokens go whose gate has picked these columns of ``choice``."""
+        if layer == 0:
+            self._turns = find_turns(column)
+        return self.location.choice[layer][column, self._turns]
 
     def count(self, layer: int, column: torch.Tensor) -> None:
         """In a step: its gate has picked these columns of ``used``. One kernel, and the host waits for nothing."""

@@ -45,7 +45,7 @@ class Rank:
         last: Rank | None = None,
         staged: int = 0,
     ) -> None:
-        """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts may move here at once."""
+        """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts move here at once."""
         self.rank = rank
         first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
         layout = model.layout(slots)

@@ -54,7 +54,7 @@ def make_room(memory: ExpertMemory, most: int) -> ExpertMemory:
     return ExpertMemory(layout, torch.empty(layout.region_bytes, dtype=torch.uint8, device=memory.region.device))
 
 
-class Stage:
+class StagingArea:
     """``aside`` is the memory for it, one layer with a slot for each expert that may move at once."""
 
     def __init__(

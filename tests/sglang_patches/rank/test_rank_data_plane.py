@@ -72,3 +72,14 @@ def test_uses_of_experts_are_counted_only_where_somebody_wants_to_know() -> None
         here.used[0, 3] += 2
         here.used[0, 0] += 1
         assert here.count_uses().tolist() == [[0, 0, 2, *([0] * 13)]], "padding is no expert"
+
+
+def test_gates_are_counted_and_tokens_keep_their_turn_through_all_layers() -> None:
+    here = plane(64, balance=BalanceOptions(every=10))
+    picks = torch.tensor([[1, 2], [16, 1], [0, 0]])
+    first, again = here.choose(0, picks), here.choose(0, picks)
+    assert torch.equal(first, again)
+    assert (first[2] == -1).all(), "padding goes nowhere"
+    here.count(0, picks)
+    here.count(0, picks)
+    assert here.count_uses().tolist() == [[4, 2, *([0] * 13), 2]]
