@@ -76,6 +76,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     on_lost_coverage: Literal["refuse", "mask"] = "refuse"
     balance: BalanceOptions | None = None
     """None: no expert moves unless a rank is lost or comes back."""
+    shadows: bool = False
+    """Every expert has two copies, where slots allow, before any has three."""
     relaunch: bool = True
     faults: bool = False
     seeded: bool = False

@@ -1,7 +1,7 @@
 """What a server that may move experts does more in each step, timed where it does it. For the bench of the balance alone.
 
 This file is an SGLang plugin of its own, which :class:`~bench.common.server_switch.ServerSwitch` puts beside one server. Each
-rank adds up the time of what it does for the balance, and writes it down now and then.
+rank adds up the processor time of what it does for the balance, and writes it down now and then.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def register() -> None:
 
     spent = {"counting": 0.0, "asking": 0.0, "thread": 0.0}
 
-    def timed(kind: str, clock: Callable[[], float], work: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(kind: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
-            began = clock()
+            began = time.thread_time()
             try:
                 return work(*arguments, **named)
             finally:
-                spent[kind] += clock() - began
+                spent[kind] += time.thread_time() - began
 
         return run
 
@@ -45,18 +45,18 @@ def register() -> None:
         """What surrounds the gathering that there is anyway."""
 
         def inside() -> Any:
-            spent["asking"] += time.perf_counter() - entered[0]
+            spent["asking"] += time.thread_time() - entered[0]
             result = gather()
-            entered[0] = time.perf_counter()
+            entered[0] = time.thread_time()
             return result
 
-        entered = [time.perf_counter()]
+        entered = [time.thread_time()]
         work = wrapped(turns, inside, timeout)
 
         def run() -> Any:
-            entered[0] = time.perf_counter()
+            entered[0] = time.thread_time()
             result = work()
-            spent["asking"] += time.perf_counter() - entered[0]
+            spent["asking"] += time.thread_time() - entered[0]
             return result
 
         return run
@@ -64,16 +64,16 @@ def register() -> None:
     def stepped(balancer: Balancer) -> None:
         count(balancer)
         if balancer._steps % _WRITES_EVERY == 0:
-            _write(folder, {"steps": balancer._steps, "at": time.perf_counter(), **spent})
+            _write(folder, {"steps": balancer._steps, "at": time.perf_counter(), "all": time.process_time(), **spent})
 
     wrapped, count = BalanceTurns.asking, Balancer.stepped
     patched: dict[type, dict[str, Callable[..., Any]]] = {
-        RankDataPlane: {"count": timed("counting", time.perf_counter, RankDataPlane.count)},
+        RankDataPlane: {"count": timed("counting", RankDataPlane.count)},
         BalanceTurns: {
             "asking": asking,
-            "switch_if_agreed": timed("asking", time.perf_counter, BalanceTurns.switch_if_agreed),
+            "switch_if_agreed": timed("asking", BalanceTurns.switch_if_agreed),
         },
-        Balancer: {"stepped": stepped, "look": timed("thread", time.thread_time, Balancer.look)},
+        Balancer: {"stepped": stepped, "look": timed("thread", Balancer.look)},
     }
     for owner, methods in patched.items():
         for name, method in methods.items():

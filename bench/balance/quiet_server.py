@@ -1,4 +1,5 @@
-"""What a step costs more in a server that may move experts, while none moves: added work over the time of a step."""
+"""What a step costs more in a server that may move experts, while none moves: processor time of the added work over that of
+the whole rank. Time by the clock would say more of other programs on a busy machine."""
 
 from __future__ import annotations
 
@@ -61,6 +62,7 @@ def _line(rank: int, before: dict[str, float], after: dict[str, float]) -> dict[
         "rank": rank,
         "steps": int(steps),
         "step_ms": 1e3 * wall / steps,
+        "processor_ms_per_step": 1e3 * (after["all"] - before["all"]) / steps,
         **{f"{kind}_us_per_step": 1e6 * seconds / steps for kind, seconds in spent.items()},
-        "share_of_a_step_percent": 100 * sum(spent.values()) / wall,
+        "share_of_a_step_percent": 100 * sum(spent.values()) / (after["all"] - before["all"]),
     }

@@ -46,7 +46,7 @@ from eep.experts.repair.peer_memory import MappedPeers, copy_all, serve_region
 from eep.experts.repair.repair_plan import RepairPlan, Tier, plan_repair
 from eep.experts.repair.repair_sources import RepairSources
 from eep.experts.slot_index import SlotIndex
-from eep.experts.standing import Standing, place
+from eep.experts.standing import Standing, place, route
 from eep.recovery.contract import check_coverage
 from eep.view import View
 
@@ -80,21 +80,24 @@ class CoveragePolicy:
     """A repair that takes longer than ``repair_within`` seconds has failed.
 
     ``counted`` says how often this rank asked for each expert. Where experts must be masked, those asked for least are.
+    ``least_copies``: how many copies each expert has, where slots allow, before any has more. With 2, any one rank may go.
     """
 
     repair_within: float
     when_short: WhenShort = "refuse"
     counted: Callable[[], FloatArray] | None = None
+    least_copies: int = 1
 
 
 class Coverage:
-    """Covers the experts of one rank. It calls ``published`` with each new placement, once all experts of it are there."""
+    """Covers the experts of one rank. It calls ``published`` with each new placement, once all experts of it are there, and
+    with that part of it to which tokens go."""
 
     def __init__(
         self,
         loaded: LoadedExperts,
         directory: Path,
-        published: Callable[[Placement], None],
+        published: Callable[[Placement, Placement], None],
         policy: CoveragePolicy,
         sources: RepairSources | None = None,
         offer: LiveOffer | None = None,
@@ -106,7 +109,7 @@ class Coverage:
         self._first, self._memory, self._checksums = first, loaded.memory, loaded.checksums
         self._directory, self._published, self._device = directory, published, loaded.device
         self._policy, self._sources, self._offer = policy, sources or RepairSources(), offer
-        self._base = BaseRecord.of(first, self._no_load(), 0)
+        self._base = BaseRecord.of(first, self._no_load(), 0, policy.least_copies)
         self.log = self.stage = None
         if loaded.aside is not None:
             self.log = PlacementLog(directory / "placements")
@@ -163,7 +166,7 @@ class Coverage:
                 min(view.active),
             )
             return None
-        return place(view, BaseRecord.of(self._base.placement, load, self._base.doses), "mask")
+        return place(view, BaseRecord.of(self._base.placement, load, self._base.doses, self._base.least_copies), "mask")
 
     def repair(self, view: View) -> int | None:
         """Makes this rank's part of the placement of ``view``. Returns the placement's digest, or None if there is none.
@@ -197,7 +200,7 @@ class Coverage:
         self._slots.publish()
         faults.at("repair.done")
         check_coverage(view, after)
-        self._published(after)
+        self._published(after, route(after, self._base))
         self._say_what_is_masked(view, after)
         self._say_margin(view, after)
         self.standing = Standing(view, LogName(view.epoch, 0), self._base, after)
@@ -218,7 +221,7 @@ class Coverage:
             table[transfer.layer, transfer.slot] = transfer.expert
         self._slots.publish()
         check_coverage(view, staged.placement)
-        self._published(staged.placement)
+        self._published(staged.placement, route(staged.placement, staged.record))
         self._base = staged.record
         self.standing = Standing(view, self.standing.next_name, staged.record, staged.placement)
         self._say_margin(view, staged.placement)

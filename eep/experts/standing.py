@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eep.experts.balancing.placement_log import BaseRecord, LogName
+from eep.experts.placement.shadows import choose_routed
 from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
 from eep.view import View
 
@@ -27,5 +28,16 @@ def place(view: View, base: BaseRecord, when_short: WhenShort = "refuse") -> Pla
     """The placement of a view: ``base`` with the fewest moves. Raises CoverageError if slots are short and may not be."""
     full = base.placement
     return plan_placement(
-        base.demand, full, view.active, full.slots_per_rank, [0] * full.max_ranks, when_short=when_short
+        base.demand,
+        full,
+        view.active,
+        full.slots_per_rank,
+        [0] * full.max_ranks,
+        when_short=when_short,
+        least_copies=base.least_copies,
     )
+
+
+def route(placement: Placement, base: BaseRecord) -> Placement:
+    """The copies of ``placement`` to which tokens go: all, or where experts have copies for a loss those that help."""
+    return placement if base.least_copies == 1 else choose_routed(placement, base.demand)

@@ -54,12 +54,12 @@ class ExpertLocation:
         shape = (placement.layers, placement.experts + 1, TURNS)
         self.choice = torch.full(shape, EMPTY, dtype=torch.int64, device=device)
         self._addresses = addresses_of(self.tables)
-        self.publish(placement)
+        self.publish(placement, placement)
 
-    def publish(self, placement: Placement) -> None:
-        """Send tokens by ``placement`` from the next step on."""
+    def publish(self, placement: Placement, routed: Placement) -> None:
+        """Send tokens to the copies in ``routed``, which are some or all of ``placement``, from the next step on."""
         self.tables.publish(placement)
-        self.choice[:, 1:].copy_(torch.from_numpy(choose_copies(placement, self.rank)))
+        self.choice[:, 1:].copy_(torch.from_numpy(choose_copies(routed, self.rank)))
         self.placement = placement
         check_routing(placement, self.tables, self._addresses)
 

@@ -41,6 +41,8 @@ class RankDataPlane:
         self._layers: Sequence[Any] = ()
         self._turns = torch.empty(0)
         """Of the tokens of the step under way."""
+        self._picked: list[torch.Tensor] = []
+        """What the gates of the step under way have picked, layer by layer."""
         asked = facts.options
         self.patience = StepPatience(asked.timeout_ms, asked.stall_timeout_s)
         """How long this rank waits for its peers, on a CPU. On a GPU no layer takes that long."""
@@ -75,9 +77,24 @@ class RankDataPlane:
         return self.location.choice[layer][column, self._turns]
 
     def count(self, layer: int, column: torch.Tensor) -> None:
-        """In a step: its gate has picked these columns of ``used``. One kernel, and the host waits for nothing."""
-        if self.used is not None:
-            self.used[layer].index_add_(0, column.flatten(), self.one.expand(column.numel()))
+        """In a step: its gate has picked these columns of ``used``. They are added up in the last layer, for all layers at
+        once. The host waits for nothing."""
+        if self.used is None:
+            return
+        if layer == 0:
+            self._picked.clear()
+        self._picked.append(column)
+        if layer == len(self.used) - 1:
+            picked = (torch.stack(self._picked) + self._offsets).view(-1)
+            self._picked.clear()
+            self.used.view(-1).index_add_(0, picked, self.one.expand(len(picked)))
+
+    @cached_property
+    def _offsets(self) -> torch.Tensor:
+        """``[layers, 1, 1]``: where each layer begins in ``used``."""
+        assert self.used is not None
+        layers, columns = self.used.shape
+        return (torch.arange(layers, device=self.device) * columns).view(layers, 1, 1)
 
     def count_uses(self) -> IntArray:
         """``[layers, experts]``, as it is now. Any thread may ask; the step under way does not wait."""
@@ -97,7 +114,9 @@ class RankDataPlane:
         facts, shape = self._facts, self._facts.moe_shape
         self._layers = layers
         # These tensors are to be there before SGLang measures the memory that is left, and before it captures graphs.
-        self.location, self.used, self.one  # noqa: B018
+        self.location, self.one  # noqa: B018
+        if self.used is not None:
+            self._offsets  # noqa: B018
         forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
         logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
         for number, (max_tokens, form) in enumerate(zip(facts.max_tokens, forms, strict=True)):

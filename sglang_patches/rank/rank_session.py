@@ -109,6 +109,7 @@ class RankSession:
                 facts.options.repair_timeout_s,
                 facts.options.on_lost_coverage,
                 (lambda: plane.count_uses().astype(np.float64)) if plane.masks else None,
+                2 if facts.options.shadows else 1,
             ),
             RepairSources(self._checkpoint, backup.client),
             backup.offer,

@@ -12,7 +12,15 @@ _EVERY = 1000
 _MOST = 8
 
 
-def add_balance_flag(add: Callable[..., Any]) -> None:
+def add_balance_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--eep-shadow-copies",
+        choices=("on", "off"),
+        default=None,
+        help="Give every expert copies on two ranks, where slots allow, before any gets a third: then any one rank may be "
+        "lost without an expert being moved. Copies that would only make the busiest rank busier get no tokens until then "
+        "(default: off).",
+    )
     add(
         "--eep-staged-experts",
         type=int,

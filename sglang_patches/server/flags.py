@@ -97,7 +97,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Keep a copy of every expert in host memory, taken from the live parameters or from the checkpoint "
         "(default: off).",
     )
-    balance_flags.add_balance_flag(add)
+    balance_flags.add_balance_flags(add)
     store_access.add_store_flags(add)
     add(
         "--eep-on-lost-coverage",
@@ -221,6 +221,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         store=store,
         on_lost_coverage=on_lost_coverage,
         balance=balance_flags.parse_balance(arguments),
+        shadows=arguments.eep_shadow_copies == "on",
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),

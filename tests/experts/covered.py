@@ -44,12 +44,14 @@ class Rank:
         repair_within: float = 120.0,
         last: Rank | None = None,
         staged: int = 0,
+        least_copies: int = 1,
     ) -> None:
         """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts move here at once."""
         self.rank = rank
         first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
         layout = model.layout(slots)
         self.shown: Placement | None = None
+        self.routed: Placement | None = None
         self.first, self.held = first, None
         if last is None:
             self.shared = SharedMemory.create("experts", layout.region_bytes)
@@ -75,12 +77,12 @@ class Rank:
             ),
             directory,
             self._show,
-            CoveragePolicy(repair_within, when_short, None if counted is None else lambda: counted),
+            CoveragePolicy(repair_within, when_short, None if counted is None else lambda: counted, least_copies),
             RepairSources(CheckpointReader(disk) if disk else None, backup),
         )
 
-    def _show(self, placement: Placement) -> None:
-        self.shown = placement
+    def _show(self, placement: Placement, routed: Placement) -> None:
+        self.shown, self.routed = placement, routed
 
     def check(self) -> None:
         assert self.shown is not None

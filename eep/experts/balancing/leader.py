@@ -15,7 +15,7 @@ from eep.experts.placement.doses import DoseLimits, plan_dose
 from eep.experts.placement.packing import FloatArray, IntArray
 from eep.experts.placement.slot_plan import Placement, count_moves
 from eep.experts.registry.directory_registry import Registry
-from eep.experts.standing import Standing
+from eep.experts.standing import Standing, route
 from eep.view import View
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Leader:
 
     def __init__(self, log: PlacementLog, registry: Registry, policy: BalancePolicy, writes: int) -> None:
         self._log, self._registry, self._policy = log, registry, policy
-        self._limits = DoseLimits(writes, policy.layers)
+        self._writes = writes
         self._asked: AskedLoad | None = None
         self._looked = 0
         self._followed = True
@@ -69,7 +69,7 @@ class Leader:
             self._asked.look(counted)
             self._looked = steps
         self._followed = True
-        even = balancedness(placement, self._asked.load)
+        even = balancedness(route(placement, standing.base), self._asked.load)
         publish_balance(
             self._registry,
             BalanceRecord(standing.view.epoch, float(even.mean()), float(even.min()), standing.base.doses, self._moved),
@@ -84,12 +84,14 @@ class Leader:
                 return
             attempt = self._proposed[1] + 1
         view, placement = standing.view, standing.placement
-        dose = plan_dose(load, placement, view.active, [0] * placement.max_ranks, self._limits, _let_steps_run)
+        limits = DoseLimits(self._writes, self._policy.layers, least_copies=standing.base.least_copies)
+        dose = plan_dose(load, placement, view.active, [0] * placement.max_ranks, limits, _let_steps_run)
         moved = count_moves(placement, dose)
         if not is_worth(placement, dose, load):
             return
         base = with_active(standing.base.placement, dose, view.active)
-        self._log.propose(standing.next_name, attempt, BaseRecord.of(base, load, standing.base.doses + 1))
+        record = BaseRecord.of(base, load, standing.base.doses + 1, standing.base.least_copies)
+        self._log.propose(standing.next_name, attempt, record)
         self._proposed, self._followed, self._moved = (standing, attempt, time.monotonic()), False, moved
         logger.info(
             "epoch %d: %d experts are to move; the busiest rank has %.3f times what an average one has, and then %.3f times",

@@ -39,12 +39,14 @@ class BaseRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: int
     table: bytes
     load: bytes
+    least_copies: int = 1
+    """How many copies each expert has, where slots allow, before any has more."""
 
     @classmethod
-    def of(cls, placement: Placement, load: FloatArray, doses: int) -> BaseRecord:
+    def of(cls, placement: Placement, load: FloatArray, doses: int, least_copies: int = 1) -> BaseRecord:
         table = np.ascontiguousarray(placement.physical_to_logical, dtype="<i4").tobytes()
         numbers = np.ascontiguousarray(load, dtype="<f4").tobytes()
-        return cls(doses, placement.experts, placement.slots_per_rank, placement.layers, table, numbers)
+        return cls(doses, placement.experts, placement.slots_per_rank, placement.layers, table, numbers, least_copies)
 
     @property
     def placement(self) -> Placement:

@@ -24,11 +24,13 @@ _POWER = 16
 @dataclass(frozen=True, slots=True)
 class DoseLimits:
     """``writes_per_rank``: how many slots of a rank one dose may write. ``layers``: in how many layers it may do so.
-    ``least_gain``: what each written slot must gain, as a share of what an average rank of the layer has to do."""
+    ``least_gain``: what each written slot must gain, as a share of what an average rank of the layer has to do.
+    ``least_copies``: no dose leaves an expert fewer, or fewer hosts, if it had as many."""
 
     writes_per_rank: int
     layers: int | None = None
     least_gain: float = 0.0005
+    least_copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ def plan_dose(
     columns = (ranks[:, None] * size + np.arange(size)).ravel()
     host = np.unique(np.asarray(topology)[ranks], return_inverse=True)[1].astype(np.int64)
     layers = [
-        _Layer(current.physical_to_logical[layer, columns], load[layer], size, host) for layer in range(current.layers)
+        _Layer(current.physical_to_logical[layer, columns], load[layer], size, host, limits.least_copies)
+        for layer in range(current.layers)
     ]
     room = np.full(len(ranks), limits.writes_per_rank)
 
@@ -100,8 +103,9 @@ def plan_dose(
 class _Layer:
     """One layer on the active ranks. ``slots[slot]`` is the expert there; a slot is written at most once."""
 
-    def __init__(self, slots: IntArray, load: FloatArray, size: int, host: IntArray) -> None:
+    def __init__(self, slots: IntArray, load: FloatArray, size: int, host: IntArray, least: int) -> None:
         self.slots = slots.copy()
+        self._least = least
         self._size, self._host = size, host
         self._rank = np.arange(len(slots)) // size
         # Idle experts count a little, so that they are spread as well.
@@ -169,9 +173,12 @@ class _Layer:
 
     def _best_copy(self, worst: int, room: IntArray) -> _Change | None:
         hot = np.unique(self.slots[(self._rank == worst) & (self.slots != EMPTY)])
+        expert = np.maximum(self.slots, 0)
         places = np.flatnonzero(
-            self._free & (self._rank != worst) & (room[self._rank] > 0) & (self._count[np.maximum(self.slots, 0)] > 1)
+            self._free & (self._rank != worst) & (room[self._rank] > 0) & (self._count[expert] > self._least)
         )
+        if self._least > 1:
+            places = places[self._may_go(expert[places], self._host[self._rank[places]])]
         if not len(hot) or not len(places):
             return None
         given_up, rank = self.slots[places], self._rank[places]
@@ -205,3 +212,8 @@ class _Layer:
         had = (self._on_host[expert] > 0).sum(axis=-1)
         after = had - (self._on_host[expert, source] == 1) + (self._on_host[expert, target] == 0)
         return np.asarray((had < 2) | (source == target) | (after >= 2))
+
+    def _may_go(self, expert: IntArray, source: IntArray) -> BoolArray:
+        """The same where it goes from a host to none."""
+        had = (self._on_host[expert] > 0).sum(axis=-1)
+        return np.asarray((had < 2) | (had - (self._on_host[expert, source] == 1) >= 2))

@@ -73,7 +73,7 @@ def test_a_new_placement_is_written_where_the_old_one_was() -> None:
     placement = initial_placement(2, 16, 16, ranks=4, max_ranks=4)
     location = ExpertLocation(placement, rank=3)
     address = location.choice.data_ptr()
-    location.publish(placement.on([0, 1]))
+    location.publish(placement.on([0, 1]), placement.on([0, 1]))
     assert location.choice.data_ptr() == address
     assert set((location.choice[:, 1:] // 16).unique().tolist()) <= {0, 1}
     assert (location.choice[:, 0] == EMPTY).all(), "what is only padding goes nowhere"

@@ -74,12 +74,18 @@ def test_uses_of_experts_are_counted_only_where_somebody_wants_to_know() -> None
         assert here.count_uses().tolist() == [[0, 0, 2, *([0] * 13)]], "padding is no expert"
 
 
-def test_gates_are_counted_and_tokens_keep_their_turn_through_all_layers() -> None:
+def test_gates_of_all_layers_are_counted_and_tokens_keep_their_turn() -> None:
     here = plane(64, balance=BalanceOptions(every=10))
+    here._facts.add_layer(4, here._facts.moe_shape)
     picks = torch.tensor([[1, 2], [16, 1], [0, 0]])
     first, again = here.choose(0, picks), here.choose(0, picks)
     assert torch.equal(first, again)
     assert (first[2] == -1).all(), "padding goes nowhere"
-    here.count(0, picks)
-    here.count(0, picks)
-    assert here.count_uses().tolist() == [[4, 2, *([0] * 13), 2]]
+    here.count(0, picks)  # a step that ends early counts nothing
+    for _ in range(2):
+        here.count(0, picks)
+        here.count(1, picks.clone())
+    assert here.count_uses().tolist() == [[4, 2, *([0] * 13), 2]] * 2
+    here.count(0, picks[:0])
+    here.count(1, picks[:0])
+    assert here.count_uses().sum() == 16

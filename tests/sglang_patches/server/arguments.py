@@ -34,6 +34,7 @@ GOOD: dict[str, Any] = {
     "eep_redundant_experts": None,
     "eep_backup": None,
     "eep_staged_experts": None,
+    "eep_shadow_copies": None,
     "eep_store": None,
     "eep_store_user": None,
     "eep_store_password_file": None,
