@@ -14,8 +14,10 @@ from bench.balance.quiet_server import measure_quiet
 from bench.balance.traces import TRACES, loads
 from bench.common.arguments import add_files, add_quick, make_parser, say_written
 from bench.common.provenance import provenance
+from bench.common.timing import median_seconds
 from bench.repair.__main__ import table
 from eep.experts.placement.slot_plan import plan_placement
+from sglang_patches.rank.expert_location import ExpertLocation, initial_placement
 
 LAYERS, EXPERTS, RANKS, RANKS_PER_HOST, SLOTS = 58, 256, 32, 8, 9
 LOST = 5
@@ -31,6 +33,21 @@ def trace_rows(layers: int, looks: int) -> list[dict[str, Any]]:
         followers = follow_trace(loads(trace, layers, EXPERTS, looks), start, topology, LOST, between)
         made += rows(trace, followers, layers, between)
     return made
+
+
+def publish_rows() -> list[dict[str, Any]]:
+    """What a rank does on the host when a placement changes: show it to the kernels, and compare what they read with it."""
+    placement = initial_placement(LAYERS, EXPERTS, SLOTS, RANKS, RANKS)
+    location = ExpertLocation(placement, rank=0)
+    published = median_seconds(lambda: location.publish(placement, placement), 15)
+    checked = median_seconds(location.check, 15)
+    return [
+        {
+            "publish_ms": 1e3 * published,
+            "one_comparison_ms": 1e3 * checked,
+            "comparisons_share_percent": 100 * 2 * checked / published,
+        }
+    ]
 
 
 def main() -> None:
@@ -54,6 +71,7 @@ def main() -> None:
         f"Loads that drift ({layers} layers, {EXPERTS} + {RANKS * SLOTS - EXPERTS} experts, {RANKS} ranks, {looks} looks; "
         f"rank {LOST} is lost for a quarter of them)": trace_rows(layers, looks)
     }
+    sections["Publishing a placement: one comparison before it and one after (CPU tensors)"] = publish_rows()
     if not options.quick:
         sections["A step of the server while nothing moves (CPU, four ranks)"] = measure_quiet(options.seconds)
     lines = ["# The balance of experts, measured", ""]

@@ -13,7 +13,7 @@ import torch
 from eep.experts.placement.packing import EMPTY, IntArray
 from eep.experts.placement.slot_plan import Placement, plan_placement
 from eep.experts.routing_tables import RoutingTables
-from eep.recovery.contract import addresses_of, check_routing
+from eep.recovery.contract import addresses_of, check_choice, check_routing
 
 
 def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int, max_ranks: int) -> Placement:
@@ -53,15 +53,27 @@ class ExpertLocation:
         )
         shape = (placement.layers, placement.experts + 1, TURNS)
         self.choice = torch.full(shape, EMPTY, dtype=torch.int64, device=device)
-        self._addresses = addresses_of(self.tables)
-        self.publish(placement, placement)
+        self._addresses, self._choice_address = addresses_of(self.tables), self.choice.data_ptr()
+        self._show(placement, placement)
 
     def publish(self, placement: Placement, routed: Placement) -> None:
-        """Send tokens to the copies in ``routed``, which are some or all of ``placement``, from the next step on."""
+        """Send tokens to the copies in ``routed``, which are some or all of ``placement``, from the next step on.
+
+        Kernels must have read until now what was published last, and read this from now on. Else this rank must not serve:
+        :class:`~eep.recovery.contract.ContractBroken`."""
+        self.check()
+        self._show(placement, routed)
+
+    def check(self) -> None:
+        """Compare what kernels read with what was published last."""
+        check_routing(self.placement, self.tables, self._addresses)
+        check_choice(self._chosen, self.choice, self._choice_address)
+
+    def _show(self, placement: Placement, routed: Placement) -> None:
+        self.placement, self._chosen = placement, choose_copies(routed, self.rank)
         self.tables.publish(placement)
-        self.choice[:, 1:].copy_(torch.from_numpy(choose_copies(routed, self.rank)))
-        self.placement = placement
-        check_routing(placement, self.tables, self._addresses)
+        self.choice[:, 1:].copy_(torch.from_numpy(self._chosen))
+        self.check()
 
 
 def choose_copies(placement: Placement, rank: int) -> IntArray:

@@ -8,6 +8,7 @@ import torch
 
 from eep.experts.placement.packing import EMPTY
 from eep.experts.placement.slot_plan import Placement, count_moves, plan_placement
+from eep.recovery.contract import ContractBroken
 from sglang_patches.rank.expert_location import (
     ExpertLocation,
     choose_copies,
@@ -67,6 +68,50 @@ def test_a_server_starts_with_every_expert_and_grows_without_moving_any(slots: i
         assert count_moves(first, view) == 0, (
             "a rank that joins has loaded what it is to hold, and the others keep theirs"
         )
+
+
+@pytest.mark.parametrize("table", ["physical_to_logical", "logical_to_physical", "replica_counts", "masked", "choice"])
+@pytest.mark.parametrize("when", ["before", "with"])
+def test_a_table_that_kernels_read_wrongly_is_refused(table: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word changes by itself between two views, or is not written as it should be."""
+    placement = initial_placement(2, 16, 6, ranks=4, max_ranks=4)
+    location = ExpertLocation(placement, rank=1)
+    read = location.choice if table == "choice" else getattr(location.tables, table)
+
+    def spoil() -> None:
+        flat = read.view(-1)
+        flat[-1] = ~flat[-1] if read.dtype == torch.bool else flat[-1] + 1
+
+    if when == "before":
+        spoil()
+    else:
+        checked = location.check
+        calls: list[int] = []
+
+        def check() -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                spoil()
+            checked()
+
+        monkeypatch.setattr(location, "check", check)
+    with pytest.raises(ContractBroken, match="graph-visible routing"):
+        location.publish(placement, placement)
+
+
+def test_tables_that_have_moved_and_padding_that_goes_somewhere_are_refused() -> None:
+    placement = initial_placement(2, 16, 6, ranks=4, max_ranks=4)
+    location = ExpertLocation(placement, rank=1)
+    location.choice[1, 0, 3] = 2
+    with pytest.raises(ContractBroken, match="only padding"):
+        location.publish(placement, placement)
+    for name, holder in (("choice", location), ("masked", location.tables)):
+        location.choice[1, 0, 3] = EMPTY
+        kept = getattr(holder, name)
+        setattr(holder, name, kept.clone())
+        with pytest.raises(ContractBroken, match="moved"):
+            location.publish(placement, placement)
+        setattr(holder, name, kept)
 
 
 def test_a_new_placement_is_written_where_the_old_one_was() -> None:
