@@ -25,8 +25,8 @@ def register() -> None:
     if found is None:
         return
     _, folder = found
+    from eep.experts.balancing.balance_turns import BalanceTurns
     from eep.experts.balancing.balancer import Balancer
-    from sglang_patches.rank.balance_turns import BalanceTurns
     from sglang_patches.rank.rank_data_plane import RankDataPlane
 
     spent = {"counting": 0.0, "asking": 0.0, "thread": 0.0}

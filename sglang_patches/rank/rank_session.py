@@ -16,6 +16,7 @@ import torch
 
 from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import CONTROL_DIRECTORY, member_rendezvous
+from eep.experts.balancing.balance_turns import BalanceTurns
 from eep.experts.balancing.balancer import Balancer
 from eep.experts.balancing.leader import BalancePolicy
 from eep.experts.balancing.staging import make_room
@@ -31,7 +32,6 @@ from eep.recovery.words import WordExchange
 from eep.view import View
 from sglang_patches import expert_backup, garbage_collector
 from sglang_patches.rank import process_groups
-from sglang_patches.rank.balance_turns import BalanceTurns
 from sglang_patches.rank.expert_weights import ExpertWeights
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
 from sglang_patches.rank.rank_data_plane import RankDataPlane, get_plane

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eep import cli
+from eep import cli, faults
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from tests.sglang.drills import Drilled, wait_for, wait_for_answers
 
@@ -22,7 +22,7 @@ ARGUMENTS = (
     *(*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on"),
     *("--enable-eplb", "--eplb-rebalance-num-iterations", "60", "--eep-staged-experts", "3"),
 )
-POINTS = ("balance.staging", "balance.staged", "balance.agreed", "balance.written", "balance.switched")
+POINTS = [point for point in faults.PLACES if point.startswith("balance.")]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""With room for two copies of every expert, a rank is killed and not one expert moves: the others serve in the very next step."""
+"""With room for two copies of every expert, a rank is killed and not one expert moves: the others serve in the next step."""
 
 from __future__ import annotations
 

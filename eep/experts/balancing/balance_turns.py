@@ -17,8 +17,10 @@ _EVERY = 32
 
 
 class BalanceTurns:
-    def __init__(self, session: Session, words: WordExchange, balancer: Balancer) -> None:
-        self._session, self._words, self._turn = session, words, SwitchTurn(_EVERY)
+    """``every``: how many gatherings lie between two questions, the same on every rank."""
+
+    def __init__(self, session: Session, words: WordExchange, balancer: Balancer, every: int = _EVERY) -> None:
+        self._session, self._words, self._turn = session, words, SwitchTurn(every)
         self.balancer = balancer
 
     def switch_if_agreed(self) -> None:
