@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 RANKS, PARTS = 4, 5
 ARGUMENTS = (
     *(*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-faults", "on"),
-    *("--enable-eplb", "--eplb-rebalance-num-iterations", "60", "--eep-staged-experts", "3"),
+    *("--enable-eplb", "--eplb-rebalance-num-iterations", "100", "--eep-staged-experts", "3"),
 )
 POINTS = [point for point in faults.PLACES if point.startswith("balance.")]
 

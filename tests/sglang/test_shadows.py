@@ -16,7 +16,7 @@ RANKS = 4
 # Sixteen experts, 32 slots; and experts move meanwhile.
 ARGUMENTS = (
     *(*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-redundant-experts", "16", "--eep-shadow-copies", "on"),
-    *("--enable-eplb", "--eplb-rebalance-num-iterations", "60"),
+    *("--enable-eplb", "--eplb-rebalance-num-iterations", "100"),
 )
 
 

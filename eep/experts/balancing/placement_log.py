@@ -87,6 +87,11 @@ class PlacementLog:
                 break
             except FileNotFoundError:  # a rank in a later epoch has removed it, for there is a newer one
                 continue
+            except OSError as error:
+                raise EepError(
+                    f"the placement of epoch {epoch} cannot be noted in {self._directory}: {error}; moving experts needs a "
+                    "file system with hard links"
+                ) from error
             else:
                 break
         found = self._read(name)

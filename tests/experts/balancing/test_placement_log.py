@@ -80,3 +80,12 @@ def test_a_torn_record_is_an_error_that_names_it(log: PlacementLog, tmp_path: Pa
     (tmp_path / "log" / str(LogName(3, 0))).write_bytes(b"?")
     with pytest.raises(EepError, match="cannot be read"):
         log.enter(3, record(0))
+
+
+def test_a_file_system_without_hard_links_is_named(log: PlacementLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(EepError, match="hard links"):
+        log.enter(3, record(0))

@@ -81,11 +81,13 @@ def test_gates_of_all_layers_are_counted_and_tokens_keep_their_turn() -> None:
     first, again = here.choose(0, picks), here.choose(0, picks)
     assert torch.equal(first, again)
     assert (first[2] == -1).all(), "padding goes nowhere"
-    here.count(0, picks)  # a step that ends early counts nothing
-    for _ in range(2):
+    for _ in range(6):  # of which every third is counted
         here.count(0, picks)
         here.count(1, picks.clone())
     assert here.count_uses().tolist() == [[4, 2, *([0] * 13), 2]] * 2
-    here.count(0, picks[:0])
-    here.count(1, picks[:0])
+    for _ in range(3):
+        here.count(0, picks)  # steps that end early count nothing
+    for _ in range(3):
+        here.count(0, picks[:0])
+        here.count(1, picks[:0])
     assert here.count_uses().sum() == 16
