@@ -66,7 +66,7 @@ def main() -> None:
     add_files(parser)
     options = parser.parse_args()
     about = provenance()
-    layers, looks = (4, 8) if options.quick else (LAYERS, 40)
+    layers, looks = (4, 8) if options.quick else (LAYERS, 24)
     sections: dict[str, list[dict[str, Any]]] = {
         f"Loads that drift ({layers} layers, {EXPERTS} + {RANKS * SLOTS - EXPERTS} experts, {RANKS} ranks, {looks} looks; "
         f"rank {LOST} is lost for a quarter of them)": trace_rows(layers, looks)
