@@ -86,19 +86,21 @@ class Leader:
         view, placement = standing.view, standing.placement
         limits = DoseLimits(self._writes, self._policy.layers, least_copies=standing.base.least_copies)
         dose = plan_dose(load, placement, view.active, [0] * placement.max_ranks, limits, _let_steps_run)
-        moved = count_moves(placement, dose)
-        if not is_worth(placement, dose, load):
-            return
         base = with_active(standing.base.placement, dose, view.active)
         record = BaseRecord.of(base, load, standing.base.doses + 1, standing.base.least_copies)
+        # Where copies may get no tokens, another choice of those that do may be worth it, without a move.
+        now, then = route(placement, standing.base), route(dose, record)
+        if not is_worth(now, then, load):
+            return
+        moved = count_moves(placement, dose)
         self._log.propose(standing.next_name, attempt, record)
         self._proposed, self._followed, self._moved = (standing, attempt, time.monotonic()), False, moved
         logger.info(
             "epoch %d: %d experts are to move; the busiest rank has %.3f times what an average one has, and then %.3f times",
             view.epoch,
             moved,
-            float(placement.imbalance(load).mean()),
-            float(dose.imbalance(load).mean()),
+            float(now.imbalance(load).mean()),
+            float(then.imbalance(load).mean()),
         )
 
     def _read_counts(self, view: View, shape: tuple[int, ...]) -> dict[str, FloatArray] | None:

@@ -14,6 +14,7 @@ from eep.experts.balancing.balance_record import read_balance
 from eep.experts.balancing.balancer import Balancer
 from eep.experts.balancing.leader import BalancePolicy
 from eep.experts.balancing.switch_turn import NOTHING
+from eep.experts.placement.margin import find_margin
 from eep.experts.placement.packing import EMPTY, IntArray
 from eep.view import View
 from tests.experts import model
@@ -27,14 +28,23 @@ SHAPE = (model.LAYERS, model.EXPERTS)
 class Fleet:
     """Ranks that count what a test says, and step when it says."""
 
-    def __init__(self, path: Path, disk: Path) -> None:
-        self.path, self.disk = path, disk
+    def __init__(self, path: Path, disk: Path, slots: int = SLOTS, least_copies: int = 1) -> None:
+        self.path, self.disk, self.slots, self.least_copies = path, disk, slots, least_copies
         self.group = {rank: self._rank(rank, 0) for rank in ALL}
         self.counts: IntArray = np.zeros(SHAPE, dtype=np.int64)
         self.balancers = {rank: self._balancer(rank, 0) for rank in ALL}
 
     def _rank(self, rank: int, incarnation: int, last: Rank | None = None) -> Rank:
-        return Rank(self.path / "e", rank, SLOTS, self.disk, incarnation, last=last, staged=STAGED)
+        return Rank(
+            self.path / "e",
+            rank,
+            self.slots,
+            self.disk,
+            incarnation,
+            last=last,
+            staged=STAGED,
+            least_copies=self.least_copies,
+        )
 
     def _balancer(self, rank: int, incarnation: int) -> Balancer:
         return Balancer(
@@ -237,3 +247,32 @@ def test_without_room_beside_the_slots_nothing_can_move(tmp_path: Path) -> None:
     with pytest.raises(EepError, match="no room to stage"):
         Balancer((0, 0), rank.coverage, lambda: np.zeros(SHAPE, dtype=np.int64), BalancePolicy())
     rank.close()
+
+
+def test_copies_for_a_loss_stay_while_hot_experts_move(tmp_path: Path) -> None:
+    """Sixteen slots for eight experts: any one rank may go, before and after."""
+    fleet = Fleet(tmp_path, model.save_checkpoint(tmp_path / "model"), slots=4, least_copies=2)
+    try:
+        fleet.enter(View(1, ALL, (0,) * RANKS))
+        hot = fleet.group[0].first.physical_to_logical[0, :4].tolist()
+        load = np.full(SHAPE, 40.0)
+        load[:, hot] += 4000
+        before = fleet.group[0].routed
+        for _ in range(6):
+            fleet.ask_for(*hot)
+            if fleet.words() != {NOTHING}:
+                fleet.switch()
+        after, shown = fleet.group[0].routed, fleet.group[0].shown
+        assert before is not None
+        assert after is not None
+        assert shown is not None
+        assert after.imbalance(load).mean() < before.imbalance(load).mean() - 0.05
+        assert find_margin(shown, ALL, [0] * RANKS).any_ranks == 1
+        for lost in ALL:
+            left = tuple(rank for rank in ALL if rank != lost)
+            held = {rank: fleet.group[rank].coverage.brought_in.total() for rank in ALL}
+            fleet.enter(View(fleet.view.epoch + 1, left, (0,) * RANKS))
+            assert {rank: fleet.group[rank].coverage.brought_in.total() for rank in ALL} == held
+            fleet.enter(View(fleet.view.epoch + 1, ALL, (0,) * RANKS))
+    finally:
+        fleet.close()
