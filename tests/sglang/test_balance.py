@@ -5,7 +5,6 @@ The clients of each test send other prompts than those of the last, and only few
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from eep import cli, faults
 from eep.drill.sglang_server import FOUR_RANKS, Server
-from tests.sglang.drills import Drilled, wait_for, wait_for_answers
+from tests.sglang.drills import Drilled, read_status, wait_for, wait_for_answers
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 RANKS, PARTS = 4, 5
@@ -63,7 +62,7 @@ def test_experts_move_under_load_and_status_shows_the_balance(
         wait_for_answers(story.load, 10)
         capsys.readouterr()
         assert cli.main(["status", "--dir", str(balanced.server.directory)]) == 0
-        shown = json.loads(capsys.readouterr().out)["balance"]
+        shown = read_status(capsys.readouterr().out)["balance"]
     drilled.check(story)
     assert 0 < shown["worst_layer"] <= shown["balancedness"] <= 1
     assert shown["doses"] >= 1

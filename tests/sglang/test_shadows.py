@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from eep import cli
 from eep.drill.sglang_server import FOUR_RANKS, Server
-from tests.sglang.drills import Drilled, wait_for, wait_for_answers
+from tests.sglang.drills import Drilled, read_status, wait_for, wait_for_answers
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 RANKS = 4
@@ -36,7 +35,7 @@ def test_a_rank_is_lost_and_no_expert_moves(
             for rank in (1, 0):
                 capsys.readouterr()
                 assert cli.main(["status", "--dir", str(tmp_path / "d")]) == 0
-                margin = json.loads(capsys.readouterr().out)["margin"]
+                margin = read_status(capsys.readouterr().out)["margin"]
                 assert margin["any_ranks"] >= 1
                 assert margin["ranks"] == [0, 1, 2, 3]
                 assert story.wait_until_noticed(story.kill(rank))
