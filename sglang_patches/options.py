@@ -39,6 +39,19 @@ class AnchorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     server: int
 
 
+class BalanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Experts move while the server runs: what SGLang's flags for its own balancer say."""
+
+    every: int
+    """After how many steps ranks look whether experts should move."""
+    least: float = 1.0
+    """They move only where the balancedness is below it."""
+    layers: int | None = None
+    """In how many layers they move at once; None for all."""
+    most: int = 8
+    """How many experts move to a rank at once."""
+
+
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The values of the ``--eep-*`` flags. That there are any means that ``--ep-backend eep`` was given."""
 
@@ -61,6 +74,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store: StoreOptions | None = None
     """None: the views are kept inside the supervisor."""
     on_lost_coverage: Literal["refuse", "mask"] = "refuse"
+    balance: BalanceOptions | None = None
+    """None: no expert moves unless a rank is lost or comes back."""
+    shadows: bool = False
+    """Every expert has two copies, where slots allow, before any has three."""
     relaunch: bool = True
     faults: bool = False
     seeded: bool = False

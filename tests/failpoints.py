@@ -54,7 +54,8 @@ def matrix() -> list[Case]:
             cases.append(Case("supervisor", point, "sleep"))
         elif point.startswith("join."):
             cases.append(Case("joiner", point))
-        elif not point.startswith(("request.", "kv.", "spare.")):  # no part of a recovery, or not of every one
+        # No part of a recovery, or not of every one.
+        elif not point.startswith(("request.", "kv.", "balance.", "spare.")):
             cases += [Case("survivor", point), Case("rank 0", point)]
             cases += [Case("joiner", point)] if point.startswith(_ENTERING) else []
     kernels = [point for point in faults.kernel_points() if not point.startswith("send.")]

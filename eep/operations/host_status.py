@@ -11,6 +11,7 @@ from eep.anchor.anchor import AnchorGone, list_held
 from eep.control.private_directory import PrivateDirectory
 from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskStatus
+from eep.experts.balancing.balance_record import read_balance
 from eep.experts.margin_record import read_margin
 from eep.faults.orders import allowed_in
 
@@ -22,6 +23,8 @@ def read_status(directory: Path) -> dict[str, Any]:
         status["anchored"] = [asdict(held) for held in list_held(directory)]
     except AnchorGone:
         status["anchored"] = None
-    status["margin"] = read_margin(PrivateDirectory(directory).experts, status["epoch"])
+    experts = PrivateDirectory(directory).experts
+    status["margin"] = read_margin(experts, status["epoch"])
+    status["balance"] = read_balance(experts, status["epoch"])
     status["faults_allowed"] = allowed_in(directory)
     return status

@@ -29,6 +29,8 @@ class PlacedExperts(Protocol):
     @property
     def physical_to_logical(self) -> npt.NDArray[np.int64]: ...
     @property
+    def logical_to_physical(self) -> npt.NDArray[np.int64]: ...
+    @property
     def replica_counts(self) -> npt.NDArray[np.int64]: ...
     @property
     def masked(self) -> npt.NDArray[np.bool_]: ...
@@ -41,7 +43,11 @@ class KernelTables(Protocol):
     @property
     def physical_to_logical(self) -> torch.Tensor: ...
     @property
+    def logical_to_physical(self) -> torch.Tensor: ...
+    @property
     def replica_counts(self) -> torch.Tensor: ...
+    @property
+    def masked(self) -> torch.Tensor: ...
 
 
 class ContractBroken(EepError):
@@ -110,6 +116,28 @@ def check_routing(placement: PlacedExperts, tables: KernelTables, addresses: Map
         raise ContractBroken(
             "graph-visible routing", "the tables count other copies of an expert than the placement has"
         )
+    listed, copies = tables.logical_to_physical.cpu().numpy(), placement.logical_to_physical
+    if not np.array_equal(listed[:, :, : copies.shape[2]], copies) or (listed[:, :, copies.shape[2] :] >= 0).any():
+        raise ContractBroken("graph-visible routing", "the tables list other slots of an expert than the placement has")
+    if not np.array_equal(tables.masked.cpu().numpy(), placement.masked):
+        raise ContractBroken("graph-visible routing", "the tables mask other experts than the placement does")
+
+
+def check_choice(chosen: npt.NDArray[np.int64], shown: torch.Tensor, address: int) -> None:
+    """Checks the part of clause 3 that says where tokens go. ``chosen[layer, expert, turn]`` is the slot of a token.
+    ``shown`` has a column more, the first, for rows that are only padding, and was at ``address`` when it was made."""
+    if shown.data_ptr() != address:
+        raise ContractBroken("graph-visible routing", "the choice of copies has moved, and graphs hold its old address")
+    read = shown.cpu().numpy()
+    if not np.array_equal(read[:, 1:], chosen):
+        layer, expert = np.argwhere((read[:, 1:] != chosen).any(axis=2))[0]
+        raise ContractBroken(
+            "graph-visible routing",
+            f"tokens for expert {expert} of layer {layer} go to slots {sorted(set(read[layer, 1 + expert].tolist()))}, the "
+            f"placement has them go to {sorted(set(chosen[layer, expert].tolist()))}",
+        )
+    if (read[:, 0] >= 0).any():
+        raise ContractBroken("graph-visible routing", "rows that are only padding go to a slot")
 
 
 def addresses_of(tables: KernelTables) -> dict[str, int]:

@@ -87,12 +87,12 @@ class TokenExchange:
         self, plane: RankDataPlane, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> None:
         plane.advance()
-        # As few kernels as possible, since prefill is eager. Rows that are only padding ask for expert -1: the last column.
-        chosen = plane.location.choice[layer][topk_ids.long()]
+        # As few kernels as possible, since prefill is eager. Rows that are only padding ask for expert -1: column 0.
+        column = topk_ids + plane.one  # of the type of plane.one, in one kernel
+        chosen = plane.choose(layer, column)
         weights = topk_weights.float()
-        if plane.used is not None:
-            experts = topk_ids.long().clamp(min=0)
-            plane.used[layer].index_add_(0, experts.flatten(), (topk_ids >= 0).long().flatten())
+        plane.count(layer, column)
+        if plane.masks:
             weights = torch.where(chosen >= 0, weights, 0.0)
         self._buffer = plane.buffer
         self._dtype = x.dtype

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from eep.experts.placement.packing import EMPTY
+from eep.experts.placement.packing import EMPTY, IntArray
 from eep.experts.placement.slot_plan import Placement, plan_placement
 from eep.experts.routing_tables import RoutingTables
-from eep.recovery.contract import addresses_of, check_routing
+from eep.recovery.contract import addresses_of, check_choice, check_routing
 
 
 def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int, max_ranks: int) -> Placement:
@@ -31,9 +31,13 @@ def experts_in_slots(placement: Placement, rank: int, layer: int) -> list[int]:
     return held
 
 
+TURNS = 12
+"""How many ways there are to choose among the copies of an expert. Up to four copies, and six, get equal shares."""
+
+
 class ExpertLocation:
-    """The placement in force, and ``choice[layer, expert]``: the slot to which this rank sends its tokens. Its last column
-    is for expert -1, of rows that are only padding: they go nowhere.
+    """The placement in force, and ``choice[layer, 1 + expert, turn]``: the slot to which this rank sends a token whose turn
+    that is. The first column is for expert -1, of rows that are only padding: they go nowhere.
 
     The tensors keep their addresses: a new placement is written into them between steps.
     """
@@ -47,26 +51,46 @@ class ExpertLocation:
             placement.max_ranks,
             device,
         )
-        self.choice = torch.full((placement.layers, placement.experts + 1), EMPTY, dtype=torch.int64, device=device)
-        self._addresses = addresses_of(self.tables)
-        self.publish(placement)
+        shape = (placement.layers, placement.experts + 1, TURNS)
+        self.choice = torch.full(shape, EMPTY, dtype=torch.int64, device=device)
+        self._addresses, self._choice_address = addresses_of(self.tables), self.choice.data_ptr()
+        self._show(placement, placement)
 
-    def publish(self, placement: Placement) -> None:
-        """Send tokens by ``placement`` from the next step on."""
+    def publish(self, placement: Placement, routed: Placement) -> None:
+        """Send tokens to the copies in ``routed``, which are some or all of ``placement``, from the next step on.
+
+        Kernels must have read until now what was published last, and read this from now on. Else this rank must not serve:
+        :class:`~eep.recovery.contract.ContractBroken`."""
+        self.check()
+        self._show(placement, routed)
+
+    def check(self) -> None:
+        """Compare what kernels read with what was published last."""
+        check_routing(self.placement, self.tables, self._addresses)
+        check_choice(self._chosen, self.choice, self._choice_address)
+
+    def _show(self, placement: Placement, routed: Placement) -> None:
+        self.placement, self._chosen = placement, choose_copies(routed, self.rank)
         self.tables.publish(placement)
-        self.choice[:, :-1].copy_(torch.from_numpy(choose_copies(placement, self.rank)))
-        self.placement = placement
-        check_routing(placement, self.tables, self._addresses)
+        self.choice[:, 1:].copy_(torch.from_numpy(self._chosen))
+        self.check()
 
 
-def choose_copies(placement: Placement, rank: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """``[layers, experts]``: the copy that ``rank`` uses. It is its own if it has one; else ranks share out the copies."""
+def choose_copies(placement: Placement, rank: int) -> IntArray:
+    """``[layers, experts, turns]``: the copies that ``rank`` uses. It is its own if it has one; else all share its tokens, by
+    turns. So each copy of an expert gets as much as any other if all ranks have as much to send."""
     slots = placement.logical_to_physical
     counts = placement.replica_counts
-    turn = rank % np.maximum(counts, 1)
-    chosen = np.take_along_axis(slots, turn[..., None], axis=2)[..., 0]
+    turn = (rank + np.arange(TURNS)) % np.maximum(counts, 1)[..., None]
+    chosen = np.take_along_axis(slots, turn, axis=2)
     own = slots // placement.slots_per_rank == rank
     own &= slots != EMPTY
-    mine = np.take_along_axis(slots, own.argmax(axis=2)[..., None], axis=2)[..., 0]
-    result: np.ndarray[tuple[int, int], np.dtype[np.int64]] = np.where(own.any(axis=2), mine, chosen)
+    mine = np.take_along_axis(slots, own.argmax(axis=2)[..., None], axis=2)
+    result: IntArray = np.where(own.any(axis=2)[..., None], mine, chosen)
     return result
+
+
+def find_turns(column: torch.Tensor) -> torch.Tensor:
+    """``[tokens, 1]``: the turn of each token, from what the first gate picks for it. So it depends on the token alone, and
+    neither on its row nor on the tokens beside it: the same token is computed in the same way in any batch."""
+    return column.sum(dim=1, keepdim=True) % TURNS

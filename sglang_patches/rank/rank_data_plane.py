@@ -19,8 +19,9 @@ from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import member_rendezvous
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.token_buffer import TokenBuffer
+from eep.experts.placement.packing import IntArray
 from sglang_patches.rank import next_life, token_forms
-from sglang_patches.rank.expert_location import ExpertLocation
+from sglang_patches.rank.expert_location import ExpertLocation, find_turns
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
 from sglang_patches.rank.patience import StepPatience
 
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 ANY_STEP, DECODE_STEP = 0, 1
 """Numbers of buffers. Kernels of a graph have fixed shapes, so they go through a buffer that is no larger than they need."""
+
+
+_COUNTED_ON_CPU = 3
+"""Of so many steps one is counted."""
 
 
 class RankDataPlane:
@@ -38,9 +43,17 @@ class RankDataPlane:
         self.using = ANY_STEP
         """The number of the buffer of the step under way. All ranks use the same."""
         self._layers: Sequence[Any] = ()
+        self._turns = torch.empty(0)
+        """Of the tokens of the step under way."""
+        self._picked: list[torch.Tensor] = []
+        """What the gates of the step under way have picked, layer by layer."""
+        self._begun = 0
+        self._counts_every = _COUNTED_ON_CPU if facts.device == "cpu" else 1
         asked = facts.options
         self.patience = StepPatience(asked.timeout_ms, asked.stall_timeout_s)
         """How long this rank waits for its peers, on a CPU. On a GPU no layer takes that long."""
+        self.masks = asked.on_lost_coverage == "mask"
+        """Whether there may be experts that no slot holds."""
         self.advance: Callable[[], object] = _nothing
         """Says that this rank gets on with its step. To be called at every exchange of tokens."""
 
@@ -51,11 +64,52 @@ class RankDataPlane:
 
     @cached_property
     def used(self) -> torch.Tensor | None:
-        """``[layers, experts]``: how often this rank has asked for each expert. None where experts are never masked."""
-        if self._facts.options.on_lost_coverage == "refuse":
+        """``[layers, 1 + experts]``: how often this rank has asked for each expert, on the device. The first column counts
+        padding. None where nobody wants to know."""
+        if not self.masks and self._facts.options.balance is None:
             return None
         first = self._facts.first_placement
-        return torch.zeros((first.layers, first.experts), dtype=torch.int64, device=self.device)
+        return torch.zeros((first.layers, 1 + first.experts), dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def one(self) -> torch.Tensor:
+        """The number 1, at an address that captured graphs may keep."""
+        return torch.ones(1, dtype=torch.int64, device=self.device)
+
+    def choose(self, layer: int, column: torch.Tensor) -> torch.Tensor:
+        """In a step: the slots to which tokens go whose gate has picked these columns of ``choice``."""
+        if layer == 0:
+            self._turns = find_turns(column)
+        return self.location.choice[layer][column, self._turns]
+
+    def count(self, layer: int, column: torch.Tensor) -> None:
+        """In a step: its gate has picked these columns of ``used``. They are added up in the last layer, for all layers at
+        once. The host waits for nothing. On a CPU, which has no other to do it, only some steps are counted."""
+        if self.used is None:
+            return
+        if layer == 0:
+            self._picked.clear()
+            self._begun += 1
+        if self._begun % self._counts_every:
+            return
+        self._picked.append(column)
+        if layer == len(self.used) - 1:
+            picked = (torch.stack(self._picked) + self._offsets).view(-1)
+            self._picked.clear()
+            self.used.view(-1).index_add_(0, picked, self.one.expand(len(picked)))
+
+    @cached_property
+    def _offsets(self) -> torch.Tensor:
+        """``[layers, 1, 1]``: where each layer begins in ``used``."""
+        assert self.used is not None
+        layers, columns = self.used.shape
+        return (torch.arange(layers, device=self.device) * columns).view(layers, 1, 1)
+
+    def count_uses(self) -> IntArray:
+        """``[layers, experts]``, as it is now. Any thread may ask; the step under way does not wait."""
+        assert self.used is not None
+        counted: IntArray = self.used.cpu().numpy()[:, 1:]
+        return counted
 
     @property
     def buffer(self) -> TokenBuffer:
@@ -68,7 +122,10 @@ class RankDataPlane:
         """Make the buffers, with this rank alone in them. ``layers``: the loaded MoE layers of the model."""
         facts, shape, awaited = self._facts, self._facts.moe_shape, next_life.is_awaited()
         self._layers = layers
-        self.location  # noqa: B018  (its tensors are to be there before SGLang measures the memory that is left)
+        # These tensors are to be there before SGLang measures the memory that is left, and before it captures graphs.
+        self.location, self.one  # noqa: B018
+        if self.used is not None:
+            self._offsets  # noqa: B018
         forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
         logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
         for number, (max_tokens, form) in enumerate(zip(facts.max_tokens, forms, strict=True)):

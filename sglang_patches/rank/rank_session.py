@@ -16,15 +16,19 @@ import torch
 
 from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import CONTROL_DIRECTORY, member_rendezvous
+from eep.experts.balancing.balance_turns import BalanceTurns
+from eep.experts.balancing.balancer import Balancer
+from eep.experts.balancing.leader import BalancePolicy
+from eep.experts.balancing.staging import make_room
 from eep.experts.checkpoint.conversion import open_checkpoint
 from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
 from eep.experts.layout import checksum
-from eep.experts.placement.packing import FloatArray
 from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import Tier
 from eep.experts.repair.repair_sources import RepairSources
 from eep.observe.metrics import RankMetrics
 from eep.recovery.session import Session
+from eep.recovery.words import WordExchange
 from eep.view import View
 from sglang_patches import expert_backup, garbage_collector
 from sglang_patches.rank import next_life, process_groups
@@ -48,7 +52,12 @@ class RankSession:
     ) -> None:
         self._facts, self._plane, self._weights = facts, plane, weights
         self._checkpoint, self._directory = checkpoint, directory
+        asked = facts.options.balance
+        # Taken before SGLang measures the memory that is left.
+        self._aside = None if asked is None else make_room(weights.memory, asked.most)
         self.rank = facts.rank
+        self.turns: BalanceTurns | None = None
+        """None where experts do not move while the rank serves, and until it has asked to be let in."""
         self.joined: Session | None = None
         """None until this rank has asked to be let in."""
 
@@ -64,8 +73,15 @@ class RankSession:
             # As soon as a view has this rank in it the others look for what it holds, and look again only in the next view.
             self.coverage  # noqa: B018
             garbage_collector.freeze_this_process(collect=True)
-            self.joined = Session(process_groups.world(), self._plane.buffers, self._repair, self._plane.run_empty)
+            world = process_groups.world()
+            self.joined = Session(world, self._plane.buffers, self._repair, self._plane.run_empty)
             self._plane.advance = self.joined.member.advance
+            if (asked := self._facts.options.balance) is not None:
+                policy = BalancePolicy(asked.every, asked.least, asked.layers)
+                life = (self.rank, int(os.environ[INCARNATION]))
+                balancer = Balancer(life, self.coverage, self._plane.count_uses, policy)
+                self.turns = BalanceTurns(self.joined, WordExchange(world, "eep/balance"), balancer)
+                balancer.start()
         return self.joined
 
     @cached_property
@@ -91,13 +107,15 @@ class RankSession:
                 plane.device,
                 weights.held,
                 None if weights.kept is None else weights.kept.index,
+                self._aside,
             ),
             member_rendezvous() / "experts",
             plane.location.publish,
             CoveragePolicy(
                 facts.options.repair_timeout_s,
                 facts.options.on_lost_coverage,
-                None if plane.used is None else self._count_uses,
+                (lambda: plane.count_uses().astype(np.float64)) if plane.masks else None,
+                2 if facts.options.shadows else 1,
             ),
             RepairSources(self._checkpoint, backup.client),
             backup.offer,
@@ -108,10 +126,6 @@ class RankSession:
         brought_in = {tier.name.lower(): self.coverage.brought_in[tier] for tier in Tier}
         self._metrics.tell(self.join().repeated, brought_in)
         return digest
-
-    def _count_uses(self) -> FloatArray:
-        assert self._plane.used is not None
-        return self._plane.used.cpu().numpy().astype(np.float64)
 
     @cached_property
     def _metrics(self) -> RankMetrics:

@@ -50,10 +50,21 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
     else:
         if plane.device == "cpu":
             group.set_timeout(timedelta(milliseconds=plane.patience.between_steps_ms))
-        end_if_removed(plane.rank, lambda: rank_session.get_session().join().collect(gather))
+        end_if_removed(plane.rank, lambda: _collect(gather, plane.patience.between_steps_ms / 1000))
         next_life.look_whether_free()
         plane.allow_for(prefills=info.is_extend_in_batch)
     plane.use_for(all_decode=info.can_run_decode_cuda_graph)
+
+
+def _collect(gather: Callable[[], None], timeout: float) -> None:
+    """``timeout``: how many seconds a peer may take to say which experts it has ready to move."""
+    here = rank_session.get_session()
+    session = here.join()
+    if here.turns is None:
+        session.collect(gather)
+    else:
+        here.turns.switch_if_agreed()
+        session.collect(here.turns.asking(gather, timeout))
 
 
 def _exchange_rows(global_flat: torch.Tensor, local_row: torch.Tensor, group: Any) -> None:
@@ -77,6 +88,8 @@ def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
     if _is_stepping or session is None:  # this rank is still alone, and warms up
         return original(*arguments, **named)
     plane = rank_data_plane.get_plane()
+    if (turns := rank_session.get_session().turns) is not None:
+        turns.balancer.stepped()
     work = partial(original, *arguments, **named)
     launched = overlap.current_launch()
     with _stepping():

@@ -15,6 +15,7 @@ from sglang_patches.cuda import implied_flags as gpu_flags
 from sglang_patches.options import ServerOptions
 from sglang_patches.server import (
     anchor_flag,
+    balance_flags,
     expert_slots,
     kv_backup,
     launcher,
@@ -96,6 +97,7 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="Keep a copy of every expert in host memory, taken from the live parameters or from the checkpoint "
         "(default: off).",
     )
+    balance_flags.add_balance_flags(add)
     store_access.add_store_flags(add)
     add(
         "--eep-on-lost-coverage",
@@ -220,6 +222,8 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         backup=arguments.eep_backup or "off",
         store=store,
         on_lost_coverage=on_lost_coverage,
+        balance=balance_flags.parse_balance(arguments),
+        shadows=arguments.eep_shadow_copies == "on",
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
         seeded=draws_by_seed(arguments),
@@ -287,6 +291,7 @@ def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
         implied["disable_radix_cache"] = True
     if chunk := getattr(arguments, "chunked_prefill_size", None):
         implied["chunked_prefill_size"] = chunk * max_ranks // ranks
+    balance_flags.hide_from_sglang(arguments)
     for name, value in implied.items():
         if not hasattr(arguments, name):
             raise SystemExit(

@@ -94,7 +94,10 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
                 "a prefix cache outside of the device (hierarchical cache, LMCache, FlexKV) is not supported: a step that "
                 "runs again may overwrite what the cache loads; leave it out",
             ),
-            (value("enable_eplb"), "--enable-eplb is not supported: eep places the experts; leave it out"),
+            (
+                value("eplb_algorithm", "auto") not in (None, "auto"),
+                "--eplb-algorithm is not supported: eep plans which experts move; leave it out",
+            ),
             (
                 value("ep_dispatch_algorithm"),
                 "--ep-dispatch-algorithm is not supported: eep chooses the copy of an expert; leave it out",

@@ -13,6 +13,7 @@ import pytest
 
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient
+from eep.experts.balancing.staging import make_room
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
 from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
@@ -42,12 +43,15 @@ class Rank:
         backup: BackupClient | None = None,
         repair_within: float = 120.0,
         last: Rank | None = None,
+        staged: int = 0,
+        least_copies: int = 1,
     ) -> None:
-        """``last``: an earlier life, whose experts this one takes over."""
+        """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts move here at once."""
         self.rank = rank
         first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
         layout = model.layout(slots)
         self.shown: Placement | None = None
+        self.routed: Placement | None = None
         self.first, self.held = first, None
         if last is None:
             self.shared = SharedMemory.create("experts", layout.region_bytes)
@@ -61,16 +65,24 @@ class Rank:
             self.held, self.sums = self.index.verify(self.memory, model.EXPERTS)
         self.coverage = Coverage(
             LoadedExperts(
-                rank, incarnation, first, self.memory, self.shared, self.sums, held=self.held, index=self.index
+                rank,
+                incarnation,
+                first,
+                self.memory,
+                self.shared,
+                self.sums,
+                held=self.held,
+                index=self.index,
+                aside=make_room(self.memory, staged) if staged else None,
             ),
             directory,
             self._show,
-            CoveragePolicy(repair_within, when_short, None if counted is None else lambda: counted),
+            CoveragePolicy(repair_within, when_short, None if counted is None else lambda: counted, least_copies),
             RepairSources(CheckpointReader(disk) if disk else None, backup),
         )
 
-    def _show(self, placement: Placement) -> None:
-        self.shown = placement
+    def _show(self, placement: Placement, routed: Placement) -> None:
+        self.shown, self.routed = placement, routed
 
     def check(self) -> None:
         assert self.shown is not None

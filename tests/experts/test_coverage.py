@@ -286,7 +286,7 @@ def test_backups_that_are_not_believed_are_no_reason_to_end(
 def test_a_rank_that_lacks_what_it_was_started_with_ends(tmp_path: Path) -> None:
     with ranks(tmp_path, 3, None) as group:
         view = View(1, (0, 1, 2, 3), (0,) * RANKS)
-        group[0].coverage._held[:] = -1
+        group[0].coverage._slots.table[:] = -1
         for rank in (1, 2, 3):
             group[rank].close()
         with pytest.raises(RepairFailed, match="start a backup service"):
@@ -370,3 +370,24 @@ def test_what_changes_is_offered_anew_while_it_is_lacking(tmp_path: Path, backup
         assert len(backup.engine._exposed) == 1
         offer.close()
         assert backup.registry.scan(RANK_RECORDS) == {}
+
+
+def test_with_two_copies_of_each_expert_any_one_rank_goes_without_a_byte_moved(tmp_path: Path) -> None:
+    """Sixteen slots for eight experts. There is no checkpoint, and nothing is read from peers."""
+    group = {rank: Rank(tmp_path / "e", rank, 4, None, least_copies=2) for rank in range(RANKS)}
+    try:
+        epoch = 1
+        enter(group, View(epoch, tuple(range(RANKS)), (0,) * RANKS))
+        for lost in range(RANKS):
+            left = tuple(rank for rank in range(RANKS) if rank != lost)
+            epoch += 1
+            enter(group, View(epoch, left, (0,) * RANKS))
+            routed = group[left[0]].routed
+            assert routed is not None
+            assert (routed.replica_counts > 0).all(), "what is left serves every expert"
+            epoch += 1
+            enter(group, View(epoch, tuple(range(RANKS)), (0,) * RANKS))
+        assert all(not rank.coverage.brought_in for rank in group.values())
+    finally:
+        for rank in group.values():
+            rank.close()

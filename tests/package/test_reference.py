@@ -57,7 +57,7 @@ def calls(node: ast.AST, name: str) -> Iterator[ast.Call]:
 def test_every_flag_is_described() -> None:
     added = [
         call.args[0].value
-        for module in ("flags.py", "store_access.py", "kv_backup.py", "anchor_flag.py")
+        for module in ("flags.py", "store_access.py", "kv_backup.py", "anchor_flag.py", "balance_flags.py")
         for call in ast.walk(ast.parse((SERVER / module).read_text()))
         if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant)
         if FLAG.fullmatch(str(call.args[0].value))

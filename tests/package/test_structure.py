@@ -12,7 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 Graph = Mapping[str, Set[str]]
 
-PURE = ("eep.membership", "eep.experts.placement", "eep.experts.repair.repair_plan")
+PURE = (
+    "eep.membership",
+    "eep.experts.placement",
+    "eep.experts.repair.repair_plan",
+    "eep.experts.balancing.asked_load",
+    "eep.experts.balancing.switch_turn",
+)
 HARMLESS = {
     "__future__",
     "collections",
@@ -20,6 +26,7 @@ HARMLESS = {
     "enum",
     "functools",
     "hashlib",
+    "heapq",
     "itertools",
     "math",
     "numpy",

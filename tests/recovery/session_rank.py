@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 import eep
 from eep.control.private_directory import member_rendezvous
+from eep.experts.balancing.balance_turns import BalanceTurns
+from eep.process_group.world import World
 from eep.recovery.callbacks import Repair
 from eep.recovery.session import Session
 from tests import moe
@@ -32,8 +35,10 @@ def main(
     overlapped: bool = False,
     deadline_ms: float = DEADLINE_MS,
     settles_first: float = 0.0,
+    make_turns: Callable[[Session, World], BalanceTurns] | None = None,
 ) -> None:
-    """``settles_first``: in what share of its steps this rank judges the last one before it begins the next."""
+    """``settles_first``: in what share of its steps this rank judges the last one before it begins the next. ``make_turns``:
+    experts move between steps."""
     torch.set_num_threads(1)
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
@@ -52,6 +57,7 @@ def main(
         for name in ("tokens", "more-tokens")
     ]
     session = Session(group.world, buffers, repair, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
+    turns = make_turns(session, group.world) if make_turns else None
     idle = random.Random(rank)
     seed = 0
     last: Pass | None = None
@@ -67,6 +73,10 @@ def main(
                 return counts.tolist()
 
             try:
+                if turns is not None:
+                    turns.switch_if_agreed()
+                    gather = turns.asking(gather, deadline_ms / 1000)
+                    turns.balancer.stepped()
                 told = session.collect(gather)
                 heard = tuple(peer for peer, count in enumerate(told) if count >= 0)
                 assert heard == session.view.active, f"heard from {heard} in {session.view}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from eep.drill.load import Load
 from eep.drill.sglang_server import Server
@@ -61,6 +63,12 @@ class Drilled:
         assert all(
             answer.usage == (len(self.prompts[answer.prompt]), len(answer.tokens)) for answer in story.load.answers
         ), "the counts are those of a run without faults"
+
+
+def read_status(printed: str) -> dict[str, Any]:
+    """What ``eep status`` printed; a story in another thread may have printed lines around it."""
+    status: dict[str, Any] = json.JSONDecoder().raw_decode(printed, printed.index("{\n"))[0]
+    return status
 
 
 def wait_for(condition: Callable[[], object], what: str, within: float = 200.0) -> None:

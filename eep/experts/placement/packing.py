@@ -19,6 +19,7 @@ import numpy.typing as npt
 EMPTY = -1
 
 _MOST_STRAIN = 1e9  # beyond that its power is no longer a number
+_LAST_COPIES = 1e300  # more than any strain: such a copy goes only when all others are gone
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -33,6 +34,8 @@ class Cluster:
     host: IntArray
     """The host of each active rank, numbered from 0."""
     max_copies: int
+    least_copies: int = 1
+    """How many copies each expert has, where slots allow, before any has more."""
 
     @property
     def ranks(self) -> int:
@@ -139,6 +142,7 @@ def evict(slot_expert: IntArray, load: FloatArray, victims: IntArray, incoming: 
         more = np.where(there, _strain(busy + handed_over, fair) - now, 0.0)
         around = np.bincount(expert_at.ravel(), more.ravel(), minlength=load.size)[expert_at] - more
         cost = _strain(busy - served + incoming[:, None], fair) - now + around
+        cost = np.where(others < cluster.least_copies, cost + _LAST_COPIES, cost)
         cost = np.where(there & (others > 0), cost, np.inf)
 
         # Many at a time while there are many to go: those that have nothing to do with each other.
@@ -172,14 +176,21 @@ def _unrelated(value: IntArray, best: IntArray) -> BoolArray:
     return np.asarray(~np.tril(twins, k=-1).any(axis=2))
 
 
-def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntArray) -> IntArray:
+def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntArray, least: int = 1) -> IntArray:
     """Give ``wanted[layer]`` further copies, each to the expert whose copies are then the hottest; new
     counts.
 
-    No expert goes above ``limit``. An expert at its limit is passed over, so fewer may be given than wanted.
+    No expert goes above ``limit``. An expert at its limit is passed over, so fewer may be given than wanted. Experts with
+    fewer copies than ``least`` come before all others.
     """
     count = count.copy()
-    share = np.where(count < limit, load / np.maximum(count, 1), -1.0)
+    first = 1.0 + float(load.max(initial=0.0))
+
+    def heat(load: FloatArray, count: IntArray, limit: IntArray) -> FloatArray:
+        found = load / np.maximum(count, 1) + np.where((count > 0) & (count < least), first, 0.0)
+        return np.where(count < limit, found, -1.0)
+
+    share = heat(load, count, limit)
     for turn in range(int(wanted.max(initial=0))):
         rows = np.flatnonzero(wanted > turn)
         expert = share[rows].argmax(axis=1)
@@ -188,9 +199,7 @@ def add_copies(count: IntArray, load: FloatArray, wanted: IntArray, limit: IntAr
         if not len(rows):
             break
         count[rows, expert] += 1
-        share[rows, expert] = np.where(
-            count[rows, expert] < limit[rows, expert], load[rows, expert] / count[rows, expert], -1.0
-        )
+        share[rows, expert] = heat(load[rows, expert], count[rows, expert], limit[rows, expert])
     return count
 
 
@@ -215,8 +224,12 @@ def place_copies(slot_expert: IntArray, load: FloatArray, count: IntArray, clust
     missing = count - owned.sum(axis=1)
     row, expert = np.nonzero(missing)
     row, expert = np.repeat(row, missing[row, expert]), np.repeat(expert, missing[row, expert])
-    # By layer, hottest first; copies of one expert stay together, and the expert's number breaks ties.
-    order = np.lexsort((expert, -share[row, expert], row))
+    # By layer, hottest first; copies of one expert stay together, and the expert's number breaks ties. Copies beyond the
+    # least come last: they must not take the room on another host that a second copy needs.
+    begins = np.r_[True, (row[1:] != row[:-1]) | (expert[1:] != expert[:-1])] if len(row) else np.zeros(0, dtype=bool)
+    nth = np.arange(len(row)) - np.maximum.accumulate(np.where(begins, np.arange(len(row)), 0))
+    further = nth + owned.sum(axis=1)[row, expert] >= cluster.least_copies
+    order = np.lexsort((expert, -share[row, expert], further & (cluster.least_copies > 1), row))
     row, expert = row[order], expert[order]
     first = np.searchsorted(row, np.arange(layers + 1))
     length = np.diff(first)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -147,19 +147,21 @@ def plan_placement(
     when_short: WhenShort = "refuse",
     extra_moves: float = 0.0,
     max_copies: int | None = None,
+    least_copies: int = 1,
 ) -> Placement:
     """Place the experts of ``load[layers, experts]`` on the ``active`` ranks.
 
     ``topology[rank]`` is the host of each rank and is as long as the capacity of the instance. ``current`` is the
     placement now (``None``: every slot is empty). ``extra_moves`` is how many more slots than the fewest may be rewritten for
     the sake of balance, as a share of the fewest; ``math.inf`` balances from scratch and then keeps what happens to
-    fit.
+    fit. ``least_copies``: how many each expert gets, where slots allow, before any gets more; with 2, any one rank may go.
     """
     if when_short not in ("refuse", "mask"):
         raise ValueError(f"when_short is 'refuse' or 'mask', got {when_short!r}")
     if not extra_moves >= 0:
         raise ValueError(f"moves cannot be negative, got extra_moves={extra_moves}")
     demand, ranks, cluster = _checked(load, current, active, slots_per_rank, topology, max_copies)
+    cluster = replace(cluster, least_copies=least_copies)
     layers, experts = demand.shape
     columns = (ranks[:, None] * slots_per_rank + np.arange(slots_per_rank)).ravel()
     before = np.full((layers, len(columns)), EMPTY, dtype=np.int64)

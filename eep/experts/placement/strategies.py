@@ -72,7 +72,8 @@ def retain(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cl
     # A further copy needs a rank with room that does not hold the expert yet.
     limit = np.minimum((has_room[:, :, None] | owned).sum(axis=1), cluster.max_copies)
     wanted = (after == EMPTY).sum(axis=1) - number
-    place_copies(after, demand, add_copies(count, demand, wanted, np.where(missing, 0, limit)), cluster)
+    count = add_copies(count, demand, wanted, np.where(missing, 0, limit), cluster.least_copies)
+    place_copies(after, demand, count, cluster)
     even_out(after, after != before, demand, cluster, _EXCHANGES)
     return after
 

@@ -73,6 +73,8 @@ class _Repair:
     checksums: Checksums
     deadline: float
     report: RepairReport
+    point: str = "repair.mid"
+    """The fault point that each batch passes when it was read and is not verified."""
 
 
 def execute_repair(
@@ -103,6 +105,22 @@ def execute_repair(
     for job in aside:
         copy_all(memory.pieces(job.transfer.layer, job.transfer.slot), job.into)
     _bring_in(direct, run)
+    return run.report
+
+
+def read_aside(
+    plan: RepairPlan,
+    places: Sequence[list[torch.Tensor]],
+    memory: ExpertMemory,
+    reader_of: Callable[[Origin], Reader],
+    checksums: Checksums,
+    *,
+    timeout: float,
+) -> RepairReport:
+    """Reads every expert of ``plan`` into its place beside the slots, and verifies it. Writes no slot of ``memory``."""
+    _check(plan, checksums)
+    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport(), "balance.staging")
+    _bring_in([_Job(transfer, into) for transfer, into in zip(plan.transfers, places, strict=True)], run)
     return run.report
 
 
@@ -143,7 +161,7 @@ def _bring_in(jobs: list[_Job], run: _Repair) -> None:
                 break
             for read in [future for future in reading if future in done]:
                 batch, trouble = reading.pop(read), read.result()
-                faults.at("repair.mid")
+                faults.at(run.point)
                 if trouble is None:
                     verifying[pool.submit(_verify, batch, run.checksums)] = batch
                 else:

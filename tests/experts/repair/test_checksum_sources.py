@@ -33,9 +33,9 @@ def test_who_can_learn_a_checksum_from_nowhere_waits_for_another_rank(
     group[2].close()
     (disk / "model.safetensors").rename(disk / "away")
     smaller = View(2, (0, 1, 3), (0,) * RANKS)
-    held = group[0].coverage._held.copy()
+    held = group[0].coverage._slots.table.copy()
     assert group[0].coverage.repair(smaller) == LACKING
-    assert (group[0].coverage._held == held).all(), "nothing was written, so what it held is there still"
+    assert (group[0].coverage._slots.table == held).all(), "nothing was written, so what it held is there still"
     assert "cannot be read" in caplog.text
     # The checkpoint is there again, and with it what had been lost.
     (disk / "away").rename(disk / "model.safetensors")
@@ -51,7 +51,7 @@ def test_who_cannot_check_what_it_was_started_with_ends(tmp_path: Path) -> None:
         (disk / "model.safetensors").rename(disk / "away")
         for rank in (1, 2, 3):
             group[rank].close()
-        group[0].coverage._held[:] = -1
+        group[0].coverage._slots.table[:] = -1
         group[0].sums.known[:] = False
         with pytest.raises(RepairFailed, match="cannot be read"):
             group[0].coverage.repair(View(1, (0, 1, 2, 3), (0,) * RANKS))

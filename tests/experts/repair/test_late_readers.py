@@ -52,14 +52,14 @@ def test_a_late_read_does_not_write_into_what_a_later_repair_has_verified(
             shown = group[0].shown
             # Another placement than the first, and one in which rank 0 has slots to fill.
             group[2] = Rank(tmp_path / "e", 2, 3, tmp_path / "model", incarnation=1)
-            said, holds = mine._registry.scan(""), mine._held.copy()
+            said, holds = mine.registry.scan(""), mine._slots.table.copy()
             assert mine.repair(View(3, (0, 2, 3), (0, 0, 1, 0))) == LACKING
             # When all ranks are back, so is the first placement: its next life loads what it lacks.
             with pytest.raises(RepairFailed, match="still read"):
                 mine.repair(View(4, (0, 1, 2, 3), (0, 0, 1, 0)))
             assert group[0].shown is shown
-            assert mine._registry.scan("") == said
-            assert (mine._held == holds).all()
+            assert mine.registry.scan("") == said
+            assert (mine._slots.table == holds).all()
         finally:
             held.let_go()
         repair_within(mine, PATIENCE_S)

@@ -8,14 +8,19 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from sglang_patches.options import ServerOptions
+from sglang_patches.options import BalanceOptions, ServerOptions
 from sglang_patches.rank.model_facts import ModelFacts
 from sglang_patches.rank.rank_data_plane import ANY_STEP, DECODE_STEP, RankDataPlane
 from sglang_patches.rank.token_forms import MoeShape
 
 
-def plane(*max_tokens: int, on_lost_coverage: Literal["refuse", "mask"] = "refuse") -> RankDataPlane:
-    facts = ModelFacts(0, "cpu", max_tokens, ServerOptions(ranks=2, max_ranks=2, on_lost_coverage=on_lost_coverage))
+def plane(
+    *max_tokens: int,
+    on_lost_coverage: Literal["refuse", "mask"] = "refuse",
+    balance: BalanceOptions | None = None,
+) -> RankDataPlane:
+    asked = ServerOptions(ranks=2, max_ranks=2, on_lost_coverage=on_lost_coverage, balance=balance)
+    facts = ModelFacts(0, "cpu", max_tokens, asked)
     facts.add_layer(3, MoeShape(experts=16, slots_per_rank=8, hidden=64, topk=2, dtype=torch.float32))
     return RankDataPlane(facts)
 
@@ -60,8 +65,29 @@ def test_there_are_no_buffers_before_the_weights_are_loaded() -> None:
         _ = plane(64).buffer
 
 
-def test_uses_of_experts_are_counted_only_where_experts_may_be_masked() -> None:
+def test_uses_of_experts_are_counted_only_where_somebody_wants_to_know() -> None:
     assert plane(64).used is None
-    counted = plane(64, on_lost_coverage="mask").used
-    assert counted is not None
-    assert counted.shape == (1, 16)
+    for here in (plane(64, on_lost_coverage="mask"), plane(64, balance=BalanceOptions(every=10))):
+        assert here.used is not None
+        here.used[0, 3] += 2
+        here.used[0, 0] += 1
+        assert here.count_uses().tolist() == [[0, 0, 2, *([0] * 13)]], "padding is no expert"
+
+
+def test_gates_of_all_layers_are_counted_and_tokens_keep_their_turn() -> None:
+    here = plane(64, balance=BalanceOptions(every=10))
+    here._facts.add_layer(4, here._facts.moe_shape)
+    picks = torch.tensor([[1, 2], [16, 1], [0, 0]])
+    first, again = here.choose(0, picks), here.choose(0, picks)
+    assert torch.equal(first, again)
+    assert (first[2] == -1).all(), "padding goes nowhere"
+    for _ in range(6):  # of which every third is counted
+        here.count(0, picks)
+        here.count(1, picks.clone())
+    assert here.count_uses().tolist() == [[4, 2, *([0] * 13), 2]] * 2
+    for _ in range(3):
+        here.count(0, picks)  # steps that end early count nothing
+    for _ in range(3):
+        here.count(0, picks[:0])
+        here.count(1, picks[:0])
+    assert here.count_uses().sum() == 16

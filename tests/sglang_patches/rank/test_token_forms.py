@@ -123,10 +123,13 @@ def exchange(place: Path, form: TokenForm, run: Callable[[Any], torch.Tensor]) -
     )
     with buffer:
         buffer.start_alone()
+        counted: list[torch.Tensor] = []
         plane: Any = SimpleNamespace(
-            location=SimpleNamespace(choice=torch.tensor([[*range(SLOTS), -1]])),
+            choose=lambda layer, column: torch.tensor([-1, *range(SLOTS)])[column],
+            count=lambda layer, column: counted.append(column),
+            one=torch.ones(1, dtype=torch.int64),
+            masks=False,
             buffer=buffer,
-            used=None,
             advance=lambda: None,
         )
         for _ in range(2):
@@ -138,6 +141,7 @@ def exchange(place: Path, form: TokenForm, run: Callable[[Any], torch.Tensor]) -
                     tensor.set_(torch.empty(0, dtype=tensor.dtype))  # as SGLang disposes of what it has read
             got = step.combine(made)
         assert buffer.status().ok
+    assert all(torch.equal(each, ids.long() + 1) for each in counted), "what the gate picked is counted"
     factors = torch.where(ids >= 0, weights * (ids + 1), 0.0).sum(dim=1, keepdim=True)
     return got.float(), x.float() * factors
 

@@ -33,6 +33,8 @@ GOOD: dict[str, Any] = {
     "eep_stall_timeout_s": None,
     "eep_redundant_experts": None,
     "eep_backup": None,
+    "eep_staged_experts": None,
+    "eep_shadow_copies": None,
     "eep_store": None,
     "eep_store_user": None,
     "eep_store_password_file": None,

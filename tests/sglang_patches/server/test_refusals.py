@@ -37,7 +37,7 @@ from tests.sglang_patches.server.arguments import given, with_model
         ({"enable_dp_attention": False}, "--enable-dp-attention"),
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
         ({"enable_two_batch_overlap": True}, "overlap"),
-        ({"enable_eplb": True}, "--enable-eplb"),
+        ({"eplb_algorithm": "deepseek"}, "--eplb-algorithm"),
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
         ({"chunked_prefill_size": -1}, "--chunked-prefill-size"),

@@ -1,0 +1,96 @@
+"""Measures the balance of experts under loads that drift, against DeepSeek's greedy balancer; and what being ready to move
+experts costs a step of the real server while none moves.
+
+The loads are made from a seed (traces.py). Each balancer is told the load up to a look and serves what comes until the next.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bench.balance.contenders import follow_trace, rows
+from bench.balance.quiet_server import measure_quiet
+from bench.balance.traces import TRACES, loads
+from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.provenance import provenance
+from bench.common.timing import median_seconds
+from bench.repair.__main__ import table
+from eep.experts.placement.slot_plan import plan_placement
+from sglang_patches.rank.expert_location import ExpertLocation, initial_placement
+
+LAYERS, EXPERTS, RANKS, RANKS_PER_HOST, SLOTS = 58, 256, 32, 8, 9
+LOST = 5
+
+
+def trace_rows(layers: int, looks: int) -> list[dict[str, Any]]:
+    topology = [rank // RANKS_PER_HOST for rank in range(RANKS)]
+    between = range(looks // 2, looks * 3 // 4)
+    made = []
+    for trace in TRACES:
+        first = next(loads(trace, layers, EXPERTS, 1))
+        start = plan_placement(first, None, range(RANKS), SLOTS, topology)
+        followers = follow_trace(loads(trace, layers, EXPERTS, looks), start, topology, LOST, between)
+        made += rows(trace, followers, layers, between)
+    return made
+
+
+def publish_rows() -> list[dict[str, Any]]:
+    """What a rank does on the host when a placement changes: show it to the kernels, and compare what they read with it."""
+    placement = initial_placement(LAYERS, EXPERTS, SLOTS, RANKS, RANKS)
+    location = ExpertLocation(placement, rank=0)
+    published = median_seconds(lambda: location.publish(placement, placement), 15)
+    checked = median_seconds(location.check, 15)
+    return [
+        {
+            "publish_ms": 1e3 * published,
+            "one_comparison_ms": 1e3 * checked,
+            "comparisons_share_percent": 100 * 2 * checked / published,
+        }
+    ]
+
+
+def main() -> None:
+    parser = make_parser(
+        "bench.balance",
+        __doc__,
+        "Files: balance.json and balance.md.\n\n"
+        "examples:\n"
+        "  python -m bench.balance             everything\n"
+        "  python -m bench.balance --quick     few layers and looks, no server, printed only",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="how long the server is measured (default: 60)"
+    )
+    add_quick(parser)
+    add_files(parser)
+    options = parser.parse_args()
+    about = provenance()
+    layers, looks = (4, 8) if options.quick else (LAYERS, 24)
+    sections: dict[str, list[dict[str, Any]]] = {
+        f"Loads that drift ({layers} layers, {EXPERTS} + {RANKS * SLOTS - EXPERTS} experts, {RANKS} ranks, {looks} looks; "
+        f"rank {LOST} is lost for a quarter of them)": trace_rows(layers, looks)
+    }
+    sections["Publishing a placement: one comparison before it and one after (CPU tensors)"] = publish_rows()
+    if not options.quick:
+        sections["A step of the server while nothing moves (CPU, four ranks)"] = measure_quiet(options.seconds)
+    lines = ["# The balance of experts, measured", ""]
+    for key, value in about.items():
+        shown = ", ".join(f"{name} {what}" for name, what in value.items()) if isinstance(value, dict) else value
+        lines.append(f"- {key}: {shown}")
+    lines += ["", "The loads are made from a seed, not recorded:", ""]
+    lines += [f"- {name}: {what}" for name, what in TRACES.items()]
+    for title, found in sections.items():
+        lines += ["", f"## {title}", "", table(found)]
+    report = "\n".join(lines) + "\n"
+    print(report)
+    if not (options.quick or options.no_files):
+        options.results.mkdir(parents=True, exist_ok=True)
+        written = [options.results / f"balance.{kind}" for kind in ("json", "md")]
+        written[0].write_text(json.dumps({"about": about, "results": sections}, indent=1) + "\n")
+        written[1].write_text(report)
+        say_written(written)
+
+
+if __name__ == "__main__":
+    main()
