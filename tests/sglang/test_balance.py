@@ -61,7 +61,7 @@ def test_experts_move_under_load_and_status_shows_the_balance(
         wait_for(lambda: balanced.switches() >= RANKS, "all ranks switch")
         wait_for_answers(story.load, 10)
         capsys.readouterr()
-        assert cli.main(["status", "--dir", str(balanced.server.directory)]) == 0
+        assert cli.main(["status", "--json", "--dir", str(balanced.server.directory)]) == 0
         shown = read_status(capsys.readouterr().out)["balance"]
     drilled.check(story)
     assert 0 < shown["worst_layer"] <= shown["balancedness"] <= 1

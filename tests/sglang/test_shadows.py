@@ -34,7 +34,7 @@ def test_a_rank_is_lost_and_no_expert_moves(
         with story.load:
             for rank in (1, 0):
                 capsys.readouterr()
-                assert cli.main(["status", "--dir", str(tmp_path / "d")]) == 0
+                assert cli.main(["status", "--json", "--dir", str(tmp_path / "d")]) == 0
                 margin = read_status(capsys.readouterr().out)["margin"]
                 assert margin["any_ranks"] >= 1
                 assert margin["ranks"] == [0, 1, 2, 3]

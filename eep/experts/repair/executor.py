@@ -73,7 +73,7 @@ class _Repair:
     checksums: Checksums
     deadline: float
     report: RepairReport
-    point: str = "repair.mid"
+    is_staged: bool = False
     """The fault point that each batch passes when it was read and is not verified."""
 
 
@@ -119,7 +119,7 @@ def read_aside(
 ) -> RepairReport:
     """Reads every expert of ``plan`` into its place beside the slots, and verifies it. Writes no slot of ``memory``."""
     _check(plan, checksums)
-    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport(), "balance.staging")
+    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport(), is_staged=True)
     _bring_in([_Job(transfer, into) for transfer, into in zip(plan.transfers, places, strict=True)], run)
     return run.report
 

@@ -129,3 +129,22 @@ def test_a_turn_of_a_row_ends_when_its_line_is_withdrawn() -> None:
     assert journal.look().tokens[2] == 0, "the row has no name"
     journal.withdraw_all()
     assert (journal.turns > seen.turns).all()
+
+
+def test_what_was_taken_is_no_longer_pending() -> None:
+    memory = np.zeros(journal_bytes(4), np.uint8)
+    journal = KvJournal(memory, 4, 3)
+    for row, tokens in ((1, 40), (2, 16), (3, 17)):
+        journal.name(row, fingerprint(f"request-{row}"))
+        journal.count(np.array([row]), np.array([tokens]))
+    reader = JournalReader(memory)
+    assert (reader.pending(1), reader.pending(17)) == (3, 2)
+    line = reader.find(3, "request-1")
+    assert line is not None
+    reader.take(line)
+    assert reader.pending(17) == 1
+    assert reader.find(3, "request-1") is None
+    KvJournal(memory, 4, 4)
+    assert reader.pending(1) == 0
+    reader.take(line)  # of a life that is over, it changes nothing
+    assert reader.pending(1) == 0

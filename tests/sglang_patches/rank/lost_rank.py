@@ -19,7 +19,7 @@ from eep.anchor.anchor import SOCKET
 from eep.anchor.memory_holder import MemoryHolder
 from eep.requests.kv.kv_journal import fingerprint
 from eep.view import View
-from sglang_patches.rank import rank_session
+from sglang_patches.rank import next_life, rank_session
 from sglang_patches.rank.kv import anchored_pool, lost_pool
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
 from sglang_patches.rank.kv.lost_context import LostLife
@@ -54,6 +54,8 @@ class Rank:
     """Rank 0, which takes over, beside what rank 2 has left behind."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("_takings", []), ("_conditions", []), ("_joined_at", None)):
+            monkeypatch.setattr(next_life, name, value)
         self.lost, self.mine = (self._pool(directory, monkeypatch, *who) for who in ((2, 3), (0, 0)))
         monkeypatch.setattr(anchored_pool, "_pool", self.mine)
         monkeypatch.setattr(lost_pool, "_lost", {})
@@ -89,6 +91,7 @@ class Rank:
         pool.take_table((ROWS, CONTEXT))
         shape = torch.empty(SLOTS, 2, 4)
         pool.take_cache([shape] * LAYERS * 2)
+        next_life.look_whether_free()
         return pool
 
 

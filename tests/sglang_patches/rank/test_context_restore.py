@@ -16,9 +16,21 @@ from eep import faults
 from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.kv_journal import KvJournal
 from eep.view import View
+from sglang_patches.rank import next_life
 from sglang_patches.rank.kv import anchored_pool, lost_pool, restore
 from sglang_patches.replayed_fields import LOST_LIFE
-from tests.sglang_patches.rank.lost_rank import ANSWERED, LOST, PROMPT, ROWS, SLOTS, Rank, lost_rank
+from tests.sglang_patches.rank.lost_rank import (
+    ANSWERED,
+    CONTEXT,
+    LAYERS,
+    LOST,
+    PROMPT,
+    ROWS,
+    SLOTS,
+    Rank,
+    let_go,
+    lost_rank,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -198,3 +210,28 @@ def test_the_life_travels_with_the_request_once() -> None:
     assert restore.take_lost_life(request) == LOST
     assert parameters.custom_params is None
     assert restore.take_lost_life(request) is None
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_the_next_life_of_the_lost_rank_waits_until_the_context_is_fetched_or_given_up(
+    rank: Caching, room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = rank.ranks.lost
+    monkeypatch.setenv("EEP_RANK", "2")
+    monkeypatch.setenv("EEP_INCARNATION", "4")
+    monkeypatch.setattr(next_life, "_conditions", [])
+    later = anchored_pool.AnchoredPool()
+    later.take_table((ROWS, CONTEXT))
+    later.take_cache([torch.empty(SLOTS, 2, 4)] * LAYERS * 2)
+    later.layers[0].fill_(-1)  # nothing of the lost rank
+    next_life.look_whether_free()
+    assert not later._is_free()
+    if not room:
+        rank.allocator.free_slots = []
+    assert (rank.restore() > 0) == room
+    assert later._is_free()
+    assert torch.equal(later.layers[0], torch.full_like(later.layers[0], -1))
+    next_life.look_whether_free()
+    assert torch.equal(later.layers[0], lost.layers[0]), "now it has the memory of the last life"
+    assert later.journal is not None
+    let_go(later)

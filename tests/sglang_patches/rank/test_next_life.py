@@ -18,7 +18,8 @@ from sglang_patches.rank import late_sockets, next_life
 def awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RANK, "3")
     monkeypatch.delenv(INCARNATION, raising=False)
-    monkeypatch.setattr(next_life, "_beginnings", [])
+    for name, value in (("_beginnings", []), ("_takings", []), ("_conditions", []), ("_joined_at", None)):
+        monkeypatch.setattr(next_life, name, value)
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, rank: int, life: int) -> None:
@@ -50,6 +51,40 @@ def test_what_waits_for_the_life_is_called_in_order_once(monkeypatch: pytest.Mon
     assert begun == [("first", 5), ("second", 5)]
     next_life.await_beginning()
     assert len(begun) == 2
+
+
+@pytest.mark.usefixtures("awaited")
+def test_a_later_life_takes_what_it_is_to_have_when_the_last_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INCARNATION, "1")
+    taken, is_free = [], False
+    next_life.when_free(lambda: taken.append("caches"), lambda: is_free)
+    next_life.when_free(lambda: taken.append("requests"))
+    next_life.look_whether_free()
+    assert taken == []
+    is_free = True
+    next_life.look_whether_free()
+    next_life.look_whether_free()
+    assert taken == ["caches", "requests"]
+
+
+@pytest.mark.usefixtures("awaited")
+def test_a_later_life_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INCARNATION, "1")
+    taken: list[str] = []
+    next_life.when_free(lambda: taken.append("caches"), lambda: False)
+    next_life.look_whether_free()
+    assert taken == []
+    monkeypatch.setattr(next_life, "_joined_at", time.monotonic() - next_life.HELD_FOR)
+    next_life.look_whether_free()
+    assert taken == ["caches"]
+
+
+@pytest.mark.usefixtures("awaited")
+def test_a_first_life_has_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INCARNATION, "0")
+    taken: list[str] = []
+    next_life.when_free(lambda: taken.append("caches"), lambda: False)
+    assert taken == ["caches"]
 
 
 @pytest.mark.usefixtures("awaited")
@@ -102,6 +137,8 @@ def test_a_spare_gets_no_message_of_its_rank(monkeypatch: pytest.MonkeyPatch, tm
             tell(monkeypatch, 3, 1)
             rank.close()
             next_life.await_beginning()
+            assert not spare.poll(50), "it is not in yet"
+            next_life.look_whether_free()
             deadline = time.monotonic() + 30
             while not spare.poll(10):  # what is sent before the end of the rank is seen is lost with it
                 assert time.monotonic() < deadline
