@@ -74,7 +74,7 @@ class _Repair:
     deadline: float
     report: RepairReport
     is_staged: bool = False
-    """The fault point that each batch passes when it was read and is not verified."""
+    """Whether experts are read into places beside the slots."""
 
 
 def execute_repair(
@@ -161,7 +161,7 @@ def _bring_in(jobs: list[_Job], run: _Repair) -> None:
                 break
             for read in [future for future in reading if future in done]:
                 batch, trouble = reading.pop(read), read.result()
-                faults.at(run.point)
+                faults.at("balance.staging" if run.is_staged else "repair.mid")
                 if trouble is None:
                     verifying[pool.submit(_verify, batch, run.checksums)] = batch
                 else:
