@@ -27,7 +27,7 @@ class RankStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class InstanceStanding:
     """Where the instance stands."""
 
     phase: str
@@ -41,7 +41,7 @@ class Standing:
     faults_allowed: bool = False
 
     @classmethod
-    def of(cls, status: Mapping[str, Any]) -> Standing:
+    def of(cls, status: Mapping[str, Any]) -> InstanceStanding:
         """From what ``eep status`` shows; a front end adds what it knows of requests."""
         margin = status.get("margin") or {}
         return cls(

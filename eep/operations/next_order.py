@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eep.operations.instance_standing import Standing
+from eep.operations.instance_standing import InstanceStanding
 from eep.operations.operation_request import OF_A_RANK, OperationRequest
 
 FAILURES_OF_A_START = 3
@@ -44,7 +44,7 @@ class OrdersFailed:
 NextStep = Order | OrdersWait | OrdersDone | OrdersFailed
 
 
-def why_refused(request: OperationRequest, now: Standing) -> OrdersFailed | None:
+def why_refused(request: OperationRequest, now: InstanceStanding) -> OrdersFailed | None:
     """Why an operation is not even begun; None if it may be."""
     if request.action in OF_A_RANK and request.rank not in now.ranks:
         return OrdersFailed(f"there is no rank {request.rank}; there are ranks 0 to {len(now.ranks) - 1}", retry=False)
@@ -65,7 +65,9 @@ def why_refused(request: OperationRequest, now: Standing) -> OrdersFailed | None
     return None
 
 
-def next_step(request: OperationRequest, origin: Standing, now: Standing, given: tuple[Order, ...]) -> NextStep:
+def next_step(
+    request: OperationRequest, origin: InstanceStanding, now: InstanceStanding, given: tuple[Order, ...]
+) -> NextStep:
     """``origin``: how the instance stood when the operation began; ``given``: the orders so far."""
     match request.action:
         case "remove":
@@ -88,7 +90,7 @@ def next_step(request: OperationRequest, origin: Standing, now: Standing, given:
             return Order("undrain") if now.draining and not given else OrdersDone("requests are accepted")
 
 
-def undo(request: OperationRequest, origin: Standing, now: Standing) -> tuple[Order, ...]:
+def undo(request: OperationRequest, origin: InstanceStanding, now: InstanceStanding) -> tuple[Order, ...]:
     """The orders that bring the instance back to what it was when an operation that failed began."""
     if request.action == "drain":
         return (Order("undrain"),) if now.draining and not origin.draining else ()
@@ -104,7 +106,7 @@ def _rank_of(request: OperationRequest) -> int:
     return request.rank
 
 
-def _remove(rank: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
+def _remove(rank: int, now: InstanceStanding, given: tuple[Order, ...]) -> NextStep:
     if Order("remove", rank) not in given and now.ranks[rank].is_kept:
         return Order("remove", rank)
     if not now.ranks[rank].is_in and now.ranks[rank].status == "down":
@@ -112,7 +114,7 @@ def _remove(rank: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
     return OrdersWait(f"rank {rank} is {now.ranks[rank].status}")
 
 
-def _launch(rank: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
+def _launch(rank: int, now: InstanceStanding, given: tuple[Order, ...]) -> NextStep:
     standing = now.ranks[rank]
     if standing.is_in and standing.is_kept:
         return OrdersDone(f"rank {rank} is in") if now.phase == "RUN" else OrdersWait("the ranks settle")
@@ -121,7 +123,7 @@ def _launch(rank: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
     return _why_start_failed((rank,), now) or OrdersWait(f"rank {rank} is {standing.status}")
 
 
-def _why_start_failed(ranks: tuple[int, ...], now: Standing) -> OrdersFailed | None:
+def _why_start_failed(ranks: tuple[int, ...], now: InstanceStanding) -> OrdersFailed | None:
     for rank in ranks:
         standing = now.ranks[rank]
         if standing.failures >= FAILURES_OF_A_START or standing.status in ("down", "stuck"):
@@ -130,7 +132,7 @@ def _why_start_failed(ranks: tuple[int, ...], now: Standing) -> OrdersFailed | N
     return None
 
 
-def _replace(rank: int, origin: Standing, now: Standing, given: tuple[Order, ...]) -> NextStep:
+def _replace(rank: int, origin: InstanceStanding, now: InstanceStanding, given: tuple[Order, ...]) -> NextStep:
     is_another = now.ranks[rank].incarnation > origin.ranks[rank].incarnation
     if not origin.ranks[rank].is_in or is_another or Order("launch", rank) in given:
         return _launch(rank, now, given)
@@ -138,7 +140,9 @@ def _replace(rank: int, origin: Standing, now: Standing, given: tuple[Order, ...
     return Order("launch", rank) if isinstance(gone, OrdersDone) else gone
 
 
-def _kill(action: str, rank: int, origin: Standing, now: Standing, given: tuple[Order, ...]) -> NextStep:
+def _kill(
+    action: str, rank: int, origin: InstanceStanding, now: InstanceStanding, given: tuple[Order, ...]
+) -> NextStep:
     if not given:
         return Order(action, rank)
     standing = now.ranks[rank]
@@ -149,7 +153,7 @@ def _kill(action: str, rank: int, origin: Standing, now: Standing, given: tuple[
     return OrdersWait(f"rank {rank} is {standing.status}")
 
 
-def _scale(wanted: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
+def _scale(wanted: int, now: InstanceStanding, given: tuple[Order, ...]) -> NextStep:
     started = tuple(order.rank for order in given if order.action == "launch")
     failed = _why_start_failed(tuple(rank for rank in started if not now.ranks[rank].is_in), now)
     if failed is not None:
@@ -171,7 +175,7 @@ def _scale(wanted: int, now: Standing, given: tuple[Order, ...]) -> NextStep:
     )
 
 
-def _first_to_go(now: Standing) -> int:
+def _first_to_go(now: InstanceStanding) -> int:
     """One that serves nothing yet, or else one that can go without a repair; of several, the last."""
     outside = [rank for rank in now.kept if not now.ranks[rank].is_in]
     safe = [rank for rank in now.kept if rank in now.safe]

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Protocol
 
-from eep.operations.instance_standing import Standing
+from eep.operations.instance_standing import InstanceStanding
 from eep.operations.next_order import Order, OrdersDone, OrdersFailed, OrdersWait, next_step, undo, why_refused
 from eep.operations.operation_request import OperationRequest
 from eep.operations.operation_table import Operation, OperationTable
@@ -25,7 +25,7 @@ class OrderRefused(Exception):
 class InstanceAccess(Protocol):
     """How operations see and change an instance. Both calls end within seconds; ``OSError``: ask again."""
 
-    async def standing(self) -> Standing: ...
+    async def standing(self) -> InstanceStanding: ...
 
     async def give(self, order: Order, name: str) -> None:
         """Raises :class:`OrderRefused`. The same ``name`` again does nothing twice."""
@@ -78,7 +78,9 @@ class OperationRunner:
             await self._undo(operation, origin)
         return outcome
 
-    async def _carry_out(self, operation: Operation, origin: Standing, until: float) -> OrdersDone | OrdersFailed:
+    async def _carry_out(
+        self, operation: Operation, origin: InstanceStanding, until: float
+    ) -> OrdersDone | OrdersFailed:
         request, now = operation.request, origin
         while True:
             match next_step(request, origin, now, tuple(operation.orders)):
@@ -101,7 +103,7 @@ class OperationRunner:
             seen = await self._standing(operation, until)
             now = now if seen is None else seen
 
-    async def _undo(self, operation: Operation, origin: Standing) -> None:
+    async def _undo(self, operation: Operation, origin: InstanceStanding) -> None:
         """Each order once: what cannot be taken back is named in the reason."""
         for number, order in enumerate(undo(operation.request, origin, await self._latest(origin))):
             try:
@@ -110,13 +112,13 @@ class OperationRunner:
             except (OrderRefused, OSError) as error:
                 logger.warning("eep: operation %s could not be taken back: %s", operation.request.id, error)
 
-    async def _latest(self, otherwise: Standing) -> Standing:
+    async def _latest(self, otherwise: InstanceStanding) -> InstanceStanding:
         try:
             return await self._instance.standing()
         except OSError:
             return otherwise
 
-    async def _standing(self, operation: Operation, until: float) -> Standing | None:
+    async def _standing(self, operation: Operation, until: float) -> InstanceStanding | None:
         while True:
             try:
                 return await self._instance.standing()

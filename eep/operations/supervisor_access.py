@@ -10,7 +10,7 @@ from pathlib import Path
 from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskOperation
 from eep.operations.host_status import read_status
-from eep.operations.instance_standing import Standing
+from eep.operations.instance_standing import InstanceStanding
 from eep.operations.next_order import Order
 from eep.operations.operation_runner import OrderRefused
 
@@ -21,8 +21,8 @@ class SupervisorAccess:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    async def standing(self) -> Standing:
-        return Standing.of(await asyncio.to_thread(read_status, self._directory))
+    async def standing(self) -> InstanceStanding:
+        return InstanceStanding.of(await asyncio.to_thread(read_status, self._directory))
 
     async def give(self, order: Order, name: str) -> None:
         match order.action:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eep.operations.instance_standing import Standing
+from eep.operations.instance_standing import InstanceStanding
 from eep.operations.next_order import Order
 from eep.operations.operation_runner import OrderRefused
 from eep.operations.supervisor_access import SupervisorAccess
@@ -19,9 +19,9 @@ class ServerAccess:
     def __init__(self, directory: Path, status: ServerStatus, front_end: Callable[[], Any]) -> None:
         self._supervisor, self._status, self._front_end = SupervisorAccess(directory), status, front_end
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> InstanceStanding:
         # An answer from before the last order would be taken for what came of it.
-        return Standing.of(await self._status.host(fresh=True))
+        return InstanceStanding.of(await self._status.host(fresh=True))
 
     async def give(self, order: Order, name: str) -> None:
         if order.action not in ("drain", "undrain"):

@@ -13,20 +13,15 @@ is in there was fetched, or after a second (:func:`when_free`).
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from eep import faults
 from eep.control.launch import spare_order
 from eep.control.launch.processes import INCARNATION, RANK
-from eep.control.launch.spare_order import SPARE_FOR
 from eep.control.member import obey_fault_orders
-from eep.observe import metrics
 from sglang_patches import garbage_collector
 
-ENTRY = "sglang_patches.rank.next_life:prepare"
 Beginning = Callable[[int], None]
 HELD_FOR = 1.0
 """Seconds for which a life leaves the caches to the requests of the last one."""
@@ -34,15 +29,6 @@ _beginnings: list[Beginning] = []
 _takings: list[Callable[[], None]] = []
 _conditions: list[Callable[[], bool]] = []
 _joined_at: float | None = None
-
-
-def prepare() -> None:
-    """Run as the rank for which this spare is, up to its first step. Returns when that life is over."""
-    from sglang_patches.rank import rank_process
-
-    os.environ[RANK] = os.environ[SPARE_FOR]
-    _hide_metrics(int(os.environ[RANK]))
-    rank_process.main()
 
 
 def is_awaited() -> bool:
@@ -109,21 +95,3 @@ def await_beginning() -> None:
     print(
         f"eep: a spare begins as incarnation {os.environ[INCARNATION]} of rank {rank}, after {took:.0f} ms", flush=True
     )
-
-
-def _hide_metrics(rank: int) -> None:
-    """What a spare counts while it warms up is nobody's business: it goes to a folder of its own, which is removed."""
-    shown = os.environ.get(metrics.DIRECTORY)
-    if not shown:
-        return
-    hidden = Path(shown) / f"spare-{rank}"
-    shutil.rmtree(hidden, ignore_errors=True)
-    hidden.mkdir()
-    os.environ[metrics.DIRECTORY] = str(hidden)
-
-    def show(_: int) -> None:
-        os.environ[metrics.DIRECTORY] = shown
-        metrics.name_metric_files(f"rank-{rank}")
-        shutil.rmtree(hidden, ignore_errors=True)
-
-    _beginnings.append(show)

@@ -30,7 +30,7 @@ from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, options, recipe
 from sglang_patches.cuda import spare_preparation as gpu_preload
 from sglang_patches.options import ServerOptions
-from sglang_patches.rank import next_life, rank_process
+from sglang_patches.rank import rank_process, whole_spare
 from sglang_patches.server import controller_process, launcher, resignation, server_store
 
 _LOOKS_EVERY = 0.05
@@ -170,7 +170,7 @@ def _launcher() -> Launcher:
             rank_process.ENTRY,
             refill=Refill(spares, free_cores=_free_cores()),
             source=StartedSpares(IMPORTS) if forks is None else ForkedSpares(forks),
-            warm=next_life.ENTRY if is_whole else warm,
+            warm=whole_spare.ENTRY if is_whole else warm,
             binds=is_whole,
         )
     return forks or SubprocessLauncher(command_of(cast(FunctionType, rank_process.main)))

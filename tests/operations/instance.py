@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from eep.operations.instance_standing import RankStanding, Standing
+from eep.operations.instance_standing import InstanceStanding, RankStanding
 from eep.operations.next_order import Order
 from eep.operations.operation_request import OperationRequest
 from eep.operations.operation_runner import OrderRefused
@@ -14,12 +14,12 @@ SERVES = RankStanding("ready", 0, True)
 DOWN = RankStanding("down", -1, False, wanted=False)
 
 
-def standing(serve: int = 4, room: int = 6, **fields: object) -> Standing:
+def standing(serve: int = 4, room: int = 6, **fields: object) -> InstanceStanding:
     ranks = {rank: SERVES if rank < serve else DOWN for rank in range(room)}
-    return replace(Standing("RUN", ranks, fewest_ranks=3), **fields)  # type: ignore[arg-type]
+    return replace(InstanceStanding("RUN", ranks, fewest_ranks=3), **fields)  # type: ignore[arg-type]
 
 
-def with_rank(now: Standing, rank: int, **fields: object) -> Standing:
+def with_rank(now: InstanceStanding, rank: int, **fields: object) -> InstanceStanding:
     return replace(now, ranks={**now.ranks, rank: replace(now.ranks[rank], **fields)})  # type: ignore[arg-type]
 
 
@@ -30,14 +30,14 @@ def asks(action: str, rank: int | None = None, ranks: int | None = None, deadlin
 class Instance:
     """``broken`` ranks never get in."""
 
-    def __init__(self, now: Standing | None = None, broken: tuple[int, ...] = (), silent: int = 0) -> None:
+    def __init__(self, now: InstanceStanding | None = None, broken: tuple[int, ...] = (), silent: int = 0) -> None:
         self.now, self.broken = now or standing(), broken
         self.silent = silent
         """So many questions get no answer."""
         self.given: list[tuple[str, Order]] = []
         self.refuse: str | None = None
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> InstanceStanding:
         await asyncio.sleep(0)
         if self.silent:
             self.silent -= 1

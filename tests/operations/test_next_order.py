@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from eep.operations.instance_standing import Standing
+from eep.operations.instance_standing import InstanceStanding
 from eep.operations.next_order import (
     NextStep,
     Order,
@@ -19,7 +19,7 @@ from eep.operations.next_order import (
 from tests.operations.instance import asks, standing, with_rank
 
 
-def step(request: Any, now: Standing, *given: Order, origin: Standing | None = None) -> NextStep:
+def step(request: Any, now: InstanceStanding, *given: Order, origin: InstanceStanding | None = None) -> NextStep:
     return next_step(request, origin or standing(), now, given)
 
 
@@ -120,7 +120,7 @@ def test_a_server_is_drained_when_no_request_is_open() -> None:
         (asks("replace", 1), standing(serve=3), True),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is(request_: Any, now: Standing, retry: bool) -> None:
+def test_what_cannot_be_done_is_refused_before_anything_is(request_: Any, now: InstanceStanding, retry: bool) -> None:
     refused = why_refused(request_, now)
     assert refused is not None
     assert refused.retry is retry

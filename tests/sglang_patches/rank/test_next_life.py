@@ -11,7 +11,7 @@ import zmq
 from eep.control.launch import spare_order
 from eep.control.launch.processes import INCARNATION, RANK
 from eep.observe import metrics
-from sglang_patches.rank import late_sockets, next_life
+from sglang_patches.rank import late_sockets, next_life, whole_spare
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_spare_becomes_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_spare_counts_is_shown_to_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(metrics.DIRECTORY, str(tmp_path))
     monkeypatch.setattr(metrics, "_named", None)
-    next_life._hide_metrics(3)
+    whole_spare.hide_metrics(3)
     metrics.name_metric_files("spare-3")
     from prometheus_client import values
 

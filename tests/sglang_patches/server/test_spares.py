@@ -16,7 +16,7 @@ from eep.control.launch.spare_launcher import SpareLauncher
 from sglang_patches import cpu, recipe
 from sglang_patches.cuda import spare_preparation
 from sglang_patches.options import VARIABLE, ServerOptions
-from sglang_patches.rank import next_life, rank_process
+from sglang_patches.rank import rank_process, whole_spare
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_launcher_of_a_server(
         assert launcher.status()["wanted"] == spares
         assert (launcher.forks is not None) == forks
         opens = "" if gaps == "1" else spare_preparation.ENTRY
-        assert (launcher._warm, launcher._binds) == ((next_life.ENTRY, True) if keeps else (opens, False))
+        assert (launcher._warm, launcher._binds) == ((whole_spare.ENTRY, True) if keeps else (opens, False))
 
 
 def test_the_signal_of_a_rank_that_failed_does_not_end_the_controller(caplog: pytest.LogCaptureFixture) -> None:
