@@ -31,9 +31,9 @@ from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches import expert_backup
-from sglang_patches.options import StoreOptions
+from sglang_patches.options import ServerOptions, StoreOptions
 from sglang_patches.rank import dispatcher
-from sglang_patches.rank.expert_location import ExpertLocation
+from sglang_patches.rank.rank_data_plane import RankDataPlane
 from sglang_patches.server import server_store
 from tests.control.store.guarded_etcd import PASSWORD, GuardedEtcd, why_no_guarded_etcd
 from tests.sglang.drills import wait_for, wait_for_answers
@@ -241,9 +241,15 @@ class RecordingBuffer(TokenBuffer):
 def masking(masked: list[int]) -> Any:
     """The data plane of a rank with one layer of four experts, of which some have no slot."""
     held = [expert for expert in range(4) if expert not in masked] + [-1] * len(masked)
-    location = ExpertLocation(Placement(np.array([held]), 4, 4), rank=0)
-    used = torch.zeros((1, 4), dtype=torch.int64)
-    return SimpleNamespace(location=location, buffer=RecordingBuffer(), used=used, advance=lambda: None)
+    facts: Any = SimpleNamespace(
+        rank=0,
+        device="cpu",
+        first_placement=Placement(np.array([held]), 4, 4),
+        options=ServerOptions(ranks=1, max_ranks=1, on_lost_coverage="mask"),
+    )
+    plane: Any = RankDataPlane(facts)
+    plane.buffers, plane._counts_every = [RecordingBuffer()], 1
+    return plane
 
 
 def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
@@ -253,7 +259,7 @@ def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
     dispatcher.TokenExchange(plane, 0, torch.ones((2, 8)), ids, weights)
     assert plane.buffer.chosen.tolist() == [[0, -1], [2, -1]]
     assert plane.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
-    assert plane.used.tolist() == [[1, 0, 1, 1]]
+    assert plane.count_uses().tolist() == [[1, 0, 1, 1]]
 
 
 def test_a_backup_from_the_checkpoint_waits_until_it_is_known_what_to_keep(tmp_path: Path) -> None:
