@@ -3,7 +3,7 @@
 The journal comes first: it says that what an earlier life had there no longer counts. Then the cache and the table are taken
 over, whose old content nothing reads. Requests of the life before may still fetch their contexts from there when a later life
 is back. So that one has placeholders, and a journal that nobody reads, until they have done so
-(:func:`sglang_patches.rank.next_life.when_free`).
+(:func:`sglang_patches.rank.next_life.when_free`). On a GPU only a spare needs them: any other life starts for seconds.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class AnchoredPool:
     def __init__(self, device: str = "cpu") -> None:
         self.rank, self.life = int(os.environ[RANK]), 0
         self.kind = memory_of(device)
+        self._waits = next_life.is_awaited() or (device == "cpu" and next_life.is_later())
+        """Whether this life takes over its memory only when the last one is not needed any more."""
         self.anchor = Anchor(Path(os.environ[CONTROL_DIRECTORY]), self.rank)
         self.metrics = MetricsWriter(f"rank-{self.rank}")
         self._places: dict[str, Memory] = {}
@@ -105,7 +107,7 @@ class AnchoredPool:
 
     def take_table(self, shape: tuple[int, ...]) -> torch.Tensor:
         rows = shape[0]
-        if next_life.is_later():
+        if self._waits:
             self.journal = KvJournal(np.zeros(journal_bytes(rows), np.uint8), rows, 0)
         else:
             self.journal = self._take_journal(rows)
@@ -118,7 +120,7 @@ class AnchoredPool:
 
     def _take(self, name: str, size: int) -> Memory:
         """What this rank is to have, or a placeholder of it."""
-        if next_life.is_later():
+        if self._waits:
             self._places[name] = self.kind.placeholder(size)
             return self._places[name]
         memory, _ = self.anchor.attach(name, size, self.kind)
