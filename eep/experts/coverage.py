@@ -34,7 +34,7 @@ from eep.experts.balancing.staging import Staged, StagingArea
 from eep.experts.checksums import Checksums
 from eep.experts.held_slots import HeldSlots
 from eep.experts.layout import ExpertMemory
-from eep.experts.margin_record import HELD_DIRECTORY, MarginRecord, publish_margin
+from eep.experts.margin_record import MarginRecord, publish_margin
 from eep.experts.placement.margin import find_margin
 from eep.experts.placement.packing import EMPTY, FloatArray, IntArray
 from eep.experts.placement.slot_plan import CoverageError, Placement, WhenShort
@@ -47,6 +47,7 @@ from eep.experts.repair.repair_plan import RepairPlan, Tier, plan_repair
 from eep.experts.repair.repair_sources import RepairSources
 from eep.experts.slot_index import SlotIndex
 from eep.experts.standing import Standing, place, route
+from eep.experts.view_record import HELD_DIRECTORY
 from eep.recovery.contract import check_coverage
 from eep.view import View
 

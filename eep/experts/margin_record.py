@@ -1,8 +1,4 @@
-"""What the instance could lose right now, as its first rank publishes it and ``eep status`` shows it.
-
-The ranks know the placement, the supervisor does not. So the first rank of a view says the margin in the registry in which
-ranks say what they hold. The record goes with its writer, and the next view has another.
-"""
+"""What the instance could lose right now, as its first rank publishes it and ``eep status`` shows it."""
 
 from __future__ import annotations
 
@@ -11,17 +7,15 @@ from typing import Any
 
 import msgspec
 
-from eep.experts.registry.directory_registry import DirectoryRegistry, Registry
+from eep.experts.registry.directory_registry import Registry
+from eep.experts.view_record import ViewRecord, read_record
 
-HELD_DIRECTORY = "held"
-"""Below the directory of the experts: the registry in which ranks say what they hold."""
 _KEY = "margin"
 
 
-class MarginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of a :class:`~eep.experts.placement.margin.Margin` that an operator asks for, and its epoch."""
+class MarginRecord(ViewRecord, frozen=True, forbid_unknown_fields=True):
+    """The part of a :class:`~eep.experts.placement.margin.Margin` that an operator asks for."""
 
-    epoch: int
     any_ranks: int
     ranks: tuple[int, ...]
     repairable_ranks: int
@@ -34,14 +28,4 @@ def publish_margin(registry: Registry, record: MarginRecord) -> None:
 
 def read_margin(experts: Path, epoch: int) -> dict[str, Any] | None:
     """The margin in ``epoch``, for a process that is no rank. None while no rank has said it."""
-    path = experts / HELD_DIRECTORY
-    if not path.is_dir():  # a registry would make it
-        return None
-    found = DirectoryRegistry(path).scan(_KEY).get(_KEY)
-    try:
-        record = msgspec.json.decode(found or b"null", type=MarginRecord | None)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    if record is None or record.epoch != epoch:
-        return None
-    return {name: value for name, value in msgspec.to_builtins(record).items() if name != "epoch"}
+    return read_record(experts, _KEY, MarginRecord, epoch)

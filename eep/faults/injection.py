@@ -52,7 +52,7 @@ PLACES: Mapping[str, str] = {
     "balance.written": "experts that move are in their slots; routing is unchanged",
     "balance.switched": "routing shows the new placement; the rank has not begun a step with it",
     "spare.told": "a spare knows which life of its rank it is; it has taken over nothing",
-    "spare.begun": "a spare has taken over the memory of its rank; it has not joined",
+    "spare.begun": "a spare has claimed its rank and the weights; it has not joined, and has no caches yet",
     "join.loaded": "a new incarnation has loaded everything; the supervisor does not know it",
     "join.ready": "a new incarnation has said that it is ready",
     "join.mapped": "a new incarnation has entered its first view; it has not checked its experts",

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from eep.experts.margin_record import HELD_DIRECTORY
 from eep.experts.registry.directory_registry import DirectoryRegistry
+from eep.experts.view_record import HELD_DIRECTORY
 
 _PREFIX = "held/"
 _NAME = re.compile(r"r(\d+)\.i(\d+)")

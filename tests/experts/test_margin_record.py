@@ -12,10 +12,11 @@ import pytest
 
 from eep import cli
 from eep.control.supervisor.supervisor import Supervisor
-from eep.experts.margin_record import HELD_DIRECTORY, MarginRecord, publish_margin, read_margin
+from eep.experts.margin_record import MarginRecord, publish_margin, read_margin
 from eep.experts.placement.margin import find_margin
 from eep.experts.placement.slot_plan import plan_placement
 from eep.experts.registry.directory_registry import DirectoryRegistry
+from eep.experts.view_record import HELD_DIRECTORY
 from tests.control.harness import runs_with, supervised, until
 from tests.experts import model
 from tests.recovery import covered_rank
