@@ -34,3 +34,8 @@ class RankInUse(EepError):
 
 class PeerUnreachable(EepError):
     """A peer did not answer in time, or its answer was not valid."""
+
+    def __init__(self, message: str = "", ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        """The ranks of the instance that are known to be the cause."""

@@ -26,7 +26,7 @@ _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "eep.data_plane.buffer", "eep.faults", "tests.moe"])
 
 
-def _serve(connection: Connection, kind: type[RankProgram], arguments: tuple[Any, ...]) -> None:
+def _serve(connection: Connection, kind: type[Any], arguments: tuple[Any, ...]) -> None:
     try:
         program = kind(*arguments)
     except Exception as error:
@@ -46,20 +46,13 @@ def _serve(connection: Connection, kind: type[RankProgram], arguments: tuple[Any
         connection.send(answer)
 
 
-class RankProcess:
-    def __init__(
-        self,
-        rank: int,
-        path: str,
-        config: moe.Config,
-        timeout_ms: float = 60_000,
-        incarnation: int | None = None,
-        program: type[RankProgram] = RankProgram,
-    ) -> None:
-        self.rank = rank
+class CommandedProcess:
+    """A process with one object of class ``kind``, whose methods it calls as told."""
+
+    def __init__(self, name: str, kind: type[Any], arguments: tuple[Any, ...]) -> None:
+        self.name = name
         self._connection, theirs = _context.Pipe()
-        arguments = (rank, path, config, timeout_ms, incarnation)
-        self._process = _context.Process(target=_serve, args=(theirs, program, arguments), daemon=True)
+        self._process = _context.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
         self._process.start()
         theirs.close()
         self._raise(self._receive())
@@ -91,7 +84,7 @@ class RankProcess:
         """Waits until the process has stopped itself at a fault point."""
         end = time.monotonic() + PATIENCE_S
         while (state := _state(self.pid)) != "T":
-            assert time.monotonic() < end, f"rank {self.rank} is in state {state}, not stopped"
+            assert time.monotonic() < end, f"{self.name} is in state {state}, not stopped"
             time.sleep(0.002)
 
     def wait_until_dead(self) -> None:
@@ -110,7 +103,7 @@ class RankProcess:
     def _receive(self) -> Any:
         try:
             if not self._connection.poll(PATIENCE_S):
-                raise TimeoutError(f"rank {self.rank} did not answer within {PATIENCE_S:.0f} s")
+                raise TimeoutError(f"{self.name} did not answer within {PATIENCE_S:.0f} s")
             return self._connection.recv()
         except (EOFError, ConnectionResetError):
             return DIED
@@ -119,6 +112,20 @@ class RankProcess:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+class RankProcess(CommandedProcess):
+    def __init__(
+        self,
+        rank: int,
+        path: str,
+        config: moe.Config,
+        timeout_ms: float = 60_000,
+        incarnation: int | None = None,
+        program: type[RankProgram] = RankProgram,
+    ) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank}", program, (rank, path, config, timeout_ms, incarnation))
 
 
 class Ranks:

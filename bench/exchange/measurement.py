@@ -8,6 +8,7 @@ work on the machine slows all of them alike.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -55,27 +56,29 @@ class Result:
                 **{way: round(self.median(other, way) / self.median("eep", way), 3) for way in DIRECTIONS},
                 "both": round(self.total(other) / self.total("eep"), 3),
             }
-            for other in CONTENDERS
+            for other in self.timings
             if other != "eep"
         }
         return {**asdict(self), "times_as_long_as_eep": ratios}
 
 
-def measure(fleet: Fleet, ranks: int, tokens: int, shape: Shape, seconds: float) -> Result:
-    """Measures one case in about ``seconds``, a third of it for each contender."""
+def measure(
+    fleet: Fleet, ranks: int, tokens: int, shape: Shape, seconds: float, contenders: Sequence[str] = CONTENDERS
+) -> Result:
+    """Measures one case in about ``seconds``, shared evenly between the contenders."""
     rows = sum(fleet.ask("case", tokens)) / ranks
-    samples: dict[str, dict[str, list[float]]] = {name: {way: [] for way in DIRECTIONS} for name in CONTENDERS}
-    share_us = 1e6 * seconds / len(CONTENDERS) / BLOCKS
+    samples: dict[str, dict[str, list[float]]] = {name: {way: [] for way in DIRECTIONS} for name in contenders}
+    share_us = 1e6 * seconds / len(contenders) / BLOCKS
     rounds = {}
-    for name in CONTENDERS:
+    for name in contenders:
         # A pilot warms up and shows how many rounds fit; the work between the timed parts costs about as much.
         pilot = _round_times(fleet.ask("run", name, _PILOT_ROUNDS))
         cost_us = 2 * sum(min(times) for times in pilot.values())
         rounds[name] = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(share_us / cost_us)))
     fleet.ask("verify")
     for block in range(BLOCKS):
-        for turn in range(len(CONTENDERS)):
-            name = CONTENDERS[(block + turn) % len(CONTENDERS)]
+        for turn in range(len(contenders)):
+            name = contenders[(block + turn) % len(contenders)]
             times = _round_times(fleet.ask("run", name, rounds[name] + 1))
             for way in DIRECTIONS:
                 samples[name][way] += times[way][1:]  # the first round of a block finds cold caches
@@ -84,7 +87,7 @@ def measure(fleet: Fleet, ranks: int, tokens: int, shape: Shape, seconds: float)
         "dispatch": round(rows * shape.dispatch_row_bytes),
         "combine": round(rows * shape.combine_row_bytes),
     }
-    timings = {name: {way: _timing(samples[name][way]) for way in DIRECTIONS} for name in CONTENDERS}
+    timings = {name: {way: _timing(samples[name][way]) for way in DIRECTIONS} for name in contenders}
     return Result(ranks, tokens, bytes_per_rank, timings)
 
 

@@ -21,6 +21,7 @@ from bench.common.fleet import PATIENCE_S, serve_requests
 from bench.exchange.contenders import Contender, Eep, Gloo, Memcpy
 from bench.exchange.workload import Shape, Workload
 from eep import Buffer
+from eep.data_plane.transport.remote_hosts import RemoteHosts
 
 CONTENDERS = ("eep", "gloo", "memcpy")
 
@@ -50,18 +51,7 @@ class ExchangeRank:
     def __init__(self, seat: ExchangeSeat) -> None:
         torch.set_num_threads(1)
         self._seat = seat
-        self._buffer = Buffer(
-            seat.rank,
-            rendezvous=seat.rendezvous,
-            max_ranks=seat.ranks,
-            max_tokens=seat.max_tokens,
-            hidden=seat.shape.hidden,
-            topk=seat.shape.topk,
-            local_experts=seat.shape.experts // seat.ranks,
-            wire=seat.shape.wire,
-            timeout_ms=1000 * PATIENCE_S,
-        )
-        self._buffer.connect_ranks(range(seat.ranks), timeout=PATIENCE_S)
+        self._buffer = self.connect()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
             "gloo",
@@ -75,6 +65,30 @@ class ExchangeRank:
         gc.collect()
         gc.freeze()
 
+    def connect(self) -> Buffer:
+        """The buffer of this rank, which all others know."""
+        buffer = self.buffer(self._seat.rendezvous)
+        buffer.connect_ranks(range(self._seat.ranks), timeout=PATIENCE_S)
+        return buffer
+
+    def buffer(self, rendezvous: str, hosts: RemoteHosts | None = None) -> Buffer:
+        seat = self._seat
+        return Buffer(
+            seat.rank,
+            rendezvous=rendezvous,
+            max_ranks=seat.ranks,
+            max_tokens=seat.max_tokens,
+            hidden=seat.shape.hidden,
+            topk=seat.shape.topk,
+            local_experts=seat.shape.experts // seat.ranks,
+            wire=seat.shape.wire,
+            timeout_ms=1000 * PATIENCE_S,
+            hosts=hosts,
+        )
+
+    def contenders(self, work: Workload) -> dict[str, Contender]:
+        return {"eep": Eep(work, self._buffer), "gloo": Gloo(work), "memcpy": Memcpy(work)}
+
     def close(self) -> None:
         self._contenders.clear()
         dist.destroy_process_group()
@@ -85,7 +99,7 @@ class ExchangeRank:
         seat = self._seat
         work = Workload(seat.shape, seat.ranks, seat.rank, tokens)
         self._contenders.clear()  # frees the memory of the last case before the next one needs its own
-        self._contenders = {"eep": Eep(work, self._buffer), "gloo": Gloo(work), "memcpy": Memcpy(work)}
+        self._contenders = self.contenders(work)
         return work.rows
 
     def run(self, name: str, iterations: int) -> tuple[list[Span], list[Span]]:

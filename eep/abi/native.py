@@ -16,6 +16,7 @@ from ctypes import POINTER, Array, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eep.abi.collectives import CollectiveArgs, Group, MessageHeader
+from eep.abi.hosts import Area, LinkOffer, LinkSecret, RemotePeer, Signal
 from eep.abi.library_file import why_not_loaded
 from eep.abi.peer_table import ControlPage, PeerTable, Snapshot
 from eep.abi.structures import (
@@ -61,7 +62,7 @@ __all__ = [
     "load",
 ]
 
-ABI_VERSION = 5
+ABI_VERSION = 7
 
 _ERRORS: dict[int, type[Exception]] = {
     ErrorCode.ERROR_ARGUMENT: ValueError,
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
     Pointers = Array[c_void_p]
     Sizes = Array[c_uint64]
     Stamps = Array[BlockStamps]
+    Areas = Array[Area]
+    Signals = Array[Signal]
 
 
 class NativeLibrary(Protocol):
@@ -165,6 +168,45 @@ class NativeLibrary(Protocol):
     def eep_control_suspect(self, page: Page, ranks: int, /) -> None: ...
     def eep_revoke(self, context: c_void_p, epoch: int, /) -> None: ...
 
+    # ---- links between hosts ----
+    def eep_hosts_open(self, provider: bytes, address: bytes, out: c_void_p, /) -> int: ...
+    def eep_hosts_close(self, hosts: c_void_p, /) -> None: ...
+    def eep_link_open(self, hosts: c_void_p, areas: Areas, count: int, secret: LinkSecret, out: c_void_p, /) -> int: ...
+    def eep_link_offered(self, link: c_void_p, out: LinkOffer, /) -> None: ...
+    def eep_link_connect(self, link: c_void_p, peer: LinkOffer, secret: LinkSecret, /) -> int: ...
+    def eep_link_put(
+        self, link: c_void_p, area: int, offset: int, source: int, size: int, done: c_uint32, /
+    ) -> int: ...
+    def eep_link_signal(self, link: c_void_p, signal: Signal, done: c_uint32, /) -> int: ...
+    def eep_link_unread(self, link: c_void_p, /) -> int: ...
+    def eep_link_progress(self, link: c_void_p, signals: Signals, most: int, count: c_uint32, /) -> int: ...
+    def eep_link_refused(self, link: c_void_p, /) -> int: ...
+    def eep_link_drain(self, link: c_void_p, deadline_ns: int, done: c_uint32, /) -> int: ...
+    def eep_link_close(self, link: c_void_p, /) -> None: ...
+
+    # ---- the proxy ----
+    def eep_proxy_start(
+        self,
+        shape: Shape,
+        rank: int,
+        region: int,
+        control: int,
+        waits: int,
+        provider: bytes,
+        address: bytes,
+        out: c_void_p,
+        /,
+    ) -> int: ...
+    def eep_proxy_stop(self, proxy: c_void_p, /) -> None: ...
+    def eep_proxy_invite(
+        self, proxy: c_void_p, peer: RemotePeer, secret: LinkSecret, offer: LinkOffer, link: c_uint32, /
+    ) -> int: ...
+    def eep_proxy_connect(self, proxy: c_void_p, link: int, offer: LinkOffer, secret: LinkSecret, /) -> int: ...
+    def eep_proxy_is_up(self, proxy: c_void_p, link: int, is_up: c_uint32, /) -> int: ...
+    def eep_proxy_dismiss(self, proxy: c_void_p, link: int, /) -> int: ...
+    def eep_proxy_ended(self, proxy: c_void_p, link: int, descriptor: c_int, /) -> int: ...
+    def eep_proxy_take_leave(self, proxy: c_void_p, deadline_ns: int, /) -> int: ...
+
     # ---- fault points, and the layout of the structures ----
     def eep_fault_count(self) -> int: ...
     def eep_fault_name(self, point: int, /) -> bytes: ...
@@ -216,6 +258,32 @@ _PROTOTYPES = {
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),
     "eep_revoke": (None, (c_void_p, c_uint64)),
+    "eep_hosts_open": (c_int, (c_char_p, c_char_p, POINTER(c_void_p))),
+    "eep_hosts_close": (None, (c_void_p,)),
+    "eep_link_open": (c_int, (c_void_p, POINTER(Area), c_uint32, POINTER(LinkSecret), POINTER(c_void_p))),
+    "eep_link_offered": (None, (c_void_p, POINTER(LinkOffer))),
+    "eep_link_connect": (c_int, (c_void_p, POINTER(LinkOffer), POINTER(LinkSecret))),
+    "eep_link_put": (c_int, (c_void_p, c_uint32, c_uint64, c_void_p, c_uint64, POINTER(c_uint32))),
+    "eep_link_signal": (c_int, (c_void_p, POINTER(Signal), POINTER(c_uint32))),
+    "eep_link_unread": (c_uint32, (c_void_p,)),
+    "eep_link_progress": (c_int, (c_void_p, POINTER(Signal), c_uint32, POINTER(c_uint32))),
+    "eep_link_refused": (c_uint64, (c_void_p,)),
+    "eep_link_drain": (c_int, (c_void_p, c_uint64, POINTER(c_uint32))),
+    "eep_link_close": (None, (c_void_p,)),
+    "eep_proxy_start": (
+        c_int,
+        (POINTER(Shape), c_uint32, c_void_p, c_void_p, c_void_p, c_char_p, c_char_p, POINTER(c_void_p)),
+    ),
+    "eep_proxy_stop": (None, (c_void_p,)),
+    "eep_proxy_invite": (
+        c_int,
+        (c_void_p, POINTER(RemotePeer), POINTER(LinkSecret), POINTER(LinkOffer), POINTER(c_uint32)),
+    ),
+    "eep_proxy_connect": (c_int, (c_void_p, c_uint32, POINTER(LinkOffer), POINTER(LinkSecret))),
+    "eep_proxy_is_up": (c_int, (c_void_p, c_uint32, POINTER(c_uint32))),
+    "eep_proxy_dismiss": (c_int, (c_void_p, c_uint32)),
+    "eep_proxy_ended": (c_int, (c_void_p, c_uint32, POINTER(c_int))),
+    "eep_proxy_take_leave": (c_uint32, (c_void_p, c_uint64)),
     "eep_fault_count": (c_uint32, ()),
     "eep_fault_name": (c_char_p, (c_uint32,)),
     "eep_fault_arm": (c_int, (c_uint32, c_uint32, c_uint32, c_uint32)),

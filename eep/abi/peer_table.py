@@ -14,7 +14,7 @@ MAX_CHANNELS = 2
 MAX_LANES = 64
 INCARNATIONS = 2
 
-TRANSPORT_NONE, TRANSPORT_LOCAL, TRANSPORT_MAPPED = range(3)
+TRANSPORT_NONE, TRANSPORT_LOCAL, TRANSPORT_MAPPED, TRANSPORT_REMOTE = range(4)
 
 EPOCH_LIMIT = 1 << 24
 """Epochs are below this: a flag has 24 bits for them."""
@@ -85,7 +85,8 @@ class ControlPage(ctypes.Structure):
         ("wake_at", c_uint32),
         ("reserved2", c_uint32 * 13),
         ("state", c_uint64),
-        ("reserved3", c_uint64 * 7),
+        ("host", c_uint64),
+        ("reserved3", c_uint64 * 6),
         ("groups", c_uint64 * MAX_LANES),
     )
 

@@ -18,6 +18,7 @@ from eep.data_plane.endpoint import Endpoint
 from eep.data_plane.kernel_arguments import KernelArguments
 from eep.data_plane.rendezvous import Rendezvous
 from eep.data_plane.tokens import ChannelTensors, ExpertTokens, RankTokens, Sent
+from eep.data_plane.transport.remote_hosts import RemoteHosts
 from eep.errors import EepError
 
 _buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
@@ -46,13 +47,14 @@ class Buffer(Endpoint):
         sms: int | None = None,
         shares_gpu: bool = False,
         claims: bool = True,
+        hosts: RemoteHosts | None = None,
     ) -> None:
         """Claims ``rank`` and allocates for ``max_ranks`` ranks of ``max_tokens`` tokens each.
 
         Expert ``e`` is slot ``e % local_experts`` of rank ``e // local_experts``. ``wire`` is what travels: ``f32``,
         ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (scales sent
         as exponents). A control plane gives ``incarnation``; without one, the rank takes the next unused number. For
-        ``claims`` see :class:`eep.data_plane.endpoint.Endpoint`.
+        ``claims`` and ``hosts`` see :class:`eep.data_plane.endpoint.Endpoint`.
 
         ``sms`` is how many multiprocessors of a GPU a kernel takes: by default all divided by ``max_ranks``, 32 at most.
         Ranks that share a GPU wait for each other, so their kernels must fit on it together. ``shares_gpu`` says that
@@ -83,6 +85,7 @@ class Buffer(Endpoint):
             incarnation=incarnation,
             timeout_ms=timeout_ms,
             claims=claims,
+            hosts=hosts,
         )
         if sms is not None:
             self.context.tune(sms)

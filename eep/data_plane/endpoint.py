@@ -7,7 +7,9 @@ Endpoint does not know what the ranks exchange through that memory. :class:`eep.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import pathlib
 import select
 from collections.abc import Iterable, Mapping
 from typing import Self
@@ -24,6 +26,7 @@ from eep.data_plane.memory.shm import SharedMemory
 from eep.data_plane.peers import Peers
 from eep.data_plane.rendezvous import Claim, NoClaim, Rendezvous
 from eep.data_plane.status import QuickLook, Status, read_status, words_of
+from eep.data_plane.transport.remote_hosts import LinkedPeer, RemoteHosts, RemotePeers
 from eep.errors import EepError
 from eep.view import View
 
@@ -44,11 +47,13 @@ class Endpoint:
         incarnation: int | None = None,
         timeout_ms: float = 1000,
         claims: bool = True,
+        hosts: RemoteHosts | None = None,
     ) -> None:
         """Claims ``rank`` and allocates what ``shape`` asks for.
 
         ``incarnation`` is given by a control plane; without one, the next unused number is taken. If it ``claims``
-        nothing yet, another process may still be the rank: this one is alone until :meth:`claim`.
+        nothing yet, another process may still be the rank: this one is alone until :meth:`claim`. ``hosts`` says which
+        ranks are on other hosts and how they are reached.
         """
         self.device = torch.device(device)
         library, at = native.load(self.device.type), native.RegionLayout()
@@ -71,7 +76,14 @@ class Endpoint:
             self.context = NativeContext(library, shape, rank, self.region.address, self._control.address)
             """The native calls on this memory. Not after :meth:`close`."""
             undo.callback(self.context.destroy)
-            self._peers = Peers(self.context, rendezvous, self._claim, shape, self.region, self._control)
+            self._remote: RemotePeers | None = None
+            if hosts is not None:
+                if self.device.type != "cpu":
+                    raise ValueError(f"ranks of other hosts are reached from a CPU only, not from {self.device}")
+                self.context.page.host = _host_id(hosts.address, rendezvous.path)
+                self._remote = RemotePeers(hosts, library, shape, rank, self.region, self._control)
+                undo.callback(self._remote.close)
+            self._peers = Peers(self.context, rendezvous, self._claim, shape, self.region, self._control, self._remote)
             undo.callback(self._peers.close)
             self.status_words = words_of(self.context.page)
             """For a :class:`eep.data_plane.status.QuickLook` at several endpoints."""
@@ -79,6 +91,7 @@ class Endpoint:
             self._quick_look = QuickLook(self.status_words)
             # Before anything is let go of: a peer that waits for this rank need not wait for what will never come.
             undo.callback(self.announce, OwnerState.LEFT)
+            undo.callback(self._finish_kernels)
             self.timeout_ms = timeout_ms
             self._undo: contextlib.ExitStack | None = undo.pop_all()
 
@@ -155,10 +168,13 @@ class Endpoint:
         self._check_open()
         self._peers.prepare_those_there()
 
-    def prepare_ranks(self, ranks: Iterable[int], *, timeout: float) -> Mapping[int, Offer]:
-        """Maps the newest incarnation of each of ``ranks``, and keeps them for the next :meth:`apply_view`."""
+    def prepare_ranks(
+        self, ranks: Iterable[int], *, timeout: float, remote_lives: Mapping[int, int] | None = None
+    ) -> Mapping[int, Offer | LinkedPeer]:
+        """Maps the newest incarnation of each of ``ranks``, and keeps them for the next :meth:`apply_view`. ``remote_lives``
+        says which life is meant of those on other hosts: they get links."""
         self._check_open()
-        return self._peers.prepare(ranks, timeout)
+        return self._peers.prepare(ranks, timeout, remote_lives or {})
 
     def forget_prepared(self) -> None:
         """Lets go of what was mapped ahead: no view will have it."""
@@ -177,8 +193,10 @@ class Endpoint:
     # ---- what ranks say of each other ----
 
     def announce(self, state: OwnerState) -> None:
-        """Says what this rank is up to, to every peer that maps its control page."""
+        """Says what this rank is up to, to every peer that maps its control page or has a link to it."""
         self.context.announce(state)
+        if self._remote is not None:
+            self._remote.announce(state)
 
     def state_of(self, rank: int) -> OwnerState:
         """What the newest incarnation of ``rank`` says of itself. Raises :class:`eep.PeerUnreachable` without an answer."""
@@ -193,12 +211,17 @@ class Endpoint:
         return self._peers.has_closed(rank, group)
 
     def dead_peers(self) -> tuple[int, ...]:
-        """The peers in the view whose process has ended although they did not leave."""
+        """The peers in the view whose process, or link, has ended although they did not leave."""
         processes = {process: rank for (rank, _), process in self.peer_processes.items()}
         ended = select.poll()
         for process in processes:
             ended.register(process, select.POLLIN)
         return tuple(sorted(rank for process, _ in ended.poll(0) if not self.has_left(rank := processes[process])))
+
+    def gone_peers(self) -> tuple[int, ...]:
+        """The peers in the view that take part in nothing any more: their process, or link, has ended, or they left."""
+        left = (rank for rank in self.view.active if self.has_left(rank))
+        return tuple(sorted({*self.dead_peers(), *left}))
 
     def suspect(self, rank: int) -> None:
         """Ends this rank's waits for ``rank`` in this epoch."""
@@ -206,7 +229,8 @@ class Endpoint:
 
     @property
     def peer_processes(self) -> dict[tuple[int, int], int]:
-        """The pidfd of every peer in the view, by rank and incarnation."""
+        """For every peer in the view, by rank and incarnation, a descriptor that is readable when it has ended: its pidfd, or
+        that of its link."""
         return self._peers.processes
 
     # ---- the step ----
@@ -272,6 +296,20 @@ class Endpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _finish_kernels(self) -> None:
+        """Waits for what was launched: it writes what peers may still wait for, and reads their memory, which the driver
+        unmaps under a kernel that runs. Under MPS such a fault would end every process on that GPU."""
+        if self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # a GPU that is lost has no kernels to wait for
+                torch.cuda.synchronize(self.device)
+
     def _check_open(self) -> None:
         if self._undo is None:
             raise EepError(f"this {type(self).__name__.lower()} was closed; make a new one")
+
+
+def _host_id(address: str, rendezvous: pathlib.Path) -> int:
+    """The same for ranks that meet in one directory of one host, and never 0."""
+    place = rendezvous.stat()
+    name = f"{address} {place.st_dev} {place.st_ino}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") | 1

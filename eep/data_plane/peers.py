@@ -11,29 +11,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from eep import faults
 from eep.abi.collectives import OwnerState
 from eep.abi.context import NativeContext
 from eep.abi.native import Shape
-from eep.abi.peer_table import (
-    ALONE_EPOCH,
-    TRANSPORT_LOCAL,
-    TRANSPORT_MAPPED,
-    TRANSPORT_NONE,
-    ControlPage,
-    PeerTable,
-    slot_of,
-)
+from eep.abi.peer_table import ALONE_EPOCH, INCARNATIONS, ControlPage, PeerTable
 from eep.data_plane.memory import Memory
 from eep.data_plane.memory.descriptor_service import DescriptorServer
 from eep.data_plane.memory.exchange import Offer, await_offer, fetch_offer, serve_offer
+from eep.data_plane.memory.unmapping import Unmapping
 from eep.data_plane.rendezvous import Claim, NoClaim, Rendezvous
+from eep.data_plane.table_patch import OwnEntry, patch_table
+from eep.data_plane.transport.remote_hosts import LinkedPeer, RemotePeers
 from eep.errors import EepError, PeerUnreachable, RankRemoved
 from eep.view import View
-
-_UNMAPPED_WITHIN_S = 10.0
 
 
 class Peers:
@@ -47,21 +40,24 @@ class Peers:
         shape: Shape,
         region: Memory,
         control: Memory,
+        remote: RemotePeers | None = None,
     ) -> None:
+        """``remote`` has the links to ranks of other hosts, if there are any."""
         self._context = context
         self._rendezvous = rendezvous
         self._claim = claim
         self._shape = shape
         self._region = region
         self._control = control
+        self._remote = remote
         self.table: PeerTable = context.table()
         self.view = View.empty(shape.max_ranks)
-        self._offers: dict[int, Offer] = {}
-        self._prepared: dict[int, Offer] = {}
+        self._offers: dict[int, Offer | LinkedPeer] = {}
+        self._prepared: dict[int, Offer | LinkedPeer] = {}
         """Mapped ahead of the view that lets them in, or us."""
         # Guards the mappings against a revoke from another thread while they come and go.
         self._mappings = threading.Lock()
-        self._unmapping: list[threading.Thread] = []
+        self._unmapping = Unmapping()
         self._listener: DescriptorServer | None = None
         self._listen()
 
@@ -85,7 +81,7 @@ class Peers:
         """Maps ``ranks`` and lets them in, this rank among them."""
         deadline = time.monotonic() + timeout
         joining = {self._claim.rank: self._claim.incarnation}
-        mapped: dict[int, Offer] = {}
+        mapped: dict[int, Offer | LinkedPeer] = {}
         try:
             for rank in sorted(set(ranks) - {self._claim.rank}):
                 self._check_rank(rank)
@@ -110,28 +106,41 @@ class Peers:
         self._check_epoch(view)
         return self._publish(view, {})
 
-    def prepare(self, ranks: Iterable[int], timeout: float) -> Mapping[int, Offer]:
-        """Maps the newest incarnation of each of ``ranks``, ahead of the :meth:`apply` for which they are kept."""
+    def prepare(
+        self, ranks: Iterable[int], timeout: float, remote_lives: Mapping[int, int]
+    ) -> Mapping[int, Offer | LinkedPeer]:
+        """Maps the newest incarnation of each of ``ranks``, ahead of the :meth:`apply` for which they are kept. Those of
+        other hosts get links, as far as ``remote_lives`` says which life of them is meant."""
         deadline = time.monotonic() + timeout
         wanted = sorted(set(ranks) - {self._claim.rank})
         for rank in wanted:
             self._check_rank(rank)
+        found: dict[int, Offer | LinkedPeer] = {}
         for rank in wanted:
-            if rank not in self._prepared or self._prepared[rank].incarnation != self._rendezvous.latest(rank):
-                self._keep(self._fetch_when_there(rank, None, deadline))
-        return {rank: self._prepared[rank] for rank in wanted}
+            life, kept = remote_lives.get(rank), self._prepared.get(rank)
+            if kept is None or kept.incarnation != (self._rendezvous.latest(rank) if life is None else life):
+                kept = self._keep(self._fetch_newest(rank, life, deadline))
+            found[rank] = kept
+        return found
+
+    def _fetch_newest(self, rank: int, remote_life: int | None, deadline: float) -> Offer | LinkedPeer:
+        if remote_life is None:
+            return await_offer(self._rendezvous, rank, None, self._shape, self._region, deadline)
+        return self._fetch_when_there(rank, remote_life, deadline)
 
     def prepare_those_there(self) -> None:
         """As :meth:`prepare`, of every rank that answers now."""
         for rank in self._rendezvous.claimed_ranks():
             with contextlib.suppress(PeerUnreachable):
-                self.prepare([rank], 0.0)
+                self.prepare([rank], 0.0, {})
 
     def forget_prepared(self) -> None:
         """Lets go of all that was mapped ahead: no view will have it."""
         for offer in self._prepared.values():
             offer.close()
         self._prepared.clear()
+        if self._remote is not None:
+            self._remote.forget_invited()
 
     def state_of(self, rank: int) -> OwnerState:
         """What the newest incarnation of ``rank`` says of itself. Raises :class:`PeerUnreachable` if it does not answer."""
@@ -154,11 +163,12 @@ class Peers:
                 "end, and may come back only as a new incarnation"
             )
         deadline = time.monotonic() + timeout
-        mapped: dict[int, Offer] = {}
+        mapped: dict[int, Offer | LinkedPeer] = {}
         for rank in view.active:
             known, wanted = self._offers.get(rank), view.incarnations[rank]
             if rank == me or (known is not None and known.incarnation == wanted):
                 continue
+            self._shut_out_earlier(rank, wanted)
             prepared = self._prepared.get(rank)
             if prepared is None or prepared.incarnation != wanted:
                 prepared = self._keep(self._fetch_when_there(rank, wanted, deadline))
@@ -173,6 +183,8 @@ class Peers:
 
     def adopt(self, timeout: float) -> View:
         """Waits until all members of a view have let this rank in, and applies that view here too."""
+        if self._remote is not None:
+            raise EepError("an instance of several hosts has a control plane: apply the view that it gives")
         deadline = time.monotonic() + timeout
         me = (self._claim.rank, self._claim.incarnation)
         while True:
@@ -217,14 +229,14 @@ class Peers:
             offer.close()
         self._offers.clear()
         self.forget_prepared()
-        for thread in self._unmapping:
-            thread.join(_UNMAPPED_WITHIN_S)
+        self._unmapping.finish()
 
     @property
     def processes(self) -> dict[tuple[int, int], int]:
-        """The pidfd of every peer in the view, by rank and incarnation."""
+        """For every peer in the view, by rank and incarnation, a descriptor that is readable when it has ended: its pidfd, or
+        that of its link."""
         with self._mappings:
-            return {(rank, offer.incarnation): offer.process for rank, offer in self._offers.items()}
+            return {(offer.rank, offer.incarnation): offer.process for offer in self._offers.values()}
 
     def has_left(self, rank: int) -> bool:
         """Whether that peer closed on purpose. What it owed was written before it said so."""
@@ -236,20 +248,22 @@ class Peers:
         """Whether that peer has that word for one of its lanes."""
         with self._mappings:
             offer = self._offers.get(rank)
-            return offer is not None and group in tuple(ControlPage.from_address(offer.control.address).groups)
+            return offer is not None and group in tuple(_page_of(offer).groups)
 
     @property
     def refused_requests(self) -> int:
         """How many requests for this rank's memory were dropped because they did not verify."""
         return 0 if self._listener is None else self._listener.refused
 
-    def _keep(self, offer: Offer) -> Offer:
+    def _keep(self, offer: Offer | LinkedPeer) -> Offer | LinkedPeer:
         if (last := self._prepared.pop(offer.rank, None)) is not None:
             last.close()
         self._prepared[offer.rank] = offer
         return offer
 
-    def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer:
+    def _fetch_when_there(self, rank: int, incarnation: int | None, deadline: float) -> Offer | LinkedPeer:
+        if self._remote is not None and self._remote.has(rank):
+            return self._remote.reach(rank, incarnation, self._claim.incarnation, deadline)
         return await_offer(self._rendezvous, rank, incarnation, self._shape, self._region, deadline)
 
     def _check_rank(self, rank: int) -> None:
@@ -266,44 +280,35 @@ class Peers:
         if not last < view.epoch < ALONE_EPOCH:
             raise EepError(f"epochs only grow, up to {ALONE_EPOCH - 1}: epoch {view.epoch} cannot follow epoch {last}")
 
-    def _publish(self, view: View, mapped: dict[int, Offer]) -> View:
+    def _shut_out_earlier(self, rank: int, incarnation: int) -> None:
+        """A link must be closed before another life gets its slot. A view that has this one says that the other is over."""
+        for peers in (self._offers, self._prepared):
+            known = peers.get(rank)
+            if not isinstance(known, LinkedPeer) or known.incarnation == incarnation:
+                continue
+            if (incarnation - known.incarnation) % INCARNATIONS == 0:
+                del peers[rank]
+                known.close()
+
+    def _publish(self, view: View, mapped: Mapping[int, Offer | LinkedPeer]) -> View:
         with self._mappings:
             left = [self._offers.pop(rank) for rank in list(self._offers) if rank not in view.active or rank in mapped]
+            # Before suspects are forgotten: what a link that ends says of its rank is of the epoch before.
+            for peer in left:
+                if isinstance(peer, LinkedPeer):
+                    peer.close()
             self._offers.update(mapped)
             self._patch(view, self._offers)
             self._context.publish_table()
             self.view = view
-        self._let_go(left)
+        self._unmapping.begin([peer for peer in left if isinstance(peer, Offer)], self._claim.rank)
         return view
 
-    def _let_go(self, left: Sequence[Offer]) -> None:
-        """Their memory is unmapped beside the next steps, when what holds it here is dropped: a driver that clears up
-        behind a killed process takes its time to unmap anything."""
-        if not left:
-            return
-        held = [offer.region.bytes_at(0, 1) for offer in left]
-        for offer in left:
-            offer.close()
-        thread = threading.Thread(target=held.clear, name=f"eep-unmap-{self._claim.rank}", daemon=True)
-        thread.start()
-        self._unmapping = [each for each in self._unmapping if each.is_alive()] + [thread]
+    def _patch(self, view: View, peers: Mapping[int, Offer | LinkedPeer]) -> None:
+        own = OwnEntry(self._claim.rank, self._region.address, self._control.address)
+        patch_table(self.table, view, own, peers)
 
-    def _patch(self, view: View, offers: Mapping[int, Offer]) -> None:
-        for rank in range(self._shape.max_ranks):
-            entry = self.table.peers[rank]
-            is_self, offer = rank == self._claim.rank, offers.get(rank)
-            is_active = rank in view.active and (is_self or offer is not None)
-            known = max(view.incarnations[rank], 0)
-            wanted = {
-                "active": int(is_active),
-                "transport": TRANSPORT_NONE if not is_active else TRANSPORT_LOCAL if is_self else TRANSPORT_MAPPED,
-                "incarnation": known,
-                "slot": slot_of(rank, known, self._shape.max_ranks),
-                "region": (self._region.address if offer is None else offer.region.address) if is_active else 0,
-                "control": (self._control.address if offer is None else offer.control.address) if is_active else 0,
-            }
-            if any(getattr(entry, field) != value for field, value in wanted.items()):
-                for field, value in wanted.items():
-                    setattr(entry, field, value)
-                entry.epoch = view.epoch
-        self.table.epoch = view.epoch
+
+def _page_of(offer: Offer | LinkedPeer) -> ControlPage:
+    """Where that peer says what it is up to."""
+    return offer.page if isinstance(offer, LinkedPeer) else ControlPage.from_address(offer.control.address)

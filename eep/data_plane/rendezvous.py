@@ -124,6 +124,12 @@ class Rendezvous:
         ranks = sorted({int(match[1]) for match in self._claims()})
         return {rank: number for rank in ranks if (number := self.latest(rank)) is not None}
 
+    @contextlib.contextmanager
+    def deserted(self) -> Iterator[bool]:
+        """Whether no rank is there, and meanwhile none comes: what the last one leaves behind can be removed."""
+        with self._mutex():
+            yield not self.claimed_ranks()
+
     def close(self) -> None:
         """Removes the directory if this object made it."""
         if self._owner_lock >= 0:
@@ -163,13 +169,20 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def _mutex(self) -> Iterator[None]:
-        # Held for microseconds by claimers only; a claimer that is killed drops it.
-        fd = os.open(self.path / "claims.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        # Held shortly, by those who claim and by the last who leaves; who is killed drops it.
+        while True:
+            make_private(self.path)  # the last rank may have removed it
+            try:
+                fd = os.open(self.path / "claims.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.fstat(fd).st_nlink:  # else it was removed while this process waited for it
+                    yield
+                    return
+            finally:
+                os.close(fd)
 
 
 def _create_locked(path: pathlib.Path) -> int:

@@ -30,8 +30,10 @@ class TokenBuffer(Protocol):
         """Where experts may write their output for :meth:`combine`, after a dispatch."""
         ...
 
-    def combine(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> torch.Tensor:
-        """Gives back to each token the sum over its experts."""
+    def combine(
+        self, x: torch.Tensor, tokens: RankTokens | ExpertTokens, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Gives back to each token the sum over its experts, in ``out`` if there is one."""
         ...
 
 

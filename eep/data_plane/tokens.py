@@ -86,7 +86,7 @@ class ChannelTensors:
         if shape.layout == LAYOUTS["rank"]:
             rows = at.slots * shape.max_tokens
             self._topk_idx = torch.full((rows * shape.max_topk,), -1, dtype=torch.int32, device=device)
-            self._topk_weights = torch.zeros(rows * shape.max_topk, device=device)
+            self._topk_weights = torch.zeros(rows * shape.max_topk, dtype=torch.float32, device=device)
             self.outbox = self._in_region(at.outbox, rows * at.outbox_row_bytes).view(combine_dtype).view(rows, -1)
         else:
             experts, rows = shape.local_experts, shape.max_ranks * shape.max_tokens

@@ -246,5 +246,8 @@ int main() {
   eep_test::test_collectives_as_views_change();
   eep_test::test_messages();
   eep_test::test_lying_peers();
+  eep_test::test_message_counter();
+  eep_test::test_hosts();
+  eep_test::test_lanes_over_links();
   std::puts("core_test: all well");
 }

@@ -23,10 +23,11 @@ struct Ranks {
   eep_region_layout at{};
   std::vector<Rank> ranks;
 
-  explicit Ranks(uint32_t count, uint32_t lane_bytes = 8192, uint32_t pipe_bytes = 256) : count(count), ranks(count) {
+  explicit Ranks(uint32_t count, uint32_t lane_bytes = 8192, uint32_t pipe_bytes = 256, uint32_t lane_parts = 1)
+      : count(count), ranks(count) {
     shape.max_ranks = count;
     shape.lanes = 3;
-    shape.lane_parts = 1;
+    shape.lane_parts = lane_parts;
     shape.lane_bytes = lane_bytes;
     shape.pipe_bytes = pipe_bytes;
     REQUIRE(eep_region_layout_compute(&shape, &at) == EEP_OK);

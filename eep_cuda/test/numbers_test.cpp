@@ -1,9 +1,12 @@
-// How numbers are reduced, and f16 converted.
+// How numbers are reduced, rows are added up, and f16 converted.
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "cpu/formats.h"
 #include "cpu/reduce.h"
+#include "cpu/row_sums.h"
 #include "require.h"
 
 namespace eep_test {
@@ -70,11 +73,63 @@ void test_f16() {
   REQUIRE(std::isnan(eep::float_of_f16(eep::f16_of_float(NAN))));
 }
 
+// What combine makes of rows, one value at a time.
+template <typename T>
+T sum_of(const std::vector<std::vector<T>>& rows, const std::vector<float>& weights, size_t column, bool weighted) {
+  float sum = 0;
+  for (size_t row = 0; row < rows.size(); ++row) {
+    float value;
+    if constexpr (sizeof(T) == 4)
+      value = rows[row][column];
+    else
+      value = eep::float_of_bf16(rows[row][column]);
+    if (weighted) value *= weights[row];
+    sum = row ? sum + value : value;
+  }
+  if constexpr (sizeof(T) == 4)
+    return sum;
+  else
+    return eep::bf16_of_float(sum);
+}
+
+// Any number of rows of any length, NaN and infinity among their values: the same bits as one after the other.
+template <typename T>
+void test_row_sums() {
+  uint32_t noise = 1;
+  const auto next = [&] { return (noise = noise * 1664525 + 1013904223) >> 16; };
+  for (const size_t hidden : {1, 7, 128, 1500})
+    for (uint32_t count = 0; count <= 16; ++count) {
+      std::vector<std::vector<T>> rows(count, std::vector<T>(hidden));
+      std::vector<float> weights;
+      std::vector<const uint8_t*> addresses;
+      for (std::vector<T>& row : rows) {
+        for (T& value : row)
+          if constexpr (sizeof(T) == 4)
+            value = float(int(next() % 2048) - 1024) / 3;
+          else
+            value = uint16_t(next());
+        weights.push_back(float(next()) / 1000);
+        addresses.push_back(reinterpret_cast<const uint8_t*>(row.data()));
+      }
+      for (const bool weighted : {false, true}) {
+        std::vector<T> out(hidden, T(9));
+        const eep::AddRows add = eep::find_add_rows(sizeof(T) == 4, weighted);
+        add(addresses.data(), weights.data(), count, uint32_t(hidden), reinterpret_cast<uint8_t*>(out.data()));
+        for (size_t i = 0; i < hidden; ++i) {
+          const T expected = sum_of(rows, weights, i, weighted);
+          REQUIRE(std::memcmp(&out[i], &expected, sizeof(T)) == 0);
+        }
+      }
+    }
+}
+
 }  // namespace
 
 void test_numbers() {
   test_reductions();
   test_f16();
+  test_row_sums<float>();
+  test_row_sums<uint16_t>();
 }
 
 }  // namespace eep_test

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eep import faults
-from eep.abi import collectives, native, peer_table, structures
+from eep.abi import collectives, hosts, native, peer_table, structures
 from eep.errors import EepError
 from eep.faults.injection import ACTIONS
 from tests.abi import headers
@@ -35,6 +35,11 @@ MIRRORS = {
     "eep_block_stamps": native.BlockStamps,
     "eep_message": collectives.MessageHeader,
     "eep_lane_mailbox": collectives.LaneMailbox,
+    "eep_area": hosts.Area,
+    "eep_link_secret": hosts.LinkSecret,
+    "eep_link_offer": hosts.LinkOffer,
+    "eep_remote_peer": hosts.RemotePeer,
+    "eep_signal": hosts.Signal,
 }
 
 
@@ -68,6 +73,10 @@ def test_every_field_is_where_the_library_has_it(name: str) -> None:
         ("SCALE_GROUP", native.SCALE_GROUP),
         ("STATIONS", len(native.BlockStamps.STATIONS)),
         ("ABI_VERSION", native.ABI_VERSION),
+        ("MAX_AREAS", hosts.MAX_AREAS),
+        ("TOKEN_BYTES", hosts.TOKEN_BYTES),
+        ("ADDRESS_BYTES", hosts.ADDRESS_BYTES),
+        ("SIGNAL_WORDS", hosts.SIGNAL_WORDS),
     ],
 )
 def test_constants_are_those_of_the_headers(name: str, mirrored: int) -> None:
@@ -94,6 +103,7 @@ ENUMERATIONS = {
         "TRANSPORT_NONE": peer_table.TRANSPORT_NONE,
         "TRANSPORT_LOCAL": peer_table.TRANSPORT_LOCAL,
         "TRANSPORT_MAPPED": peer_table.TRANSPORT_MAPPED,
+        "TRANSPORT_REMOTE": peer_table.TRANSPORT_REMOTE,
     },
     "eep_bench": {
         "BENCH_FIXED_MEMBERSHIP": native.BENCH_FIXED_MEMBERSHIP,
@@ -148,7 +158,7 @@ def test_regions_are_laid_out_by_capacity() -> None:
 
 def test_fault_points_have_names() -> None:
     assert len(set(faults.points())) == len(faults.points())
-    assert len(faults.kernel_points()) == 17
+    assert len(faults.kernel_points()) == 20
     with pytest.raises(ValueError, match="no fault point 'nowhere'"):
         faults.arm("nowhere", "kill")
     with pytest.raises(ValueError, match="kill, stop, sleep"):

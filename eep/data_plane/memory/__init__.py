@@ -36,6 +36,16 @@ class Memory(Protocol):
         tensor over the placeholder shows ``other`` from now on. Nothing may run on it meanwhile."""
         ...
 
+    def back(self, offset: int, size: int) -> None:
+        """Has memory behind these addresses, if they were given up. Raises OSError or :class:`eep.EepError` if there is
+        none."""
+        ...
+
+    def give_up(self, offset: int, size: int) -> None:
+        """Lets go of the memory behind these addresses, as far as it goes in whole pages, in every process that has it
+        mapped. What was there is lost; the addresses stay."""
+        ...
+
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:
         """A tensor over part of the memory, with a storage of its own; it keeps the mapping alive."""
         ...

@@ -115,7 +115,7 @@ def await_offer(
             except PeerUnreachable as error:
                 problem = str(error)
         if time.monotonic() >= deadline:
-            raise PeerUnreachable(f"{problem}; waited for it in {rendezvous.path} until the timeout")
+            raise PeerUnreachable(f"{problem}; waited for it in {rendezvous.path} until the timeout", (rank,))
         time.sleep(_PAUSE_S)
 
 

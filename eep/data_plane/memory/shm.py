@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 _FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED, MAP_NORESERVE
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -86,6 +88,19 @@ class SharedMemory:
         self.fd = os.dup(other.fd)
         os.set_inheritable(self.fd, False)
         other.close()
+
+    def back(self, offset: int, size: int) -> None:
+        """The kernel gives memory to what is written to."""
+
+    def give_up(self, offset: int, size: int) -> None:
+        """Makes a hole, which reads as zeros."""
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self.fd < 0 or first >= end:
+            return
+        if _libc.fallocate(self.fd, _KEEP_SIZE | _PUNCH_HOLE, first, end - first):
+            code = ctypes.get_errno()
+            raise OSError(code, f"memory cannot be given up: {os.strerror(code)}")
 
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:
         """A tensor over part of the memory, with a storage of its own; it keeps the mapping alive."""

@@ -215,6 +215,12 @@ class DeviceMemory:
         self.fd = os.dup(other.fd)
         other.close()
 
+    def back(self, offset: int, size: int) -> None:
+        """All of it has memory, always: it is one allocation, of which the driver takes no part back."""
+
+    def give_up(self, offset: int, size: int) -> None:
+        raise EepError("memory on a GPU is one allocation, and the driver takes no part of it back")
+
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:
         """A tensor over part of the memory; it keeps the mapping alive."""
         import torch

@@ -19,6 +19,7 @@ typedef enum {
   EEP_TRANSPORT_NONE = 0,
   EEP_TRANSPORT_LOCAL = 1,   // the rank itself
   EEP_TRANSPORT_MAPPED = 2,  // load/store through a mapping of the peer's region
+  EEP_TRANSPORT_REMOTE = 3,  // load/store in a mirror of it, from which a proxy sends; see eep/hosts.h
 } eep_transport;
 
 typedef struct {
@@ -71,7 +72,8 @@ typedef struct {
   uint32_t wake_at;   // the doorbell's count at which a lone sleeper has all it waits for
   uint32_t reserved2[13];
   uint64_t state;  // owner: eep_owner_state
-  uint64_t reserved3[7];
+  uint64_t host;   // owner: ranks that have the same map each other's memory; 0 where there is one host
+  uint64_t reserved3[6];
   uint64_t groups[EEP_MAX_LANES];  // owner: the process group that each of its lanes serves; 0 for none. CPU: one that
                                    // was closed stays until the lane is used again (eep_group_closed)
 } eep_control_page;

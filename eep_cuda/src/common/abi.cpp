@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "eep/eep.h"
+#include "eep/hosts.h"
 
 #define STRUCT(type) {#type, 0, sizeof(type)}
 #define FIELD(type, name) {#type "." #name, offsetof(type, name), sizeof(type::name)}
@@ -44,6 +45,7 @@ static const eep_abi_field kFields[] = {
     FIELD(eep_control_page, sleepers),
     FIELD(eep_control_page, wake_at),
     FIELD(eep_control_page, state),
+    FIELD(eep_control_page, host),
     FIELD(eep_control_page, groups),
     STRUCT(eep_mailbox),
     FIELD(eep_mailbox, dispatch_flag),
@@ -155,6 +157,28 @@ static const eep_abi_field kFields[] = {
     FIELD(eep_lane_mailbox, call),
     FIELD(eep_lane_mailbox, bytes),
     FIELD(eep_lane_mailbox, members),
+    STRUCT(eep_area),
+    FIELD(eep_area, address),
+    FIELD(eep_area, bytes),
+    STRUCT(eep_link_secret),
+    FIELD(eep_link_secret, token),
+    FIELD(eep_link_secret, keys),
+    STRUCT(eep_link_offer),
+    FIELD(eep_link_offer, version),
+    FIELD(eep_link_offer, areas),
+    FIELD(eep_link_offer, provider_keys),
+    FIELD(eep_link_offer, address_bytes),
+    FIELD(eep_link_offer, address),
+    FIELD(eep_link_offer, base),
+    FIELD(eep_link_offer, bytes),
+    FIELD(eep_link_offer, keys),
+    STRUCT(eep_remote_peer),
+    FIELD(eep_remote_peer, mirror),
+    FIELD(eep_remote_peer, rank),
+    FIELD(eep_remote_peer, incarnation),
+    FIELD(eep_remote_peer, own_incarnation),
+    STRUCT(eep_signal),
+    FIELD(eep_signal, words),
 };
 
 const eep_abi_field* eep_abi_fields(uint32_t* count) {

@@ -13,7 +13,7 @@ constexpr const char* kNames[kPointCount] = {
     "dispatch.after_flags", "dispatch.received",    "combine.before_rows",    "combine.after_rows",
     "combine.mid_flags",    "combine.after_flags",  "combine.mid_pull",       "collective.entered",
     "collective.filled",    "collective.mid_flags", "collective.after_flags", "collective.before_copy",
-    "send.mid_message",
+    "send.mid_message",     "hosts.mid_rows",       "hosts.after_rows",       "hosts.received",
 };
 
 struct Plan {

@@ -25,6 +25,9 @@ enum Point : uint32_t {
   kCollectiveAfterFlags,
   kCollectiveBeforeCopy,
   kSendMidMessage,
+  kHostsMidRows,
+  kHostsAfterRows,
+  kHostsReceived,
   kPointCount,
 };
 

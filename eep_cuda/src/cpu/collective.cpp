@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/fault.h"
+#include "cpu/hierarchy.h"
 #include "cpu/reduce.h"
 #include "cpu/rounds.h"
 #include "cpu/wait.h"
@@ -52,6 +53,20 @@ struct Call {
   // The part of a half that each member gets where a half is divided among them.
   uint64_t share(uint64_t head = 0) const { return (half_bytes - head) / members.size / kAlignment * kAlignment; }
 
+  uint32_t position_of(uint32_t rank) const {
+    uint32_t found = 0;
+    in_order(rank_bit(rank), [&](uint32_t position, uint32_t) { found = position; });
+    return found;
+  }
+  // What a member reads of a half whose first `size` bytes are for those of `readers`.
+  auto first_bytes(uint64_t size, uint64_t readers) const {
+    return [=](uint32_t rank) { return Parts{{0, 0}, {readers & rank_bit(rank) ? size : 0, 0}}; };
+  }
+  // The same for one that is divided among them.
+  auto own_share(uint64_t size, uint64_t share) const {
+    return [=, this](uint32_t rank) { return Parts{{position_of(rank) * share, 0}, {size, 0}}; };
+  }
+
   // Reduces what the given members have at `offset` of their outboxes.
   void reduce_from(uint64_t ranks, uint64_t offset, uint64_t size, void* out) const {
     const uint8_t* sources[EEP_MAX_RANKS];
@@ -63,7 +78,7 @@ struct Call {
 
 void barrier(const Call& call) {
   if (!call.rounds.begin()) return;
-  call.rounds.publish();
+  call.rounds.publish(call.first_bytes(0, 0));
   call.rounds.await(call.all());
 }
 
@@ -72,7 +87,7 @@ void broadcast(const Call& call) {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
     if (call.is_root()) copy(half, at(call.args.in, begin), size);
-    call.rounds.publish();
+    call.rounds.publish(call.first_bytes(size, call.is_root() ? call.all() : 0));
     if (call.is_root()) return;
     if (!call.rounds.await(call.root())) return;
     copy(at(call.args.out, begin), call.rounds.outbox(call.args.root), size);
@@ -87,7 +102,7 @@ void gather(const Call& call) {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
     copy(half, at(call.args.in, begin), size);
-    call.rounds.publish();
+    call.rounds.publish(call.first_bytes(size, call.args.kind == EEP_ALL_GATHER ? call.all() : call.root()));
     if (!takes) return;
     const uint64_t usable = call.rounds.await(call.all());
     call.in_order(usable, [&](uint32_t position, uint32_t rank) {
@@ -108,7 +123,7 @@ void scatter(const Call& call) {
         const uint8_t* from = at(call.args.in_blocks[position], begin);
         copy(rank == call.members.me ? at(call.args.out, begin) : half + position * share, from, size);
       });
-    call.rounds.publish();
+    call.rounds.publish(call.own_share(call.is_root() ? size : 0, share));
     if (call.is_root() || !call.rounds.await(call.root())) return;
     call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) {
       copy(at(call.args.out, begin), call.rounds.outbox(call.args.root) + position * share, size);
@@ -124,7 +139,7 @@ void reduce_at_once(const Call& call) {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
     copy(half, at(call.args.in, begin), size);
-    call.rounds.publish();
+    call.rounds.publish(call.first_bytes(size, call.args.kind == EEP_ALL_REDUCE ? call.all() : call.root()));
     if (!takes) return;
     const uint64_t usable = call.rounds.await(call.all());
     call.reduce_from(usable, 0, size, at(call.args.out, begin));
@@ -178,7 +193,18 @@ void all_reduce(const Call& call) {
       });
       call.rounds.taken_before(usable);
     }
-    call.rounds.publish();
+    call.rounds.publish([&](uint32_t to) {
+      Parts parts;
+      if (i < chunks)
+        segments_of(i).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
+          if (rank == to) parts.begin[0] = begin, parts.size[0] = size;
+        });
+      if (i)
+        segments_of(i - 1).each([&](uint32_t rank, uint64_t, uint64_t size) {
+          if (rank == me) parts.begin[1] = chunk, parts.size[1] = size;
+        });
+      return parts;
+    });
     usable = call.rounds.await(call.all());
     if (!i) continue;
     segments_of(i - 1).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
@@ -196,7 +222,7 @@ void reduce_scatter(const Call& call) {
     call.in_order(call.all(), [&](uint32_t position, uint32_t) {
       copy(half + position * share, at(call.args.in_blocks[position], begin), size);
     });
-    call.rounds.publish();
+    call.rounds.publish(call.own_share(size, share));
     const uint64_t usable = call.rounds.await(call.all());
     call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) {
       call.reduce_from(usable, position * share, size, at(call.args.out, begin));
@@ -239,7 +265,10 @@ void all_to_all(const Call& call) {
       const uint64_t bytes = part(call.args.in_bytes[to]);
       if (bytes) copy(half + head + to * share, at(call.args.in_blocks[to], begin), bytes);
     });
-    call.rounds.publish();
+    call.rounds.publish([&](uint32_t rank) {
+      const uint32_t to = call.position_of(rank);
+      return Parts{{0, head + to * share}, {begin ? 0 : head, part(call.args.in_bytes[to])}};
+    });
     const uint64_t usable = call.rounds.await(call.all());
     if (!begin) {
       call.in_order(usable, [&](uint32_t, uint32_t rank) { largest = std::max(largest, call.rounds.bytes_of(rank)); });
@@ -385,6 +414,10 @@ int eep_collective(eep_context* context, eep_collective_args* args, void*) {
     return EEP_OK;
   }
   fault::pass(fault::kCollectiveEntered);
+  if ((args->kind == EEP_ALL_GATHER || args->kind == EEP_ALL_REDUCE) && is_hierarchical(*context, members))
+    return run_hierarchical(*context, members, *args,
+                            {header_of(*args), args->deadline_ns,
+                             reduces(args->kind) ? find_reduce(args->element, args->reduction) : nullptr});
   Rounds rounds(*context, members, header_of(*args), bytes_of(*args, members.size), args->deadline_ns);
   perform({rounds, members, *args, context->shape.lane_bytes,
            reduces(args->kind) ? find_reduce(args->element, args->reduction) : nullptr});

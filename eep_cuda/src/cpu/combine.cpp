@@ -4,7 +4,7 @@
 
 #include "common/fault.h"
 #include "cpu/context.h"
-#include "cpu/formats.h"
+#include "cpu/row_sums.h"
 #include "cpu/wait.h"
 
 namespace eep {
@@ -87,52 +87,12 @@ uint64_t await_outboxes(eep_context& context, uint32_t channel, const eep_snapsh
   return usable;
 }
 
-inline void widen(float value, float& to) { to = value; }
-inline void widen(uint16_t bf16, float& to) { to = float_of_bf16(bf16); }
-inline void narrow(float value, float& to) { to = value; }
-inline void narrow(float value, uint16_t& to) { to = bf16_of_float(value); }
-
-// sum = or += weight * values. On its own, with pointers that do not overlap: inlined into the loop over rows, gcc jams
-// two rows together and takes their values one by one.
-template <bool first, bool weighted, typename T>
-[[gnu::noinline]] void add_row(float* __restrict sum, const T* __restrict values, float weight, size_t size) {
-  for (size_t i = 0; i < size; ++i) {
-    float value;
-    widen(values[i], value);
-    if constexpr (weighted) value *= weight;
-    sum[i] = first ? value : sum[i] + value;
-  }
-}
-
-template <typename T>
-[[gnu::noinline]] void store_sum(const float* __restrict sum, T* __restrict out, size_t size) {
-  for (size_t i = 0; i < size; ++i) narrow(sum[i], out[i]);
-}
-
-// Adds rows in the order given. In blocks, so that the partial sums stay in L1.
-template <bool weighted, typename T>
-void add_rows(const uint8_t* const* rows, const float* weights, uint32_t count, uint32_t hidden, uint8_t* out) {
-  constexpr size_t kBlock = 1024;
-  float sum[kBlock];
-  for (size_t begin = 0; begin < hidden; begin += kBlock) {
-    const size_t size = std::min(kBlock, hidden - begin);
-    if (!count) std::fill_n(sum, size, 0.0f);
-    for (uint32_t row = 0; row < count; ++row) {
-      const T* values = reinterpret_cast<const T*>(rows[row]) + begin;
-      (row ? add_row<false, weighted, T> : add_row<true, weighted, T>)(sum, values, weights[row], size);
-    }
-    store_sum(sum, reinterpret_cast<T*>(out) + begin, size);
-  }
-}
-
 void pull(const eep_context& context, const eep_combine_recv_args& args, const eep_snapshot& snapshot,
           uint64_t usable) {
   const uint32_t me = context.table.rank, own_slot = snapshot.slot[me];
   const bool by_rank = context.shape.layout == EEP_LAYOUT_RANK;
-  const bool f32 = context.shape.combine_type == EEP_TYPE_F32;
   // In the rank layout the experts have weighted and summed already.
-  const auto add = by_rank ? (f32 ? add_rows<false, float> : add_rows<false, uint16_t>)
-                           : (f32 ? add_rows<true, float> : add_rows<true, uint16_t>);
+  const AddRows add = find_add_rows(context.shape.combine_type == EEP_TYPE_F32, !by_rank);
   for (uint32_t token = 0; token < args.tokens; ++token) {
     if (token == args.tokens / 2) fault::pass(fault::kCombineMidPull);
     const int64_t* experts = args.topk_idx + uint64_t{token} * args.topk;
@@ -144,8 +104,7 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
       for (uint32_t k = 0; k < args.topk; ++k)
         if (experts[k] >= 0) hosts |= rank_bit(context.rank_of_expert(experts[k]));
       for_each_rank(hosts & usable, [&](uint32_t rank) {
-        rows[count] = context.of_peer(snapshot, rank, args.channel).outbox_by_slot(own_slot, token);
-        weights[count++] = 1.0f;
+        rows[count++] = context.of_peer(snapshot, rank, args.channel).outbox_by_slot(own_slot, token);
       });
     } else {
       for (uint32_t k = 0; k < args.topk; ++k) {

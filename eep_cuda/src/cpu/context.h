@@ -1,4 +1,4 @@
-// What a buffer is on the inside, and access to words that other processes read or write.
+// What a buffer is on the inside.
 #ifndef EEP_CPU_CONTEXT_H_
 #define EEP_CPU_CONTEXT_H_
 
@@ -10,32 +10,11 @@
 #include "common/checks.h"
 #include "common/control.h"
 #include "common/region_views.h"
+#include "common/shared_words.h"
 #include "cpu/lanes.h"
 #include "eep/eep.h"
 
 namespace eep {
-
-// Words that another process reads or writes while we do.
-template <typename T>
-T load_acquire(const T& word) {
-  return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_acquire);
-}
-template <typename T>
-T load_relaxed(const T& word) {
-  return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_relaxed);
-}
-template <typename T>
-void store_release(T& word, T value) {
-  std::atomic_ref<T>(word).store(value, std::memory_order_release);
-}
-template <typename T>
-void store_relaxed(T& word, T value) {
-  std::atomic_ref<T>(word).store(value, std::memory_order_relaxed);
-}
-template <typename T>
-void set_bits(T& word, T bits) {
-  std::atomic_ref<T>(word).fetch_or(bits, std::memory_order_relaxed);
-}
 
 inline uint64_t rank_bit(uint32_t rank) { return uint64_t{1} << rank; }
 

@@ -1,4 +1,5 @@
-// Dispatch, first half: put each token once into the inbox of every rank that hosts one of its experts.
+// Dispatch, first half: put each token once into the inbox of every rank that hosts one of its experts. For ranks on
+// other hosts it is put into our own inbox: a row has the same number everywhere, so one copy serves all links.
 #include <cstring>
 
 #include "common/fault.h"
@@ -14,6 +15,9 @@ class Sender {
       : context_(context), args_(args), snapshot_(snapshot), own_slot_(snapshot.slot[context.table.rank]) {
     // A suspect is not written to again in its epoch: it may still be reading what we sent before.
     targets_ = snapshot.active & ~given_up(*context.control);
+    for_each_rank(targets_, [&](uint32_t rank) {
+      if (context.table.peers[rank].transport == EEP_TRANSPORT_REMOTE) remote_ |= rank_bit(rank);
+    });
     fp8_ = eep_is_fp8(args.wire_type);
     row_bytes_ = context.shape.hidden * eep_element_bytes(args.wire_type);
     x_row_bytes_ = context.shape.hidden * eep_element_bytes(args.x_type);
@@ -30,11 +34,14 @@ class Sender {
       row = scratch;
       scales = scratch + row_bytes_;
     }
-    for_each_rank(hosts, [&](uint32_t rank) {
-      const ChannelView inbox = context_.of_peer(snapshot_, rank, args_.channel);
+    const auto put = [&](const ChannelView& inbox) {
       std::memcpy(inbox.row(own_slot_, token, row_bytes_), row, row_bytes_);
       if (scales) std::memcpy(inbox.scales(own_slot_, token), scales, scale_bytes());
-    });
+    };
+    const uint64_t own = rank_bit(context_.table.rank);
+    if (hosts & (own | remote_)) put(context_.own(args_.channel));
+    for_each_rank(hosts & ~own & ~remote_,
+                  [&](uint32_t rank) { put(context_.of_peer(snapshot_, rank, args_.channel)); });
   }
 
   // An injected fault: the others will not hear of this round. This rank knows of its own part.
@@ -82,7 +89,7 @@ class Sender {
   const eep_dispatch_send_args& args_;
   const eep_snapshot& snapshot_;
   const uint32_t own_slot_;
-  uint64_t targets_, row_bytes_, x_row_bytes_;
+  uint64_t targets_, remote_ = 0, row_bytes_, x_row_bytes_;
   bool fp8_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "common/control.h"
+#include "common/mirrors.h"
 #include "cpu/context.h"
 
 namespace eep {
@@ -31,7 +33,8 @@ int check_group(const eep_context& context, const eep_group& group) {
 void clear(const eep_context& context, uint32_t lane) {
   const LaneView own(context.shape, context.at, context.region, lane);
   for (uint32_t slot = 0; slot < context.at.slots; ++slot) {
-    store_relaxed(own.part(0).mailbox(slot)->flag, uint64_t{0});
+    for (uint32_t part = 0; part < context.shape.lane_parts; ++part)
+      store_relaxed(own.part(part).mailbox(slot)->flag, uint64_t{0});
     if (!context.shape.pipe_bytes) continue;
     store_relaxed(own.pipe(slot)->taken, uint64_t{0});
     for (uint32_t cell = 0; cell < EEP_PIPE_CELLS; ++cell) store_relaxed(own.cell(slot, cell)->flag, uint64_t{0});
@@ -64,6 +67,16 @@ int check_open(const eep_context& context, uint32_t lane, const char* call) {
               context.shape.lanes);
 }
 
+// Ranks on other hosts hear of a lane from the proxy.
+void tell_proxy(const eep_context& context) {
+  for (uint32_t rank = 0; rank < context.shape.max_ranks; ++rank) {
+    const eep_peer& peer = context.table.peers[rank];
+    if (!peer.active || peer.transport != EEP_TRANSPORT_REMOTE || !peer.control) continue;
+    ring(*reinterpret_cast<eep_control_page*>(peer.control));
+    return;  // they have one page in common
+  }
+}
+
 }  // namespace
 
 int take_members(eep_context& context, uint32_t lane, const char* call, Members& members) {
@@ -76,7 +89,7 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
   members.me = context.table.rank;
   members.lane = lane;
   members.size = group.size;
-  members.all = members.active = 0;
+  members.all = members.active = members.remote = 0;
   for (uint32_t i = 0; i < group.size; ++i) {
     const uint32_t rank = group.ranks[i];
     const eep_peer& peer = context.table.peers[rank];
@@ -93,23 +106,36 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
     members.incarnation[rank] = peer.incarnation;
     members.region[rank] = reinterpret_cast<uint8_t*>(peer.region);
     members.control[rank] = reinterpret_cast<eep_control_page*>(peer.control);
+    members.page[rank] = members.control[rank];
+    members.host[rank] = load_relaxed(context.control->host);
+    if (peer.transport != EEP_TRANSPORT_REMOTE) continue;
+    members.remote |= rank_bit(rank);
+    members.page[rank] = page_behind(members.region[rank], context.at);
+    members.host[rank] = load_relaxed(members.page[rank]->host);
   }
   return EEP_OK;
 }
 
 int find_lane(const Members& members, uint32_t rank, uint32_t lanes) {
-  return find(*members.control[rank], members.group, lanes);
+  return find(*members.page[rank], members.group, lanes);
 }
 
 int find_lane_to_read(const Members& members, uint32_t rank, uint32_t lanes) {
   const int open = find_lane(members, rank, lanes);
-  return open >= 0 ? open : find(*members.control[rank], eep_group_closed(members.group, members.epoch), lanes);
+  return open >= 0 ? open : find(*members.page[rank], eep_group_closed(members.group, members.epoch), lanes);
+}
+
+void knock(const Members& members, uint64_t ranks) {
+  for_each_rank(ranks & members.remote, [&](uint32_t rank) {
+    ring(*members.page[rank]);
+    ring(*members.control[rank]);
+  });
 }
 
 uint64_t left_among(const Members& members, uint64_t ranks, uint32_t lanes) {
   uint64_t left = 0;
   for_each_rank(ranks, [&](uint32_t rank) {
-    const eep_control_page& page = *members.control[rank];
+    const eep_control_page& page = *members.page[rank];
     if (load_acquire(page.state) == EEP_OWNER_LEFT ||
         find(page, eep_group_closed(members.group, members.epoch), lanes) >= 0)
       left |= rank_bit(rank);
@@ -130,13 +156,15 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane) 
   Lane& taken = context->lanes.lane[chosen];
   if (taken.group.id != group->id) {
     // A member that still reads the last round of the group that was here is not disturbed by the first of this one.
-    const uint64_t half = taken.calls.half;
+    uint64_t half[Lane::kParts];
+    for (uint32_t part = 0; part < Lane::kParts; ++part) half[part] = taken.calls[part].half;
     taken = Lane{};
-    taken.calls.half = half;
+    for (uint32_t part = 0; part < Lane::kParts; ++part) taken.calls[part].half = half[part];
     clear(*context, chosen);
   }
   taken.group = *group;
   store_release(context->control->groups[chosen], group->id);
+  tell_proxy(*context);
   *lane = chosen;
   return EEP_OK;
 }
@@ -147,6 +175,7 @@ int eep_lane_close(eep_context* context, uint32_t lane) {
   if (const int error = check_open(*context, lane, "close")) return error;
   Lane& closed = context->lanes.lane[lane];
   store_release(context->control->groups[lane], eep_group_closed(closed.group.id, context->table.epoch));
+  tell_proxy(*context);
   closed.group.id = 0;
   closed.closed = ++context->lanes.closings;
   return EEP_OK;

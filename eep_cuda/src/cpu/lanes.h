@@ -14,6 +14,7 @@ namespace eep {
 // each other; each counts from one again when it finds the table in another epoch. Members do that one after the other,
 // so each also remembers what a slower member may still need of the epoch before.
 struct Lane {
+  static constexpr uint32_t kParts = 3;
   eep_group group;  // its id is 0 while the lane is free; guarded by Lanes::mutex
   uint64_t closed;  // after how many others it was closed last; 0 if it never was
 
@@ -29,7 +30,7 @@ struct Lane {
     uint64_t known;  // whose lane is known
     uint8_t lane_of[EEP_MAX_RANKS];
     uint32_t incarnation[EEP_MAX_RANKS];
-  } calls;
+  } calls[kParts];  // by the part of the lane that they use: the first, but for calls over several hosts
   struct Stream {
     uint64_t epoch;
     uint64_t sequence;  // of the last cell
@@ -51,14 +52,17 @@ struct Members {
   uint64_t epoch;
   uint64_t all;     // ranks of the group
   uint64_t active;  // those of them that are in the view
+  uint64_t remote;  // those of these that are on other hosts
   uint32_t me;
   uint32_t lane;
   uint32_t size;
   uint32_t ranks[EEP_MAX_RANKS];  // all, in the order of the group
+  uint64_t host[EEP_MAX_RANKS];   // which host a rank is on
   uint32_t slot[EEP_MAX_RANKS];
   uint32_t incarnation[EEP_MAX_RANKS];
   uint8_t* region[EEP_MAX_RANKS];
-  eep_control_page* control[EEP_MAX_RANKS];
+  eep_control_page* control[EEP_MAX_RANKS];  // at which it is told that there is something for it
+  eep_control_page* page[EEP_MAX_RANKS];     // in which it says what it is up to: the same, but for a remote one
 };
 
 // Refuses a lane that does not exist or serves no group, and a rank that is not in its own view.
@@ -68,6 +72,10 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
 int find_lane(const Members& members, uint32_t rank, uint32_t lanes);
 // The same, or the lane at which it has served the group in this epoch: what it owed is still there.
 int find_lane_to_read(const Members& members, uint32_t rank, uint32_t lanes);
+
+// Before a wait for the lane of a rank on another host, to which nothing was written yet: its proxy must know that the
+// end of the link is to end the wait.
+void knock(const Members& members, uint64_t ranks);
 
 // Those of `ranks` that say of themselves that they left, or that they left the group.
 uint64_t left_among(const Members& members, uint64_t ranks, uint32_t lanes);

@@ -68,7 +68,8 @@ Lane::Stream& sent_in(Lane::Stream& stream, const Members& members, uint32_t to)
 
 bool find_lane_of(eep_context& context, const Members& members, uint32_t to, uint64_t deadline_ns,
                   Lane::Stream& stream) {
-  if (stream.sequence && load_acquire(members.control[to]->groups[stream.lane]) == members.group) return true;
+  if (stream.sequence && load_acquire(members.page[to]->groups[stream.lane]) == members.group) return true;
+  knock(members, rank_bit(to));
   return wait_for_peer(context, members, to, deadline_ns, kLookForLane, [&] {
     const int lane = find_lane(members, to, context.shape.lanes);
     if (lane >= 0) stream.lane = static_cast<uint32_t>(lane);
@@ -156,7 +157,7 @@ int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, con
   uint64_t offset = 0;
   do {
     if (!wait_for_peer(*context, members, to, deadline_ns, kLookForLeft,
-                       [&] { return look_for_room(*there.pipe(slot), *members.control[to], stream); }))
+                       [&] { return look_for_room(*there.pipe(slot), *members.page[to], stream); }))
       return EEP_OK;
     const uint64_t sequence = stream.sequence + 1;
     eep_pipe_cell& cell = *there.cell(slot, sequence);

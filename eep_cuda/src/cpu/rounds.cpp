@@ -45,11 +45,13 @@ Sentence describe(uint64_t call, uint64_t bytes) {
 
 }  // namespace
 
-Rounds::Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns)
+Rounds::Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns,
+               uint32_t part)
     : context_(context),
       members_(members),
-      state_(context.lanes.lane[members.lane].calls),
-      own_(LaneView(context.shape, context.at, context.region, members.lane).part(0)),
+      state_(context.lanes.lane[members.lane].calls[part]),
+      part_(part),
+      own_(LaneView(context.shape, context.at, context.region, members.lane).part(part)),
       call_(call),
       bytes_(bytes),
       deadline_ns_(deadline_ns),
@@ -83,7 +85,7 @@ void Rounds::enter_epoch() {
 
 PartView Rounds::view(uint32_t rank) const {
   if (rank == members_.me) return own_;
-  return LaneView(context_.shape, context_.at, members_.region[rank], state_.lane_of[rank]).part(0);
+  return LaneView(context_.shape, context_.at, members_.region[rank], state_.lane_of[rank]).part(part_);
 }
 
 void Rounds::drop(uint64_t ranks) {
@@ -103,10 +105,11 @@ void Rounds::find_lanes() {
   uint64_t missing = 0;
   for_each_rank(others, [&](uint32_t rank) {
     const bool known = state_.known & rank_bit(rank);
-    if (!known || load_acquire(members_.control[rank]->groups[state_.lane_of[rank]]) != members_.group)
+    if (!known || load_acquire(members_.page[rank]->groups[state_.lane_of[rank]]) != members_.group)
       missing |= rank_bit(rank);
   });
   state_.known |= others & ~missing;
+  knock(members_, missing);
   BoundedWait wait(*context_.control, members_.epoch, deadline_ns_, kLookForLane);
   while (missing) {
     wait.begin_look();
@@ -141,7 +144,7 @@ void Rounds::wait_for_readers() {
         const eep_lane_mailbox& mailbox = *own_.mailbox(members_.slot[rank]);
         const uint64_t flag = load_acquire(mailbox.flag), epoch = state_.read_epoch, round = state_.read_round;
         return flag >> 40 > epoch || eep_flag_is(flag, epoch, round) || eep_flag_is(flag, epoch, round + 1) ||
-               is_revoked(*members_.control[rank], epoch);
+               is_revoked(*members_.page[rank], epoch);
       });
   drop(readers & ~arrived);
   state_.readers &= ~arrived;
@@ -248,27 +251,31 @@ uint8_t* Rounds::begin() {
   return own_.outbox(state_.half);
 }
 
-void Rounds::publish() {
+void Rounds::stamp() {
   fault::pass(fault::kCollectiveFilled);
-  const uint64_t half = state_.half, flag = eep_flag_make(members_.epoch, state_.round, half);
+  const uint64_t half = state_.half;
   store_relaxed(own_.stamp(half)[1], members_.group);
   store_release(*own_.stamp(half), eep_flag_make(members_.epoch, state_.round, 0));
   told_[state_.round % 2] = sound_;
   if (reachable_ != members_.active) state_.told_all = false;
-  const uint32_t own_slot = members_.slot[members_.me];
-  const uint64_t others = reachable_ & ~rank_bit(members_.me);
-  int sent = 0;
-  for_each_rank(others, [&](uint32_t rank) {
-    if (sent++ == std::popcount(others) / 2) fault::pass(fault::kCollectiveMidFlags);
-    eep_lane_mailbox& mailbox = *view(rank).mailbox(own_slot);
-    store_relaxed(mailbox.group, members_.group);
-    store_relaxed(mailbox.call[half], call_);
-    store_relaxed(mailbox.bytes[half], bytes_);
-    store_relaxed(mailbox.members[half], sound_);
-    store_release(mailbox.flag, flag);
-    ring(*members_.control[rank]);
-  });
-  fault::pass(fault::kCollectiveAfterFlags);
+}
+
+void Rounds::tell(uint32_t rank) {
+  const uint64_t half = state_.half;
+  eep_lane_mailbox& mailbox = *view(rank).mailbox(members_.slot[members_.me]);
+  store_relaxed(mailbox.group, members_.group);
+  store_relaxed(mailbox.call[half], call_);
+  store_relaxed(mailbox.bytes[half], bytes_);
+  store_relaxed(mailbox.members[half], sound_);
+  store_release(mailbox.flag, eep_flag_make(members_.epoch, state_.round, half));
+  ring(*members_.control[rank]);
+}
+
+void Rounds::tell_remote(uint32_t rank, const Parts& parts) {
+  const uint64_t half = state_.half;
+  write_letter(letter_of(view(rank), half),
+               {eep_flag_make(members_.epoch, state_.round, half), members_.group, call_, bytes_, sound_, parts, {}});
+  ring(*members_.control[rank]);
 }
 
 uint64_t Rounds::await(uint64_t sources) {

@@ -17,17 +17,33 @@
 #ifndef EEP_CPU_ROUNDS_H_
 #define EEP_CPU_ROUNDS_H_
 
+#include <bit>
+
+#include "common/fault.h"
+#include "common/lane_letters.h"
 #include "cpu/context.h"
 
 namespace eep {
 
 class Rounds {
  public:
-  Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns);
+  Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns,
+         uint32_t part = 0);
 
   // The half to fill, or null when the call is over.
   uint8_t* begin();
-  void publish();
+  // `parts_of(rank)` says what of the half a member reads. Those on other hosts get that and no more.
+  template <typename PartsOf>
+  void publish(PartsOf parts_of) {
+    stamp();
+    const uint64_t others = reachable_ & ~rank_bit(members_.me);
+    int sent = 0;
+    for_each_rank(others, [&](uint32_t rank) {
+      if (sent++ == std::popcount(others) / 2) fault::pass(fault::kCollectiveMidFlags);
+      members_.remote& rank_bit(rank) ? tell_remote(rank, parts_of(rank)) : tell(rank);
+    });
+    fault::pass(fault::kCollectiveAfterFlags);
+  }
   uint64_t await(uint64_t sources);
   uint64_t taken(uint64_t sources);
   // Ends the call with EEP_ERROR_MISMATCH; the sentence was given to fail().
@@ -50,7 +66,10 @@ class Rounds {
   uint64_t taken_before(uint64_t sources);
 
  private:
-  PartView view(uint32_t rank) const;  // a CPU has one part per lane
+  void stamp();
+  void tell(uint32_t rank);
+  void tell_remote(uint32_t rank, const Parts& parts);
+  PartView view(uint32_t rank) const;
   void find_lanes();
   void enter_epoch();
   // Until no member reads, in the epoch before, what our first round of this one overwrites.
@@ -75,6 +94,7 @@ class Rounds {
   eep_context& context_;
   const Members& members_;
   Lane::Calls& state_;
+  const uint32_t part_;
   const PartView own_;
   const uint64_t call_, bytes_, deadline_ns_;
   uint64_t reachable_;  // the members that we tell and wait for

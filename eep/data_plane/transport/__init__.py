@@ -1,0 +1,1 @@
+"""How a rank reaches ranks of other hosts: links, the records that announce them, and mirrors."""

@@ -1,0 +1,45 @@
+// What of a message goes where: the areas that two ranks register for each other, and the puts of a dispatch or a
+// combine. Pure: it reads memory and sends nothing.
+#ifndef EEP_HOSTS_EXCHANGE_PLAN_H_
+#define EEP_HOSTS_EXCHANGE_PLAN_H_
+
+#include <vector>
+
+#include "common/region_views.h"
+#include "hosts/message.h"
+
+namespace eep::hosts {
+
+// Both ends number their areas alike: those of channel 0 first, and after the channels one for all lanes.
+enum AreaKind : uint32_t { kIndices, kWeights, kRows, kOutbox, kScales, kAreaKinds };
+
+// One pair of ranks, as this one sees it.
+struct Pair {
+  const eep_shape& shape;
+  const eep_region_layout& at;
+  uint8_t* region;  // ours
+  uint8_t* mirror;  // of the peer's
+  uint32_t own_rank, own_slot, peer_rank, peer_slot;
+
+  ChannelView own(uint32_t channel) const { return {shape, at, region, channel}; }
+  ChannelView mirrored(uint32_t channel) const { return {shape, at, mirror, channel}; }
+  uint32_t area(AreaKind kind, uint32_t channel) const { return channel * kinds() + kind; }
+  // Rows of fewer values than share a scale have none.
+  uint32_t kinds() const { return at.scale_bytes ? kAreaKinds : kScales; }
+  uint32_t lane_area() const { return shape.channels * kinds(); }
+};
+
+// What the peer may write: its slot of our region, the part of its mirror from which we pull, and the lanes of its
+// mirror, which stand for its own.
+std::vector<eep_area> areas_of(const Pair& pair);
+
+// What our kernel has written for a dispatch whose flag and envelope are these: routing in the mirror, rows in our own
+// inbox, where they serve every peer.
+void plan_dispatch(const Pair& pair, uint32_t channel, uint64_t flag, uint64_t envelope, std::vector<Put>& puts);
+
+// The rows of our outbox that the peer waits for after it dispatched `count` tokens.
+void plan_combine(const Pair& pair, uint32_t channel, uint32_t count, std::vector<Put>& puts);
+
+}  // namespace eep::hosts
+
+#endif  // EEP_HOSTS_EXCHANGE_PLAN_H_
