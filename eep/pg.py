@@ -27,15 +27,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from eep.process_group import register
+from eep.process_group import register, torch_registry
 from eep.process_group.group import EepProcessGroup
 from eep.process_group.group_options import Options
+from eep.process_group.hosts.host import Host
 from eep.process_group.peer_state import PeerState
 from eep.process_group.work import EepWork
 from eep.process_group.work_batch import WorkBatch
 from eep.view import View
 
 __all__ = [
+    "Host",
     "Options",
     "PeerState",
     "answered",
@@ -63,10 +65,11 @@ def get_active_ranks(pg: Any) -> tuple[int, ...]:
 
 
 def dead_ranks(pg: Any) -> tuple[int, ...]:
-    """The ranks of ``pg`` that are in the view although their process has ended: those to go on without."""
+    """The ranks of ``pg`` that are in the view although their process has ended, or although they left: those to go on
+    without. :func:`get_peer_state` says which of the two it was."""
     group = _eep(pg)
-    dead = group.world.endpoint.dead_peers()
-    return tuple(rank for rank in group.active() if group.world_rank(rank) in dead)
+    gone = group.world.endpoint.gone_peers()
+    return tuple(rank for rank in group.active() if group.world_rank(rank) in gone)
 
 
 def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE) -> View:
@@ -76,8 +79,9 @@ def deactivate_ranks(pg: Any, ranks: Iterable[int], *, timeout: float = PATIENCE
 
 
 def get_peer_state(pg: Any, ranks: Iterable[int]) -> list[PeerState]:
-    """Of each rank: ``active``, ``dead`` (in the view, and its process has ended), ``waiting`` (asks to be let in),
-    ``starting`` (there, not ready) or ``absent``. Of these, ``active`` and ``waiting`` are true in an ``if``."""
+    """Of each rank: ``active``, ``dead`` (in the view, and its process has ended), ``left`` (in the view, and it said that it
+    leaves), ``waiting`` (asks to be let in), ``starting`` (there, not ready) or ``absent``. Of these, ``active`` and
+    ``waiting`` are true in an ``if``."""
     group = _eep(pg)
     return [group.agreement.state_of(group.world_rank(rank)) for rank in ranks]
 
@@ -112,22 +116,26 @@ def check(pg: Any) -> None:
 def monitored_barrier(
     group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """As ``torch.distributed.monitored_barrier``, which is for groups of gloo only: a barrier that names the ranks that do
-    not come within ``timeout``. Raises :class:`eep.StepFailed`, whose ``ranks`` are those."""
+    """A barrier that names the ranks that do not come within ``timeout``. Raises :class:`eep.StepFailed`, whose ``ranks``
+    are those. ``torch.distributed.monitored_barrier`` does the same for groups of the eep backend."""
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return
-    limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
-    _eep(dist.group.WORLD if group is None else group).monitored_barrier(limit, wait_all_ranks)
+    _eep(dist.group.WORLD if group is None else group).monitored_barrier(timeout, wait_all_ranks)
 
 
 def split(pg: Any, ranks: Iterable[int], *, name: str | None = None) -> EepProcessGroup | None:
-    """A group of some ranks of ``pg``, made by those ranks alone; None for a rank that is not among them.
+    """A group of some ranks of ``pg``, made by those ranks alone; None for a rank that is not among them. To torch it is a
+    group like those of ``torch.distributed.new_group``.
 
     Where ``pg`` has all ranks, those that may come later (up to ``Options.max_ranks``) can be named too. The group runs
     without them, as it does without ranks that have died. One that comes makes the group, under the same ``name``, before
     :func:`join`, and is in it then. ``pg`` itself and every other group of all ranks there are has new ranks unnamed.
     """
-    return _eep(pg).split_group(list(ranks), group_name=name)
+    parent = _eep(pg)
+    group = parent.split_group(list(ranks), group_name=name)
+    if group is not None:
+        torch_registry.enter(group, parent)
+    return group
 
 
 def answered(work: Any) -> tuple[int, ...]:

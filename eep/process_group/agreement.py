@@ -1,4 +1,4 @@
-"""Views of an instance without a supervisor: the ranks commit them among themselves (:mod:`eep.process_group.view_log`).
+"""Views of an instance without a supervisor: the ranks commit them among themselves (:mod:`eep.process_group.roster`).
 
 Every change is one of: the first view of a launch, a view without some ranks, a view with some more. Survivors that noticed
 different things at different times still go through the same views, because an epoch is committed once and all others
@@ -10,27 +10,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from eep.abi.collectives import CollectiveArgs, Element, Kind, OwnerState, Reduction
-from eep.data_plane.rendezvous import Rendezvous
+from eep.data_plane.memory.exchange import Offer
+from eep.data_plane.transport.remote_hosts import LinkedPeer
 from eep.errors import PeerUnreachable, RankInUse
 from eep.process_group.peer_state import PeerState
-from eep.process_group.view_log import ViewLog
+from eep.process_group.roster import Roster
 from eep.process_group.world import World
 from eep.view import View
 
 _LOOKS_EVERY = 0.002
+_LINKS_EVERY = 0.05
 _VOTES = "eep/votes"
 
 
 class Agreement:
     """What one rank does to agree with the others."""
 
-    def __init__(self, world: World, rendezvous: Rendezvous, *, temporary: bool) -> None:
-        """A ``temporary`` rendezvous is removed by the last rank that leaves."""
-        self._world, self._rendezvous, self._temporary = world, rendezvous, temporary
-        self._log = ViewLog(rendezvous.path)
+    def __init__(self, world: World, roster: Roster) -> None:
+        self._world, self._roster, self._log = world, roster, roster.views
         self._votes = world.open_lane(_VOTES, range(world.size))
 
     def found(self, timeout: float) -> View:
@@ -44,11 +44,11 @@ class Agreement:
                 if latest is not None and self._is_in(latest):
                     return self._enter_first(latest, end)
                 self._refuse_if_running(latest)
-                alive = self._rendezvous.claimed_ranks()
+                alive = self._roster.alive()
                 _check_none_has_ended([rank for rank in seen if rank not in alive])
                 seen |= alive
                 try:
-                    offers = self._world.prepare(range(self._world.size), _a_while(end))
+                    offers = self._prepare(range(self._world.size), _a_while(end))
                 except PeerUnreachable:
                     if time.monotonic() >= end:
                         raise
@@ -91,15 +91,17 @@ class Agreement:
         with self._world.changing:
             wanted = set(ranks) - set(self._world.view.active)
             problem = ""
+            missed: tuple[int, ...] = ()
             joining: dict[int, int] = {}
             try:
                 joining = self._prepare_waiting(wanted, start + timeout / 2)
             except PeerUnreachable as error:
-                problem = str(error)
+                problem, missed = str(error), error.ranks
             try:
                 if not self._vote(not problem, max(0.1, end - time.monotonic())):
                     raise PeerUnreachable(
-                        f"{problem or 'another survivor could not reach a rank that was to join'}; nothing has changed"
+                        f"{problem or 'another survivor could not reach a rank that was to join'}; nothing has changed",
+                        missed,
                     )
                 if not wanted:
                     return self._world.view
@@ -113,9 +115,10 @@ class Agreement:
         """Waits until the members have let this rank in, and enters their view."""
         end = time.monotonic() + timeout
         with self._world.changing:
-            self._world.endpoint.announce(OwnerState.WAITING)
+            self._roster.announce(OwnerState.WAITING)
             try:
                 while (latest := self._log.latest()) is None or not self._is_in(latest):
+                    self._meet(latest)
                     if time.monotonic() >= end:
                         raise PeerUnreachable(
                             f"no view lets in incarnation {self._world.endpoint.incarnation} of rank {self._world.rank} "
@@ -124,29 +127,39 @@ class Agreement:
                     time.sleep(_LOOKS_EVERY)
                 return self._world.apply(latest, max(0.1, end - time.monotonic()))
             finally:
-                self._world.endpoint.announce(OwnerState.ALONE)
+                self._roster.announce(OwnerState.ALONE)
 
     def state_of(self, rank: int) -> PeerState:
         view = self._world.view
         if rank in view.active:
+            if self._world.endpoint.has_left(rank):
+                return PeerState.LEFT
             return PeerState.DEAD if rank in self._world.endpoint.dead_peers() else PeerState.ACTIVE
-        newest = self._rendezvous.latest(rank)
+        newest = self._roster.newest(rank)
         if newest is None or newest <= view.incarnations[rank]:
             return PeerState.ABSENT
         try:
-            state = self._world.endpoint.state_of(rank)
+            state = self._roster.state_of(rank)
         except PeerUnreachable:
             return PeerState.STARTING
         return PeerState.WAITING if state is OwnerState.WAITING else PeerState.STARTING
 
     def close(self) -> None:
         """After the world was left."""
-        # Every rank looks after it has left, so the last one sees no claim. A rank that looks later may find no directory.
-        with contextlib.suppress(FileNotFoundError):
-            if not self._rendezvous.claimed_ranks():
-                self._log.clear()
-                if self._temporary:
-                    self._rendezvous.remove()
+        self._roster.close()
+
+    def _prepare(self, ranks: Iterable[int], timeout: float) -> Mapping[int, Offer | LinkedPeer]:
+        """Maps ``ranks``, or has links with them, ahead of a view with them."""
+        if missing := self._roster.missing(ranks):
+            time.sleep(_LOOKS_EVERY)
+            raise PeerUnreachable(f"rank {missing[0]} has not come", tuple(missing))
+        return self._world.prepare(ranks, timeout, self._roster.remote_lives(ranks))
+
+    def _meet(self, view: View | None) -> None:
+        """Links are made by both ends: those who are to let this rank in wait for its own."""
+        lives = self._roster.remote_lives(view.active) if view is not None else {}
+        with contextlib.suppress(PeerUnreachable):
+            self._world.prepare(lives, _LINKS_EVERY, lives)
 
     def _catch_up(self, end: float) -> View:
         latest = self._log.latest()
@@ -176,7 +189,7 @@ class Agreement:
                 view = self._log.commit(view.without(dead))
 
     def _dead_in(self, view: View) -> list[int]:
-        alive = self._rendezvous.claimed_ranks()
+        alive = self._roster.alive()
         return [rank for rank in view.active if alive.get(rank) != view.incarnations[rank]]
 
     def _vote(self, yes: bool, timeout: float) -> bool:
@@ -189,14 +202,20 @@ class Agreement:
     def _prepare_waiting(self, ranks: set[int], end: float) -> dict[int, int]:
         """Maps ``ranks`` once they wait to be let in. Returns their incarnations."""
         while True:
-            offers = self._world.prepare(ranks, max(0.0, end - time.monotonic()))
-            incarnations = {rank: offer.incarnation for rank, offer in offers.items()}
-            unready = [rank for rank, offer in offers.items() if offer.state is not OwnerState.WAITING]
-            stale = [rank for rank in offers if incarnations[rank] <= self._world.view.incarnations[rank]]
-            if not unready and not stale:
-                return incarnations
+            lives = self._roster.remote_lives(ranks)
+            last = self._world.view.incarnations
+            if stale := [rank for rank, life in lives.items() if life <= last[rank]]:
+                problem, blamed = f"rank {stale[0]} has not come back", tuple(stale)
+            else:
+                offers = self._prepare(ranks, max(0.0, end - time.monotonic()))
+                incarnations = {rank: offer.incarnation for rank, offer in offers.items()}
+                unready = [rank for rank, offer in offers.items() if offer.state is not OwnerState.WAITING]
+                unready += [rank for rank in offers if incarnations[rank] <= last[rank]]
+                if not unready:
+                    return incarnations
+                problem, blamed = f"rank {unready[0]} does not wait to be let in (eep.pg.join)", tuple(unready)
             if time.monotonic() >= end:
-                raise PeerUnreachable(f"rank {(stale or unready)[0]} does not wait to be let in (eep.pg.join)")
+                raise PeerUnreachable(problem, blamed)
             time.sleep(_LOOKS_EVERY)
 
     def _is_in(self, view: View) -> bool:
@@ -207,11 +226,11 @@ class Agreement:
     def _refuse_if_running(self, latest: View | None) -> None:
         if latest is None:
             return
-        alive = self._rendezvous.claimed_ranks()
+        alive = self._roster.alive()
         running = [r for r in latest.active if r != self._world.rank and alive.get(r) == latest.incarnations[r]]
         if running:
             raise RankInUse(
-                f"an instance runs in {self._rendezvous.path} without this rank (epoch {latest.epoch}, rank {running[0]} "
+                f"an instance runs in {self._roster.place} without this rank (epoch {latest.epoch}, rank {running[0]} "
                 "lives); start with eep.pg.Options(defer_join=True) and join it, or choose another rendezvous"
             )
 
@@ -223,4 +242,6 @@ def _a_while(end: float) -> float:
 
 def _check_none_has_ended(ranks: list[int]) -> None:
     if ranks:
-        raise PeerUnreachable(f"rank {ranks[0]} has ended before all ranks were in; start all of them again")
+        raise PeerUnreachable(
+            f"rank {ranks[0]} has ended before all ranks were in; start all of them again", tuple(ranks)
+        )

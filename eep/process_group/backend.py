@@ -1,28 +1,33 @@
 """How torch comes by our process groups: the backend ``eep``, registered under that name.
 
-The default group brings up the world, later groups stand on it. All ranks must be on one host.
+The default group brings up the world, later groups stand on it.
 """
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
-
 from eep.data_plane.rendezvous import Rendezvous
 from eep.errors import EepError
+from eep.process_group import torch_registry
 from eep.process_group.agreement import Agreement
 from eep.process_group.group import EepProcessGroup
 from eep.process_group.group_options import Options
+from eep.process_group.hosts.host_roster import HostRoster, next_life, reach_hosts
+from eep.process_group.hosts.sealed_store import SealedStore
+from eep.process_group.roster import LocalRoster, Roster
 from eep.process_group.world import World
 
 RENDEZVOUS = "EEP_RENDEZVOUS"
 INCARNATION = "EEP_INCARNATION"
 _PLACE = "eep/rendezvous"
 """Where the store says in which directory the ranks meet."""
+
+_AFTER_CHILDREN = -1
 
 _world: tuple[World, Agreement] | None = None
 
@@ -38,6 +43,8 @@ def create(backend: Any, options: Options | None) -> EepProcessGroup:
         if _world is not None:
             raise EepError("this process has a default group on the eep backend already; destroy it first")
         _world = _make_world(backend, options or Options(), timeout)
+        # A process of multiprocessing ends without what is registered with atexit.
+        multiprocessing.util.Finalize(None, close_world, exitpriority=_AFTER_CHILDREN)
         ranks = list(range(backend.group_size))
     elif _world is None:
         raise EepError(
@@ -57,12 +64,18 @@ def close_world() -> None:
         part.close()
 
 
+def _forget_world() -> None:
+    """In a process that was forked: the world is that of its parent, which goes on."""
+    global _world
+    _world = None
+
+
 def _make_world(backend: Any, options: Options, timeout: float) -> tuple[World, Agreement]:
     if options.incarnation is None and INCARNATION in os.environ:
         options = replace(options, incarnation=int(os.environ[INCARNATION]))
     rendezvous, temporary = _rendezvous(backend.store, options)
-    world = World(backend.group_rank, backend.group_size, rendezvous, options)
-    agreement = Agreement(world, rendezvous, temporary=temporary)
+    world, roster = _open_world(backend, rendezvous, temporary, options)
+    agreement = Agreement(world, roster)
     try:
         if options.defer_join:
             world.start_alone()
@@ -72,8 +85,26 @@ def _make_world(backend: Any, options: Options, timeout: float) -> tuple[World, 
         world.close()
         agreement.close()
         raise
-    world.on_growth(_tell_torch)
+    world.on_growth(torch_registry.grow)
     return world, agreement
+
+
+def _open_world(backend: Any, rendezvous: Rendezvous, temporary: bool, options: Options) -> tuple[World, Roster]:
+    """The world, and where it finds its ranks."""
+    rank, size = backend.group_rank, backend.group_size
+    if (host := options.host) is None:
+        world = World(rank, size, rendezvous, options, options.remote)
+        return world, LocalRoster(world, rendezvous, temporary=temporary)
+    store = SealedStore(backend.store, host.key)
+    places, remote = reach_hosts(host, store)
+    if options.incarnation is None:
+        options = replace(options, incarnation=next_life(store, rendezvous, rank))
+    world = World(rank, size, rendezvous, options, remote)
+    try:
+        return world, HostRoster(world, store, places, LocalRoster(world, rendezvous, temporary=temporary))
+    except BaseException:
+        world.close()
+        raise
 
 
 def _rendezvous(store: Any, options: Options) -> tuple[Rendezvous, bool]:
@@ -81,29 +112,23 @@ def _rendezvous(store: Any, options: Options) -> tuple[Rendezvous, bool]:
     path = options.rendezvous or os.environ.get(RENDEZVOUS)
     if path is not None:
         return Rendezvous(path), False
-    if options.defer_join:
-        if store.check([_PLACE]):
-            return Rendezvous(store.get(_PLACE).decode()), True
+    place = _PLACE if options.host is None else f"{_PLACE}/{options.host.address}"
+    if options.defer_join and options.host is None:
+        if store.check([place]):
+            return Rendezvous(store.get(place).decode()), True
         raise ValueError(
             f"a rank that joins later must know where, and the store does not: pass eep.pg.Options(rendezvous=...) or set "
             f"{RENDEZVOUS}, here and where the others were started"
         )
     # The first rank to come proposes a directory of its own. No rank trusts it: Rendezvous() checks whose it is.
     proposed = Rendezvous.temporary()
-    chosen = store.compare_set(_PLACE, "", str(proposed.path)).decode()
+    chosen = store.compare_set(place, "", str(proposed.path)).decode()
     if chosen == str(proposed.path):
         return proposed, True
     proposed.close()
     return Rendezvous(chosen), True
 
 
-def _tell_torch(size: int) -> None:
-    """Ranks were added: torch keeps a table of its own of who is in which group."""
-    groups: dict[Any, dict[int, int]] = dist.distributed_c10d._world.pg_group_ranks
-    for group, ranks in groups.items():
-        if isinstance(group, EepProcessGroup) and group.ranks == list(range(size)):
-            ranks.update({rank: rank for rank in range(size)})
-
-
 # A process that ends without destroying its groups has left all the same, and says so.
 atexit.register(close_world)
+os.register_at_fork(after_in_child=_forget_world)

@@ -6,6 +6,7 @@ runs calls runs callbacks, and no callback waits for a thread.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -31,6 +32,10 @@ class CallbackThreads:
         else:
             threading.Thread(target=self._serve, args=(callback,), name="eep-callbacks", daemon=True).start()
 
+    def forget(self) -> None:
+        """In a process that was forked: the threads stayed with its parent."""
+        self._lock, self._idle = threading.Lock(), []
+
     def _serve(self, callback: Callable[[], object]) -> None:
         mine: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         while True:
@@ -45,3 +50,9 @@ class CallbackThreads:
                         self._idle.remove(mine)
                         return
                 callback = mine.get()  # it is on its way
+
+
+callbacks = CallbackThreads()
+"""Those of this process."""
+
+os.register_at_fork(after_in_child=callbacks.forget)

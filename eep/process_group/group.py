@@ -5,6 +5,7 @@ Torch has had two names for some methods; both are here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class EepProcessGroup(OwnBackend, TorchGroup):
         self._monitored_barrier = MonitoredBarrier(self._messages, self._lane)
         self._runner = Runner(name, self._lanes)
         self._destroyed = False
+        self._process = os.getpid()
 
     # ---- what it is ----
 
@@ -236,8 +238,9 @@ class EepProcessGroup(OwnBackend, TorchGroup):
     def barrier(self, opts: Any = None, **given: Any) -> EepWork:
         return self._run([calls.barrier()], opts)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        seconds = self.timeout if timeout is None else timeout.total_seconds()
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
+        seconds = self.timeout if timeout is None else timeout
+        seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         self._monitored_barrier.run(self.world.rank, seconds, wait_all_ranks)
 
     # ---- messages ----
@@ -273,6 +276,8 @@ class EepProcessGroup(OwnBackend, TorchGroup):
         if self._destroyed:
             return
         self._destroyed = True
+        if self._process != os.getpid():
+            return  # a fork of the process that is in the group, and stays in it
         self._runner.close()
         self._messages.close()
         self._closed()

@@ -56,6 +56,8 @@ class GroupEndpoint(Protocol):
 
     def dead_peers(self) -> tuple[int, ...]: ...
 
+    def gone_peers(self) -> tuple[int, ...]: ...
+
 
 class Lane:
     """One call at a time; messages may go beside it. Ranks are those of the instance, not of the group."""
@@ -132,7 +134,7 @@ class Lane:
                 raise overtaken(f"send to rank {to}", epoch, self.epoch)
             self._check_member("send", to)
             if not self._context.send(self._number, to, tag, address, size, _nanoseconds(timeout)):
-                raise self._failure(f"send to rank {to}", timeout)
+                raise self._failure(f"send to rank {to}", timeout, to)
             self._sent = True
             self._check_none_has_died(f"send to rank {to}")
         finally:
@@ -158,7 +160,7 @@ class Lane:
             if self._endpoint.view.epoch != epoch:
                 return False
             if not self._context.receive(self._number, source, address, size, _nanoseconds(timeout)):
-                raise self._failure(f"recv from rank {source}", timeout)
+                raise self._failure(f"recv from rank {source}", timeout, source)
         finally:
             self._gate.leave()
         return True
@@ -208,13 +210,16 @@ class Lane:
             who = ", ".join(f"rank {rank} has died" for rank in dead)
             raise EpochRevoked(f"{name} cannot be trusted: {who}; run it again after the next view", dead)
 
-    def _failure(self, name: str, timeout: float | None = None) -> StepFailed:
+    def _failure(self, name: str, timeout: float | None = None, peer: int | None = None) -> StepFailed:
+        """``peer`` is the one rank that was called, if it was one."""
         status = self._endpoint.status()
         kind = EpochRevoked if status.revoked else StepFailed
         dead = self._endpoint.dead_peers()
-        who = "".join(f"; rank {rank} has died" for rank in dead)
-        waited = f" (its timeout was {timeout:g} s)" if timeout is not None and set(status.suspects) - set(dead) else ""
-        cause = tuple(sorted({*dead, *status.suspects, *status.corrupt}))
+        silent = {*status.suspects, *(() if peer is None or status.revoked else (peer,))} - {*dead}
+        left = [rank for rank in sorted(silent) if self.left(1 << rank)]
+        who = "".join(f"; rank {rank} has died" for rank in dead) + "".join(f"; rank {rank} has left" for rank in left)
+        waited = f" (its timeout was {timeout:g} s)" if timeout is not None and silent - {*left} else ""
+        cause = tuple(sorted({*dead, *silent, *status.corrupt}))
         return kind(f"{name} cannot be trusted: {status}{who}{waited}; run it again after the next view", cause)
 
 

@@ -107,7 +107,7 @@ def _like(error: Exception) -> type[StepFailed]:
 
 
 def _token() -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.uint8)
+    return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
 def _milliseconds(seconds: float) -> int:

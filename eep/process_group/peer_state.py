@@ -12,6 +12,8 @@ class PeerState(StrEnum):
     """In the view."""
     DEAD = "dead"
     """In the view, and its process has ended."""
+    LEFT = "left"
+    """In the view, and it has said that it takes part in nothing any more."""
     WAITING = "waiting"
     """It asks to be let in."""
     STARTING = "starting"

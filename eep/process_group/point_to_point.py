@@ -127,7 +127,7 @@ class Messages:
 
     def _look(self, view: View, pokes: int) -> None:
         """Serves what can be served; then waits for a message, for a reason to stop, or for a new receiver."""
-        active = self._lane.active()
+        active = self._lane.active() & ~(1 << self._endpoint.rank)  # which sends itself nothing
         if self._endpoint.view is not view:
             return
         if self._aside_epoch != view.epoch:
@@ -146,9 +146,14 @@ class Messages:
         for posted in self._asked_in(view.epoch):
             wanted = active if posted.source is None else 1 << posted.source
             if not wanted & active & ~left:
-                self._fail([posted], StepFailed(f"{posted.work.name}: its source is not in the view, or has left"))
+                gone = tuple(rank for rank in self._lane.ranks if wanted >> rank & 1)
+                self._fail(
+                    [posted], StepFailed(f"{posted.work.name}: its source is not in the view, or has left", gone)
+                )
             elif now >= posted.deadline:
-                self._fail([posted], StepFailed(f"{posted.work.name}: nothing came within {posted.timeout:g} s"))
+                silent = () if posted.source is None else (posted.source,)
+                text = f"{posted.work.name}: nothing came within {posted.timeout:g} s"
+                self._fail([posted], StepFailed(text, silent))
         if not (asked := self._asked_in(view.epoch)):
             return
         sources = 0
@@ -166,7 +171,7 @@ class Messages:
                 self._finish(posted, source)
             return
         # Not asked for yet, or of another size than was asked for: it must leave the pipe all the same.
-        tensor = torch.empty(size, dtype=torch.uint8)
+        tensor = torch.empty(size, dtype=torch.uint8, device="cpu")
         if not self._lane.receive(epoch, source, tensor.data_ptr(), size, self.timeout):
             return
         if posted is None:

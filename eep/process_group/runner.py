@@ -5,13 +5,12 @@ Calls on a GPU are only launched, so they are never queued: the stream keeps the
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Mapping
 
-from eep.errors import EepError
 from eep.process_group.call import Call
+from eep.process_group.call_queue import CallQueue, QueuedCall
 from eep.process_group.lane import Lane
 from eep.process_group.work import EepWork
 
@@ -24,11 +23,8 @@ class Runner:
         """``lanes`` by kind of device, ``cpu`` among them."""
         self._name, self._lanes = name, lanes
         self._running = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[list[Call], float, EepWork, int] | None] = queue.SimpleQueue()
-        # Guards what follows, and keeps calls from being queued behind the end, where no thread would serve them.
-        self._queueing = threading.Lock()
-        self._queued = 0
-        self._closed = False
+        self._queue = CallQueue()
+        self._starting = threading.Lock()
         self._recent: deque[EepWork] = deque(maxlen=_RECENT)
         """Python's part of a work ends with its last user in Python. DDP's join gives the work of a sum of one number to C++
         code, drops it, and has it asked in the backward pass. So the latest works of such sizes are kept."""
@@ -46,44 +42,42 @@ class Runner:
                 "eep.pg.Options(devices=...)"
             )
         if device != "cpu":
-            self._execute(batch, timeout, work, self._lanes[device], epoch)
+            work.end(*self._outcome(batch, timeout, self._lanes[device], epoch))
             return work
         # A call may overtake no other: it runs here only if none is queued, and none can be queued to run beside it.
         if not in_background and self._running.acquire(blocking=False):
             try:
-                if self._queued == 0:
-                    self._execute(batch, timeout, work, self._lanes["cpu"], epoch)
+                if self._queue.unfinished == 0:
+                    work.end(*self._outcome(batch, timeout, self._lanes["cpu"], epoch))
                     return work
             finally:
                 self._running.release()
-        with self._queueing:
-            if self._closed:
-                raise EepError(f"{name}: this process group was destroyed")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"eep-group-{self._name}", daemon=True)
-                self._thread.start()
-            self._queued += 1
+        call = QueuedCall(batch, timeout, work, self._lanes["cpu"].epoch if epoch is None else epoch)
+        self._queue.put(call)
+        with self._starting:
             if sum(tensor.nbytes for tensor in tensors) <= _SMALL_BYTES:
                 self._recent.append(work)
-            self._queue.put((batch, timeout, work, self._lanes["cpu"].epoch if epoch is None else epoch))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._queue.serve, args=(self._run_queued,), name=f"eep-group-{self._name}", daemon=True
+                )
+                self._thread.start()
         return work
 
     def close(self) -> None:
         """What is queued still runs, or fails as the lane is closed."""
-        with self._queueing:
-            self._closed = True
-            self._queue.put(None)
+        self._queue.close()
 
-    def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            batch, timeout, work, epoch = item
-            with self._running:
-                self._execute(batch, timeout, work, self._lanes["cpu"], epoch)
-            with self._queueing:
-                self._queued -= 1
+    def _run_queued(self, call: QueuedCall) -> None:
+        with self._running:
+            answered, error = self._outcome(call.batch, call.timeout, self._lanes["cpu"], call.epoch)
+        call.work.end(answered, error)  # its callbacks may make calls, which run meanwhile
 
-    def _execute(self, batch: list[Call], timeout: float, work: EepWork, lane: Lane, epoch: int | None = None) -> None:
-        """``epoch`` is given for what was queued, too: it belongs to the view in which it was called."""
+    def _outcome(
+        self, batch: list[Call], timeout: float, lane: Lane, epoch: int | None
+    ) -> tuple[tuple[int, ...], BaseException | None]:
+        """Who answered, and what went wrong. ``epoch`` is given for what was queued, too: it belongs to the view in which it
+        was called."""
         try:
             if epoch is None and len(batch) > 1:
                 epoch = lane.epoch  # a batch is of one view, whether it was queued or not
@@ -94,6 +88,5 @@ class Runner:
                 if call.written:
                     call.finish()
         except BaseException as error:
-            work.end(error=error)
-        else:
-            work.end(lane.positions(answered))
+            return (), error
+        return lane.positions(answered), None

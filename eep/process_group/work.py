@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from eep.process_group.callback_threads import CallbackThreads
-
-_callbacks = CallbackThreads()
+from eep.process_group.callback_threads import callbacks
 
 
 class EepWork(Work):
@@ -24,6 +22,8 @@ class EepWork(Work):
         self.answered: tuple[int, ...] = ()
         """The ranks of the group whose part was taken. Slots of the others keep what the caller had put there."""
         self.source: int | None = None
+        self.follow: Callable[[Callable[[], object]], None] = callbacks.run
+        """Has the callbacks of its future run."""
         self._result = result
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -48,10 +48,11 @@ class EepWork(Work):
                 return
             self.answered, self._error, self._done = answered, error, True
             waited, over = self._waited, self._over
+            follow, self.follow = self.follow, callbacks.run  # nothing that the call needed outlives it
         if waited is not None:
             waited.set()
         if over is not None:
-            _callbacks.run(lambda: over.set_result(None))
+            follow(lambda: over.set_result(None))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.wait_for_end(timeout)

@@ -15,6 +15,7 @@ from eep.abi.peer_table import ALONE_EPOCH
 from eep.data_plane.endpoint import Endpoint
 from eep.data_plane.memory.exchange import Offer
 from eep.data_plane.rendezvous import Rendezvous
+from eep.data_plane.transport.remote_hosts import LinkedPeer, RemoteHosts
 from eep.errors import EepError
 from eep.process_group.gate import Gate
 from eep.process_group.group_options import Options
@@ -26,7 +27,10 @@ from eep.view import View
 class World:
     """Made with the default group, closed with it."""
 
-    def __init__(self, rank: int, size: int, rendezvous: Rendezvous, options: Options) -> None:
+    def __init__(
+        self, rank: int, size: int, rendezvous: Rendezvous, options: Options, hosts: RemoteHosts | None = None
+    ) -> None:
+        """``hosts`` says which ranks are on other hosts, and how they are reached."""
         max_ranks = options.max_ranks or size
         if size > max_ranks:
             raise ValueError(f"{size} ranks are more than max_ranks={max_ranks}")
@@ -40,6 +44,7 @@ class World:
             rendezvous=rendezvous,
             incarnation=options.incarnation,
             claims=options.claims,
+            hosts=hosts,
         )
         self._endpoints = {"cpu": self.endpoint}
         try:
@@ -126,11 +131,16 @@ class World:
             endpoint.start_alone()
         return self.view
 
-    def prepare(self, ranks: Iterable[int], timeout: float) -> Mapping[int, Offer]:
-        """Maps the newest incarnations of ``ranks`` on every device, ahead of a view with them. Returns those of the host."""
+    def prepare(
+        self, ranks: Iterable[int], timeout: float, remote_lives: Mapping[int, int]
+    ) -> Mapping[int, Offer | LinkedPeer]:
+        """Maps the newest incarnations of ``ranks`` on every device, ahead of a view with them, or has links with those
+        lives of ranks on other hosts. Returns what is in host memory."""
         deadline = time.monotonic() + timeout
         offers = {
-            device: endpoint.prepare_ranks(ranks, timeout=max(0.0, deadline - time.monotonic()))
+            device: endpoint.prepare_ranks(
+                ranks, timeout=max(0.0, deadline - time.monotonic()), remote_lives=remote_lives
+            )
             for device, endpoint in self._endpoints.items()
         }
         return offers["cpu"]

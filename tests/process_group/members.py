@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -252,3 +253,10 @@ def members(path: Path, config: GroupConfig | None = None, **kwargs: Any) -> Ite
     with Members(path, config, **kwargs) as group:
         group.begin()
         yield group
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)

@@ -61,7 +61,7 @@ def test_a_rank_comes_while_the_others_serve(group: Start, rank: int, size: int)
 
 def test_which_states_are_true() -> None:
     assert [state for state in PeerState if state] == ["active", "waiting"]
-    assert [str(state) for state in PeerState if not state] == ["dead", "starting", "absent"]
+    assert [str(state) for state in PeerState if not state] == ["dead", "left", "starting", "absent"]
 
 
 def start_through_store(member: MemberProgram, store: str, defer: bool) -> None:

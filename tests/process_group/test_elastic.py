@@ -11,7 +11,7 @@ import torch
 import eep
 from eep import faults
 from tests.process_group.collective_calls import COLLECTIVES, values
-from tests.process_group.members import Members
+from tests.process_group.members import Members, wait_until
 from tests.rank_program import PATIENCE_S, mapped_memories
 from tests.ranks import DIED
 
@@ -33,13 +33,6 @@ def go_on_without(members: Members, dead: list[int], survivors: list[int], seed:
     for active in members.all(survivors, "active").values():
         assert active == tuple(survivors)
     check_sums(members, survivors, seed)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def check_nothing_has_changed(members: Members, view: eep.View) -> None:
@@ -212,10 +205,30 @@ def test_the_dead_are_named(group: Start) -> None:
     assert members[0].call("peer_state", [2]) == ["absent"]
 
 
-def test_a_rank_that_left_is_not_dead(group: Start) -> None:
-    members = group(2)
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_rank_that_left_is_named_and_gone_on_without(group: Start, ends: bool) -> None:
+    """As one that has died, by the same calls; only its state is another."""
+    members = group(3)
     members[1].call("destroy")
-    members[1].kill()
+    if ends:
+        members[1].kill()
+    members[0].send("run", "all_reduce", 1)
+    members[2].send("run", "all_reduce", 1)
+    for rank in (0, 2):
+        with pytest.raises(eep.StepFailed, match="rank 1 has left") as caught:
+            members[rank].answer()
+        assert caught.value.ranks == (1,)
+        assert "timeout" not in str(caught.value)
+        assert members[rank].call("peer_state", [0, 1]) == ["active", "left"]
+    with pytest.raises(eep.StepFailed) as caught:
+        members[0].call("recv", 1)
+    assert caught.value.ranks == (1,)
+    with pytest.raises(eep.StepFailed, match="rank 1 has left") as caught:
+        members[0].call("send", 1, 1)
+    assert caught.value.ranks == (1,)
+    dead = members[0].call("dead_ranks")
+    assert dead == (1,)
+    go_on_without(members, list(dead), [0, 2])
     assert members[0].call("dead_ranks") == ()
 
 

@@ -63,6 +63,19 @@ def test_a_rank_receives_nothing_from_itself(messages: Messages) -> None:
         messages.send(torch.zeros(1), 0, 0).wait(SOON)
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_message_of_any_rank_is_not_waited_for_where_no_other_is_left(worlds: Make, alone: bool) -> None:
+    made = worlds(2)
+    here, other = made.start(0), made.start(1)
+    enter([here, other], View(1, (0, 1), (0, 0)))
+    messages = Messages(here.endpoint, here.open_lane("messages", [0] if alone else [0, 1]), CALL_S)
+    if not alone:
+        other.close()
+    with pytest.raises(eep.StepFailed, match="not in the view, or has left") as caught:
+        messages.receive(torch.zeros(1), None, 0).wait(SOON)
+    assert caught.value.ranks == (() if alone else (1,))
+
+
 def check_not_left_behind(call: Callable[[], EepWork]) -> None:
     """It may go well or be refused; only waiting in vain is an error."""
     with contextlib.suppress(eep.EepError):
@@ -73,17 +86,17 @@ def test_an_asynchronous_call(world: World) -> None:
     lane = world.open_lane("group", [0])
     runner = Runner("group", {"cpu": lane})
     queue_sum(runner, torch.ones(1)).wait(SOON)
-    close, put = Closer(runner.close), runner._queue.put
+    close, calls = Closer(runner.close), runner._queue._outermost.calls
 
     class Queue:
-        get = runner._queue.get
+        get = calls.get
 
         def put(self, item: Any) -> None:
             if item is not None:
                 close()
-            put(item)
+            calls.put(item)
 
-    runner._queue = Queue()  # type: ignore[assignment]
+    runner._queue._outermost.calls = Queue()  # type: ignore[assignment]
     check_not_left_behind(lambda: queue_sum(runner, torch.ones(1)))
     close.wait()
     with pytest.raises(eep.EepError, match="was destroyed"):

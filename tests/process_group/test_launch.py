@@ -12,6 +12,7 @@ import pytest
 import eep
 from eep.data_plane.rendezvous import Rendezvous
 from eep.process_group.agreement import Agreement
+from eep.process_group.roster import LocalRoster
 from eep.process_group.view_log import ViewLog
 from eep.view import View
 from tests.process_group.members import GroupConfig, Members
@@ -30,7 +31,7 @@ def test_a_rank_that_ends_right_after_its_launch_keeps_no_other_waiting(worlds: 
     first.close()
     began = time.monotonic()
     with pytest.raises(eep.PeerUnreachable, match="rank 0 has ended"):
-        Agreement(second, place, temporary=False).found(CALL_S)
+        Agreement(second, LocalRoster(second, place, temporary=False)).found(CALL_S)
     assert time.monotonic() - began < SOON.total_seconds()
 
 
@@ -62,7 +63,7 @@ def test_a_rank_that_ends_before_all_are_there_keeps_no_other_waiting(worlds: Ma
 
     def found() -> None:
         try:
-            Agreement(second, Rendezvous(tmp_path / "ranks"), temporary=False).found(CALL_S)
+            Agreement(second, LocalRoster(second, Rendezvous(tmp_path / "ranks"), temporary=False)).found(CALL_S)
         except eep.PeerUnreachable as error:
             outcome.append(error)
 
@@ -75,13 +76,37 @@ def test_a_rank_that_ends_before_all_are_there_keeps_no_other_waiting(worlds: Ma
     assert "rank 0 has ended" in str(outcome[0])
 
 
+def test_the_last_rank_that_leaves_removes_no_newcomer(
+    worlds: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has found that no rank is there, and another comes before all is removed."""
+    last, place = worlds(1).start(0), Rendezvous(tmp_path / "ranks")
+    newcomer = Rendezvous(place.path)
+    claiming = threading.Thread(target=newcomer.claim, args=(0,), daemon=True)
+    remove = place.remove
+
+    def remove_while_one_comes() -> None:
+        claiming.start()
+        claiming.join(0.5)  # it must wait, or has come
+        remove()
+
+    monkeypatch.setattr(place, "remove", remove_while_one_comes)
+    roster = LocalRoster(last, place, temporary=True)
+    last.close()
+    roster.close()
+    claiming.join(SOON.total_seconds())
+    assert list(newcomer.path.glob("r0.i*.lock")), "it is there, and what says so is gone"
+
+
 def test_a_rank_that_comes_late_is_waited_for(worlds: Make, tmp_path: Path) -> None:
     made = worlds(2)
     views: list[View] = []
 
     def start(rank: int) -> None:
         world = made.start(rank)
-        views.append(Agreement(world, Rendezvous(tmp_path / "ranks"), temporary=False).found(CALL_S))
+        views.append(
+            Agreement(world, LocalRoster(world, Rendezvous(tmp_path / "ranks"), temporary=False)).found(CALL_S)
+        )
 
     threads = [threading.Thread(target=start, args=(rank,), daemon=True) for rank in range(2)]
     threads[0].start()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import eep
@@ -49,6 +50,15 @@ def times_in_barrier(member: MemberProgram, late: float) -> tuple[float, float]:
     return begin, time.monotonic()
 
 
+def torchs_own(member: MemberProgram, seconds: float, wait_all: bool = False) -> str:
+    """What the barrier said that programs call, "" if it was passed."""
+    try:
+        dist.monitored_barrier(timeout=timedelta(seconds=seconds), wait_all_ranks=wait_all)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def of_another_backend(member: MemberProgram) -> None:
     eep.pg.monitored_barrier()
 
@@ -79,6 +89,11 @@ def test_all_that_do_not_come_are_named(either: Members) -> None:
     assert "Ranks 1, 2 failed to pass monitoredBarrier in 200 ms" in told
 
 
+def test_torchs_own_name_will_do(either: Members) -> None:
+    assert set(either.all(range(SIZE), "do", torchs_own, PATIENCE_S).values()) == {""}
+    assert "Ranks 1, 2 failed to pass monitoredBarrier" in either[0].call("do", torchs_own, 0.2, wait_all=True)
+
+
 def test_without_time_rank_0_does_not_pass(either: Members) -> None:
     assert "Rank 0 timed out in monitoredBarrier" in either[0].call("do", pass_barrier, 0.0)[0]
 
@@ -104,6 +119,16 @@ def test_among_the_survivors_and_in_a_subgroup(group: Start) -> None:
     members[0].kill()
     members.all([1, 2], "deactivate", [0])
     assert set(map(tuple, members.all([1, 2], "do", pass_barrier, times=3).values())) == {("",) * 3}
+
+
+def pass_with_another_default_device(member: MemberProgram) -> None:
+    with torch.device("meta"):  # where no message can come from
+        member.groups["world"].monitored_barrier(timedelta(seconds=PATIENCE_S))
+
+
+def test_it_does_not_matter_where_torch_makes_tensors(group: Start) -> None:
+    members = group(SIZE)
+    members.all(range(SIZE), "do", pass_with_another_default_device)
 
 
 def test_who_is_to_blame_can_be_read_from_the_exception(group: Start) -> None:

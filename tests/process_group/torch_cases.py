@@ -2,7 +2,7 @@
 
 What is different from how torch runs them: ranks are forked from a process that has imported everything, they meet at a
 semaphore rather than at files that are looked at ten times a second, how every rank has ended counts, and the backend is
-ours.
+ours, on several hosts if so asked.
 """
 
 from __future__ import annotations
@@ -20,10 +20,19 @@ from torch.testing._internal.distributed.distributed_test import DistributedTest
 import eep
 from tests.process_group.torch_suite import PATIENCE_S
 
+HOSTS = int(os.environ["EEP_TESTED_HOSTS"])
+"""On how many the ranks are: each is an address of the loopback."""
+
 # What is decided by the name while the tests are imported has been decided.
 distributed_test.BACKEND = os.environ["EEP_TESTED_BACKEND"]
-# Torch's own refuses all backends but gloo; this is what stands for it.
-distributed_test.dist.monitored_barrier = eep.pg.monitored_barrier
+if HOSTS > 1:
+    _init_process_group = distributed_test.dist.init_process_group
+
+    def _over_hosts(*args: Any, **named: Any) -> None:
+        host = eep.pg.Host(f"127.0.0.{named['rank'] % HOSTS + 1}", b"k" * 32)
+        _init_process_group(*args, **named, pg_options=eep.pg.Options(host=host))
+
+    distributed_test.dist.init_process_group = _over_hosts
 # Of any other, tests of subgroups ask for eight ranks before they run.
 os.environ["BACKEND"] = "mpi"
 

@@ -37,13 +37,14 @@ class Outcome:
 class Runner:
     """A process that runs cases, imported under the name of the backend ``guise``, with ``world_size`` ranks each."""
 
-    def __init__(self, guise: str, world_size: int, backend: str = "eep") -> None:
+    def __init__(self, guise: str, world_size: int, backend: str = "eep", hosts: int = 1) -> None:
         self._place = tempfile.TemporaryDirectory(prefix="eep-torch-suite-")
         environment = {
             **os.environ,
             "BACKEND": guise,
             "WORLD_SIZE": str(world_size),
             "EEP_TESTED_BACKEND": backend,
+            "EEP_TESTED_HOSTS": str(hosts),
             # Decorators look at these while the tests are imported; each case gets its own.
             "TEMP_DIR": self._place.name,
             "INIT_METHOD": f"file://{self._place.name}/unused",
