@@ -58,6 +58,16 @@ def timeout_of(given: float | None, default: float) -> float:
     return value
 
 
+def is_gpu_shared(given: bool | None) -> bool:
+    """Whether other ranks run on the GPU of this one: as given, or as the environment says."""
+    if given is not None:
+        return given
+    value = os.environ.get("EEP_SHARES_GPU", "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"EEP_SHARES_GPU must be 1, where ranks share a GPU, or 0, got {value!r}")
+    return value == "1"
+
+
 def check_destroy(explicitly_destroy: bool) -> None:
     """That the caller has said, when it made the buffer, that it would call ``destroy()``."""
     if not explicitly_destroy:

@@ -7,14 +7,14 @@ import os
 import pathlib
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 import eep
 from eep.abi import native
-from eep.compat.checks import check_destroy, check_tensor, number_of, refuse, timeout_of
+from eep.compat.checks import check_destroy, check_tensor, is_gpu_shared, number_of, refuse, timeout_of
 from eep.compat.flights import Flights
 from eep.compat.masked_routes import MaskedRoutes
 from eep.compat.presence import Presence
@@ -31,7 +31,8 @@ class DeepEpRank:
     """One rank. Experts are spread over the group; ``max_ranks`` (default: the size of the group) is the capacity.
 
     ``routes_to_masked`` (default: ``enable_shrink``) says that tokens may name experts of masked ranks, which then add
-    nothing. Otherwise they add nothing either, but the step is not to be trusted, and ``barrier`` says so.
+    nothing. Otherwise they add nothing either, but the step is not to be trusted, and ``barrier`` says so. ``shares_gpu``
+    (default: as ``EEP_SHARES_GPU`` says) is that of :class:`eep.Buffer`.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class DeepEpRank:
         max_ranks: int | None = None,
         timeout_ms: float | None = None,
         routes_to_masked: bool | None = None,
+        shares_gpu: bool | None = None,
     ) -> None:
         refuse(comm is not None, "comm", "give a torch.distributed process group")
         given = os.environ.get("EEP_RENDEZVOUS")
@@ -62,7 +64,10 @@ class DeepEpRank:
             raise ValueError(
                 "pass a process group, or set EEP_RENDEZVOUS, EEP_RANK and EEP_WORLD_SIZE in the environment"
             )
-        self._begin(rank, group_size, max_ranks, explicitly_destroy, timeout_ms)
+        # Programs ask for these to find out whether the buffer that they have will do.
+        self.group, self.num_nvl_bytes, self.num_rdma_bytes = group, num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
+        self._begin(rank, group_size, max_ranks, explicitly_destroy, timeout_ms, shares_gpu)
         self._routes_to_masked = enable_shrink if routes_to_masked is None else routes_to_masked
         try:
             self._enter(group, Rendezvous(given).path if given else None, num_rdma_bytes)
@@ -71,7 +76,13 @@ class DeepEpRank:
             raise
 
     def _begin(
-        self, rank: int, group_size: int, max_ranks: int | None, explicitly_destroy: bool, timeout_ms: float | None
+        self,
+        rank: int,
+        group_size: int,
+        max_ranks: int | None,
+        explicitly_destroy: bool,
+        timeout_ms: float | None,
+        shares_gpu: bool | None = None,
     ) -> None:
         """A rank that has neither met others nor made anything."""
         self.rank, self.group_size = rank, group_size
@@ -80,13 +91,19 @@ class DeepEpRank:
             raise ValueError(f"max_ranks is {max_ranks}, too few for rank {rank} of {group_size}; raise it")
         self.explicitly_destroy = explicitly_destroy
         self._timeout_ms = timeout_of(timeout_ms, TIMEOUT_MS)
+        self._shares_gpu = is_gpu_shared(shares_gpu)
         self._inner: eep.Buffer | None = None
         self._joins_with: Sizes | None = None
         self._flights = Flights()
         self._masked_routes: MaskedRoutes | None = None
         self._open = contextlib.ExitStack()
         # The finalizer also runs when the process ends, while the threads that closing waits for still run.
-        self._end = weakref.finalize(self, self._open.close)
+        self._end = weakref.finalize(self, _close, self._open, os.getpid())
+
+    @property
+    def runtime(self) -> Self | None:
+        """What DeepEP has behind a buffer: here the buffer itself, and None once it was destroyed."""
+        return self if self._end.alive else None
 
     # ---- who is in ----
 
@@ -130,7 +147,8 @@ class DeepEpRank:
             torch.cuda.current_stream().synchronize()  # the mask shows what every dispatch so far has found
         members = range(self.group_size) if self._inner is None else self._inner.view.active
         alive = set(members) - self._missing()
-        mask_status.copy_(torch.tensor([rank not in alive for rank in range(self.max_ranks)]))
+        masked = [rank not in alive for rank in range(self.max_ranks)]
+        mask_status.copy_(torch.tensor(masked, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Forgets which ranks were dropped, in a new epoch of the same members. A masked rank stays masked."""
@@ -221,11 +239,9 @@ class DeepEpRank:
 
     def _make(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
         """Memory for these sizes, which no other rank maps yet."""
-        of_sizes = f"tokens{sizes.max_tokens}-hidden{sizes.hidden}-experts{sizes.local_experts}-{device.type}"
         return eep.Buffer(
             self.rank,
-            # One directory for each choice of sizes, so that no rank finds the old memory of a peer by mistake.
-            rendezvous=self.rendezvous / of_sizes,
+            rendezvous=self._directory(sizes, device),
             max_ranks=self.max_ranks,
             max_tokens=sizes.max_tokens,
             hidden=sizes.hidden,
@@ -236,7 +252,13 @@ class DeepEpRank:
             channels=CHANNELS,
             device=device.type,
             timeout_ms=self._timeout_ms,
+            shares_gpu=self._shares_gpu,
         )
+
+    def _directory(self, sizes: Sizes, device: torch.device) -> pathlib.Path:
+        """One for each choice of sizes, so that no rank finds the old memory of a peer by mistake."""
+        of_sizes = f"tokens{sizes.max_tokens}-hidden{sizes.hidden}-experts{sizes.local_experts}-{device.type}"
+        return self.rendezvous / of_sizes
 
     def _take(self, inner: eep.Buffer) -> None:
         """From now on tokens go through ``inner``."""
@@ -278,3 +300,9 @@ class DeepEpRank:
 def default_device() -> torch.device:
     """Where memory is made that no tensor has asked for yet: on the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _close(opened: contextlib.ExitStack, process: int) -> None:
+    """Not in a fork of the process that opened it: that one goes on with it."""
+    if os.getpid() == process:
+        opened.close()

@@ -1,50 +1,26 @@
-"""DeepEP's second interface, ``ElasticBuffer`` and ``EPHandle``, for its dispatch and combine within one host.
+"""DeepEP's second interface, ``ElasticBuffer``, for its dispatch and combine within one host.
 
 It is normal mode with another face: the counts, the order of rows and the faults are those of
 :mod:`eep.compat.normal_mode`. So every dispatch is deterministic and waits for the counts on the host; ``do_cpu_sync=False``
-changes nothing, and tensors are never larger than what came. In the expanding layout the padding is always zero, and the
-outputs of a token's experts on one rank are added up there, in fp32, before they travel as bf16. Engram, pipelines and
-all-gather sessions are not there.
+changes nothing, and tensors are never larger than what came. In the expanding layout the padding is always zero. There the
+outputs of a token's experts on one rank are added up on it, in fp32, before they travel as bf16; without
+``allow_multiple_reduction`` each travels by itself. Engram, pipelines and all-gather sessions are not there.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from eep.compat.checks import check_destroy, check_tensor, local_experts_of
-from eep.compat.elastic_layout import Slots, column_major
-from eep.compat.normal_layout import NormalHandle
+from eep.compat.elastic_handle import EPHandle
+from eep.compat.elastic_layout import Slots, add_in_order, choices_of_rows, column_major, last_choices, rows_by_choice
+from eep.compat.normal_layout import Routes, sum_by_token
 from eep.compat.normal_mode import NormalMode, Tokens
 from eep.compat.stream_events import EventHandle, EventOverlap, after, current_stream, wait_for
 from eep.errors import EepError
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class EPHandle:
-    """What a dispatch leaves for its combine, and for dispatches along the same routes. The names are DeepEP's."""
-
-    do_expand: bool
-    num_experts: int
-    expert_alignment: int
-    num_max_tokens_per_rank: int
-    num_sms: int
-    topk_idx: torch.Tensor
-    num_recv_tokens: int
-    num_expanded_tokens: int
-    num_recv_tokens_per_expert_list: list[int]
-    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
-    psum_num_recv_tokens_per_expert: torch.Tensor
-    num_unaligned_recv_tokens_per_expert: torch.Tensor
-    recv_src_metadata: torch.Tensor
-    """int32 ``[received, 2 + topk]``: the token's number among those of all ranks, its row, and the rows of its choices."""
-    dst_buffer_slot_idx: torch.Tensor
-    normal: NormalHandle
-    recv_topk_idx: torch.Tensor
-    slots: Slots
 
 
 class ElasticBuffer:
@@ -74,6 +50,8 @@ class ElasticBuffer:
         """A rank that does not answer within ``num_gpu_timeout_secs`` ends a call with :class:`eep.StepFailed`."""
         self.group, self.num_bytes = group, num_bytes or 0
         self.num_max_tokens_per_rank, self.deterministic = num_max_tokens_per_rank, deterministic
+        self.allow_hybrid_mode, self.allow_multiple_reduction = allow_hybrid_mode, allow_multiple_reduction
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self.num_allocated_qps, self.explicitly_destroy = num_allocated_qps or 17, explicitly_destroy
         self.runtime: NormalMode | None = NormalMode(
             group, explicitly_destroy=True, timeout_ms=num_gpu_timeout_secs * 1e3
@@ -165,7 +143,9 @@ class ElasticBuffer:
             most = num_max_tokens_per_rank or self.num_max_tokens_per_rank or len(topk_idx)
             if len(topk_idx) > most:
                 raise ValueError(f"x has {len(topk_idx)} tokens; num_max_tokens_per_rank allows {most}")
-            weights = torch.zeros(topk_idx.shape, device=device) if topk_weights is None else topk_weights
+            weights = topk_weights
+            if weights is None:
+                weights = torch.zeros(topk_idx.shape, dtype=torch.float32, device=device)
             per_rank, _, per_expert, in_rank, _ = rank.get_dispatch_layout(topk_idx, num_experts)
             got, idx, got_weights, counts, normal, _ = rank.dispatch(
                 x, None, per_rank, None, in_rank, per_expert, topk_idx, weights, expert_alignment or 1
@@ -175,8 +155,8 @@ class ElasticBuffer:
             assert normal is not None
             slots = Slots.of(idx, local_experts, expert_alignment or 1)
             routes = topk_idx.clone() if do_handle_copy else topk_idx
-            handle = self._handle(
-                do_expand, num_experts, expert_alignment or 1, most, routes, idx, counts, normal, slots
+            handle = EPHandle.of(
+                self.rank_idx, do_expand, num_experts, expert_alignment or 1, most, routes, idx, counts, normal, slots
             )
         else:
             if topk_idx is not None:
@@ -216,16 +196,45 @@ class ElasticBuffer:
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Returns ``(combined_x, combined_topk_weights, event)``: sums without weights, as in normal mode."""
+        """Returns ``(combined_x, combined_topk_weights, event)``: sums without weights. Each begins with the bias. What the
+        ranks give for a token is added in the order of the token's last choices on them."""
         wait_for(previous_event)
-        rank = self._rank()
-        if handle.do_expand:
-            check_tensor(x.device, "x", x, torch.bfloat16, handle.slots.rows, None)
-            x = handle.slots.gather_choices(x).sum(1).to(torch.bfloat16)
-            if topk_weights is not None:
-                check_tensor(x.device, "topk_weights", topk_weights, torch.float32, handle.slots.rows)
-                topk_weights = handle.slots.gather_choices(topk_weights)
-        return rank.combine(x, handle.normal, topk_weights, bias)
+        rank, slots, device = self._rank(), handle.slots, x.device
+        rows, routes = (
+            slots.rows if handle.do_expand else handle.num_recv_tokens,
+            Routes.of_handle(handle.normal, self.rank_idx),
+        )
+        check_tensor(device, "x", x, torch.bfloat16, rows, None)
+        biases = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
+        for each in biases:
+            check_tensor(device, "bias", each, torch.bfloat16, len(handle.topk_idx), x.shape[1])
+        if topk_weights is not None:
+            of_rows = (rows,) if handle.do_expand else tuple(handle.recv_topk_idx.shape)
+            check_tensor(device, "topk_weights", topk_weights, torch.float32, *of_rows)
+
+        owned = choices_of_rows(handle.topk_idx, routes, handle.num_experts // self.num_ranks)
+        if handle.do_expand and not self.allow_multiple_reduction:
+            chosen = slots.of_choice >= 0
+            back = rank.send_back(x[slots.of_choice[chosen].long()], routes, chosen.sum(1), owned.sum(1))
+        else:
+            if handle.do_expand:
+                nothing = torch.zeros(len(slots.of_choice), x.shape[1], dtype=torch.float32, device=device)
+                x = add_in_order(nothing, x, slots.of_choice).to(torch.bfloat16)
+            owned = last_choices(owned)
+            back = rank.send_back(x, routes)
+        start = torch.zeros(len(handle.topk_idx), x.shape[1], dtype=torch.float32, device=device)
+        for each in biases:
+            start += each.float()
+        combined = add_in_order(start, back, rows_by_choice(owned, routes, len(handle.topk_idx))).to(torch.bfloat16)
+        combined_weights = None
+        if topk_weights is not None:
+            if handle.do_expand:
+                topk_weights = slots.gather_choices(topk_weights)
+            # A rank knows the weights of its own experts.
+            topk_weights = torch.where(handle.recv_topk_idx >= 0, topk_weights, 0.0)
+            nothing = torch.zeros(handle.topk_idx.shape, dtype=torch.float32, device=device)
+            combined_weights = sum_by_token(rank.send_back(topk_weights, routes), routes, nothing)
+        return combined, combined_weights, after(device, x, topk_weights)
 
     # ---- inside ----
 
@@ -233,40 +242,3 @@ class ElasticBuffer:
         if self.runtime is None:
             raise EepError("this buffer was destroyed; make a new one")
         return self.runtime
-
-    def _handle(
-        self,
-        do_expand: bool,
-        num_experts: int,
-        alignment: int,
-        most: int,
-        topk_idx: torch.Tensor,
-        recv_topk_idx: torch.Tensor,
-        counts: list[int],
-        normal: NormalHandle,
-        slots: Slots,
-    ) -> EPHandle:
-        ends = normal[0][:, self.rank_idx].contiguous()
-        row = torch.arange(len(recv_topk_idx), device=ends.device)
-        source = torch.searchsorted(ends.long(), row, right=True)
-        number = source * most + normal[3]
-        choices = slots.of_choice if do_expand else torch.full_like(slots.of_choice, -1)
-        return EPHandle(
-            do_expand=do_expand,
-            num_experts=num_experts,
-            expert_alignment=alignment,
-            num_max_tokens_per_rank=most,
-            num_sms=NormalMode.num_sms,
-            topk_idx=topk_idx,
-            num_recv_tokens=len(recv_topk_idx),
-            num_expanded_tokens=slots.rows if do_expand else 0,
-            num_recv_tokens_per_expert_list=counts,
-            psum_num_recv_tokens_per_scaleup_rank=ends,
-            psum_num_recv_tokens_per_expert=slots.ends if do_expand else slots.aligned.cumsum(0).to(torch.int32),
-            num_unaligned_recv_tokens_per_expert=slots.counts,
-            recv_src_metadata=torch.cat([torch.stack([number, row], 1).to(torch.int32), choices], 1),
-            dst_buffer_slot_idx=normal[5],
-            normal=normal,
-            recv_topk_idx=recv_topk_idx,
-            slots=slots,
-        )

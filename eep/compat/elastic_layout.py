@@ -1,10 +1,13 @@
-"""Where the rows of an expanding dispatch lie: one for each choice of a token, by local expert. Pure functions."""
+"""Where the rows of an expanding dispatch lie, one for each choice of a token, by local expert; and in which order what comes
+back is added. Pure functions."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import torch
+
+from eep.compat.normal_layout import Routes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,13 +60,44 @@ class Slots:
         spread[self.of_choice[chosen].long()] = values[chosen]
         return spread
 
-    def gather_choices(self, rows: torch.Tensor) -> torch.Tensor:
-        """fp32 ``[tokens, topk, ...]``: the row of each choice, zeros where there is none."""
-        shape = (*self.of_choice.shape, *rows.shape[1:])
-        if not len(rows):
-            return torch.zeros(shape, device=rows.device)
-        gathered = rows[self.of_choice.clamp(min=0).long()].float()
-        return torch.where((self.of_choice >= 0).view(*self.of_choice.shape, *[1] * (rows.dim() - 1)), gathered, 0.0)
+    def gather_choices(self, values: torch.Tensor) -> torch.Tensor:
+        """fp32 ``[tokens, topk]``: of ``values``, one for each row, that of each choice; zeros where there is none."""
+        if not len(values):
+            return torch.zeros(self.of_choice.shape, dtype=torch.float32, device=values.device)
+        return torch.where(self.of_choice >= 0, values[self.of_choice.clamp(min=0).long()], 0.0)
+
+
+def choices_of_rows(topk_idx: torch.Tensor, routes: Routes, local_experts: int) -> torch.Tensor:
+    """bool ``[rows, topk]``: for each row that was sent, which choices of its token are of experts of the rank it went to."""
+    rank = torch.arange(len(routes.send), device=topk_idx.device)
+    to_rank = rank.repeat_interleave(torch.tensor(routes.send, device=topk_idx.device))
+    choices = topk_idx[routes.tokens]
+    return (choices >= 0) & (choices // local_experts == to_rank.unsqueeze(1))
+
+
+def last_choices(owned: torch.Tensor) -> torch.Tensor:
+    """Of each row of ``owned`` the last choice alone: DeepEP adds what a rank gives for a token at that place."""
+    left = owned.flip(1).cumsum(1).flip(1)
+    return owned & (left == 1)
+
+
+def rows_by_choice(owned: torch.Tensor, routes: Routes, tokens: int) -> torch.Tensor:
+    """int64 ``[tokens, topk]``: which of the rows that came back belongs to each choice, -1 where none does. The rows come
+    as those that were sent, and by choice."""
+    row, k = owned.nonzero(as_tuple=True)
+    of_choice = torch.full((tokens, owned.shape[1]), -1, dtype=torch.int64, device=owned.device)
+    of_choice[routes.tokens[row], k] = torch.arange(len(row), device=owned.device)
+    return of_choice
+
+
+def add_in_order(start: torch.Tensor, rows: torch.Tensor, of_choice: torch.Tensor) -> torch.Tensor:
+    """Adds to ``start``, fp32 ``[tokens, ...]``, the row of each choice, the first choice first. One call of a sum would
+    leave the order to the device."""
+    if len(rows):
+        for k in range(of_choice.shape[1]):
+            row = of_choice[:, k].long()
+            start += torch.where((row >= 0).unsqueeze(1), rows[row.clamp(min=0)].float(), 0.0)
+    return start
 
 
 def column_major(scales: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ class MaskedRoutes:
 
     def show(self, view: View) -> None:
         """The experts of the members of ``view`` are those that get tokens from now on."""
-        members = torch.tensor([rank in view.active for rank in range(view.max_ranks)])
+        members = torch.tensor([rank in view.active for rank in range(view.max_ranks)], device="cpu")
         self._keeps[:-2].copy_(members.repeat_interleave(self._local_experts))
 
     def of(self, topk_idx: torch.Tensor) -> torch.Tensor:

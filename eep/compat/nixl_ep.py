@@ -8,7 +8,8 @@
   ranks, naming the members. It changes the members between two steps, on all of them the same. Ranks that start
   together meet in it, others in the next dispatch; one that does not come is masked.
 * A rank that does not answer within ``timeout_ms`` is masked. ``disconnect_ranks`` ends that: the rank may then come back, as
-  a new process. A token may name experts of ranks that are not connected; they add nothing.
+  a new process, or after it has disconnected all others itself. It begins another life then, and makes its memory anew. A
+  token may name experts of ranks that are not connected; they add nothing.
 * The calls of high throughput (``ht_*``) and of checkpoints are not there.
 """
 
@@ -23,7 +24,8 @@ import torch.distributed as dist
 from eep.compat import sizes
 from eep.compat.checks import check_destroy, refuse
 from eep.compat.config import Config
-from eep.compat.deep_ep import DeepEpBuffer, Handle, Hook, topk_idx_t
+from eep.compat.deep_ep import topk_idx_t
+from eep.compat.low_latency import DeepEpBuffer, Handle, Hook
 from eep.compat.nixl_rank import KeyStore, NixlRank, place_of
 from eep.compat.stream_events import EventHandle, EventOverlap, current_stream
 from eep.errors import EepError
@@ -53,7 +55,7 @@ class NixlEpBuffer:
     ) -> None:
         """NVLink options are accepted and not needed."""
         refuse(comm is not None, "comm", "give a process group or a TCPStore")
-        self.rank, self.group, self.tcp_store_group = rank, group, tcp_store_group
+        self.rank, self.group, self.comm, self.tcp_store_group = rank, group, None, tcp_store_group
         self.explicitly_destroy, self._timeout_ms = explicitly_destroy, timeout_ms
         self.group_size = 0
         self.runtime: NixlRank | None = None
@@ -91,8 +93,10 @@ class NixlEpBuffer:
 
     # ---- who is in ----
 
-    def connect_ranks(self, remote_ranks: Iterable[int]) -> None:
-        self._rank().connect(remote_ranks)
+    def connect_ranks(self, remote_ranks: Iterable[int], activate: bool = True) -> None:
+        """``activate=False`` leaves them masked until ``update_mask_buffer(rank, False)``: there is nothing to prepare."""
+        if activate:
+            self._rank().connect(remote_ranks)
 
     def disconnect_ranks(self, remote_ranks: Iterable[int]) -> None:
         self._rank().disconnect_ranks(remote_ranks)

@@ -3,7 +3,8 @@
 
 Ranks that start together name each other and become the first view. A rank that comes later names ranks that have a view
 already, and waits until they let it in. What tells the two apart is what the others want: each rank that is alone writes
-down with whom it wants to begin.
+down with whom it wants to begin. A rank that has disconnected all others and connects to some of them again begins another
+life, with new memory.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import torch.distributed as dist
 import eep
 from eep.abi.peer_table import ALONE_EPOCH
 from eep.access import TEMPORARY_PREFIX, temporary_base
-from eep.compat.deep_ep import DeepEpBuffer
 from eep.compat.deep_ep_rank import PATIENCE_S, default_device
+from eep.compat.low_latency import DeepEpBuffer
 from eep.compat.presence import Presence
 from eep.compat.sizes import Sizes
 from eep.data_plane.rendezvous import Rendezvous
@@ -71,12 +72,17 @@ class NixlRank(DeepEpBuffer):
             self._presence = Presence(self.rendezvous / "ranks", rank)
             self._open.callback(self._presence.close)
             self._wishes = Rendezvous(self.rendezvous / "wishes").path
-            inner = self._make(sizes, default_device())
-            inner.start_alone()
-            self._take(inner)
+            self._begin_life()
         except BaseException:
             self._end()
             raise
+
+    def _begin_life(self) -> eep.Buffer:
+        """Memory under an incarnation of its own, in which the rank is alone."""
+        inner = self._make(self._sizes_made, default_device())
+        inner.start_alone()
+        self._take(inner)
+        return inner
 
     def connect(self, ranks: Iterable[int]) -> None:
         """Begins with ``ranks``, or lets them in, or waits to be let in by them."""
@@ -84,11 +90,22 @@ class NixlRank(DeepEpBuffer):
         self._check_capacity(wanted)
         if wanted == {self.rank}:
             return
+        if inner.view.active == (self.rank,) and self._parted_from(wanted):
+            inner.close()
+            inner = self._begin_life()
         if inner.view.epoch != ALONE_EPOCH:
             new = wanted - {*inner.view.active}
             if not new:
                 return
-            inner.connect_ranks(new, timeout=PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
+            while (parted := self._parted_from(new)) and time.monotonic() < deadline:
+                time.sleep(_LOOK_EVERY_S)
+            if parted:
+                raise PeerUnreachable(
+                    f"ranks {sorted(parted)} still live as they did when rank {self.rank} disconnected them; they come back "
+                    "once they have disconnected all others and connect again, or as new processes"
+                )
+            inner.connect_ranks(new, timeout=max(0.0, deadline - time.monotonic()))
         else:
             self._begin_or_join(inner, wanted)
         self._view_changed()
@@ -146,6 +163,14 @@ class NixlRank(DeepEpBuffer):
         finally:
             wish.unlink(missing_ok=True)
 
+    def _parted_from(self, ranks: Iterable[int]) -> set[int]:
+        """Those of ``ranks`` that still live the life in which they were members here before. No rank is let in twice in one
+        life: what it wrote while it was out could be taken for what it writes now."""
+        inner = self._connected()
+        lives = Rendezvous(self._directory(self._sizes_made, inner.device)).claimed_ranks()
+        known = inner.view.incarnations
+        return {rank for rank in ranks if rank not in inner.view.active and lives.get(rank, -1) == known[rank] >= 0}
+
     def _check_capacity(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             if not 0 <= rank < self.max_ranks:
@@ -173,6 +198,8 @@ class NixlRank(DeepEpBuffer):
 
 def _remove_if_last(place: pathlib.Path) -> None:
     """The directory goes with the last rank, unless the user has made it."""
-    with contextlib.suppress(FileNotFoundError):
-        if "EEP_RENDEZVOUS" not in os.environ and not Rendezvous(place / "ranks").claimed_ranks():
+    if "EEP_RENDEZVOUS" in os.environ:
+        return
+    with Rendezvous(place / "ranks").deserted() as deserted:
+        if deserted:
             Rendezvous(place).remove()

@@ -47,6 +47,11 @@ class Routes:
         send, receive = counts.tolist()
         return cls(is_token_in_rank, tokens, send, receive)
 
+    @classmethod
+    def of_handle(cls, handle: NormalHandle, rank: int) -> Routes:
+        """Those of the dispatch that left ``handle``."""
+        return cls.of(handle[4], handle[0], rank)
+
     @property
     def received(self) -> int:
         return sum(self.receive)

@@ -111,7 +111,7 @@ class NormalMode(DeepEpRank):
                 raise ValueError("a dispatch with a handle sends no topk_idx: it goes where the first one went")
             check_tensor(device, "is_token_in_rank of the handle", handle[4], torch.bool, tokens, self.group_size)
             wait_for(previous_event)
-            rows, routes = self._rows(device), Routes.of(handle[4], handle[0], self.rank)
+            rows, routes = self._rows(device), Routes.of_handle(handle, self.rank)
             sent = (data, scales)
             received = [self._send(rows, each, routes) for each in sent if each is not None]
             rows.check()
@@ -178,7 +178,7 @@ class NormalMode(DeepEpRank):
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Returns ``(combined_x, combined_topk_weights, event)``: for each token the sum of what the ranks gave for it,
         without weights, and of the weights. A handle may be combined any number of times."""
-        device, (prefix, _, _, source, is_token_in_rank, _) = x.device, handle
+        device, (_, _, _, source, is_token_in_rank, _) = x.device, handle
         tokens = len(is_token_in_rank)
         check_tensor(device, "x", x, torch.bfloat16, len(source), None)
         check_tensor(device, "is_token_in_rank of the handle", is_token_in_rank, torch.bool, None, self.group_size)
@@ -188,27 +188,37 @@ class NormalMode(DeepEpRank):
         for each in biases:
             check_tensor(device, "bias", each, torch.bfloat16, tokens, x.shape[1])
         wait_for(previous_event)
-        rows, routes = self._rows(device), Routes.of(is_token_in_rank, prefix, self.rank)
-        start = torch.zeros(tokens, x.shape[1], device=device)
+        routes = Routes.of_handle(handle, self.rank)
+        start = torch.zeros(tokens, x.shape[1], dtype=torch.float32, device=device)
         for each in biases:
             start += each.float()
-        back = rows.exchange(x[: routes.received], routes.receive, routes.send)
-        combined = sum_by_token(back, routes, start).to(torch.bfloat16)
+        combined = sum_by_token(self.send_back(x, routes), routes, start).to(torch.bfloat16)
         combined_weights = None
         if topk_weights is not None:
-            back = rows.exchange(topk_weights[: routes.received], routes.receive, routes.send)
-            nothing = torch.zeros(tokens, topk_weights.shape[1], device=device)
-            combined_weights = sum_by_token(back, routes, nothing)
+            nothing = torch.zeros(tokens, topk_weights.shape[1], dtype=torch.float32, device=device)
+            combined_weights = sum_by_token(self.send_back(topk_weights, routes), routes, nothing)
         return combined, combined_weights, after(device, x, topk_weights)
 
     # ---- what DeepEP's second interface asks for beside these ----
 
     def send_again(self, of_tokens: torch.Tensor, handle: NormalHandle) -> torch.Tensor:
         """What belongs to tokens of any type, along the ways of ``handle``."""
-        rows, routes = self._rows(of_tokens.device), Routes.of(handle[4], handle[0], self.rank)
+        rows, routes = self._rows(of_tokens.device), Routes.of_handle(handle, self.rank)
         received = self._send(rows, of_tokens, routes)
         rows.check()
         return received
+
+    def send_back(
+        self, rows: torch.Tensor, routes: Routes, sent: torch.Tensor | None = None, returned: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``rows`` of the tokens that came, to where they came from; returns those of this rank's own tokens, in the order in
+        which it sent them. A token has one row, or as many as ``sent`` says of each that came, and ``returned`` of each
+        that was sent."""
+        there, back = (
+            tokens if counts is None else [int(each.sum()) for each in torch.split(counts, tokens)]
+            for tokens, counts in ((routes.receive, sent), (routes.send, returned))
+        )
+        return self._rows(rows.device).exchange(rows[: sum(there)], there, back)
 
     def meet_in_normal_mode(self) -> None:
         """Waits for every rank. Raises :class:`eep.StepFailed` if one does not come."""

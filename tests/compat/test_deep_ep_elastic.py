@@ -14,9 +14,11 @@ from eep.compat.deep_ep import ElasticBuffer, EPHandle, EventHandle
 from tests import moe
 from tests.compat.deep_ep_ranks import SMALL, Fleet, raises
 
-RANKS, LOCAL, MOST = SMALL.ranks, SMALL.local_experts, 12
+RANKS, LOCAL, MOST = SMALL.ranks, 3, 12
 EXPERTS = RANKS * LOCAL
-CONFIG = dataclasses.replace(SMALL, hidden=256, max_tokens=MOST)
+CONFIG = dataclasses.replace(SMALL, hidden=256, max_tokens=MOST, local_experts=LOCAL, topk=5)
+FACTORS = torch.tensor([2.0**30, 3.0, -(2.0**30), 5.0, 2.0**30, 7.0, -(2.0**30), 11.0, 13.0])
+"""By expert. What is added between two large numbers that cancel is lost, so a sum shows its order."""
 
 
 def batches_of(seed: int) -> list[moe.Batch]:
@@ -31,18 +33,34 @@ def align(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def sums(batch: moe.Batch, biases: list[torch.Tensor]) -> torch.Tensor:
-    """Every expert gives its row times its number plus one."""
-    total = torch.zeros(batch.x.shape)
+def outputs(x: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
+    """bf16 ``[tokens, topk, hidden]``: every expert gives its row times its factor."""
+    factor = torch.where(topk_idx >= 0, FACTORS[topk_idx], 0)
+    return (x.unsqueeze(1) * factor.unsqueeze(2)).to(torch.bfloat16)
+
+
+def in_order(values: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """``start``, and ``values`` ``[tokens, topk, hidden]`` one after the other, in fp32."""
+    for k in range(values.shape[1]):
+        start = start + values[:, k].float()
+    return start.to(torch.bfloat16)
+
+
+def sums(batch: moe.Batch, biases: list[torch.Tensor], *, reduces: bool = True) -> torch.Tensor:
+    """What each rank gives, rounded, where the token's last choice on that rank stands; or every choice by itself."""
+    values = outputs(batch.x, batch.topk_idx)
+    start = torch.zeros(batch.x.shape)
     for bias in biases:
-        total += bias.float()
-    for rank in range(RANKS):
-        of_rank = torch.zeros(batch.x.shape)
-        for k in range(batch.topk_idx.shape[1]):
-            expert = batch.topk_idx[:, k : k + 1]
-            of_rank += torch.where((expert >= 0) & (expert // LOCAL == rank), (batch.x * (expert + 1)).float(), 0)
-        total += of_rank.to(torch.bfloat16).float()
-    return total.to(torch.bfloat16)
+        start = start + bias.float()
+    if reduces:
+        by_slot = torch.zeros_like(values)
+        for rank in range(RANKS):
+            here = (batch.topk_idx >= 0) & (batch.topk_idx // LOCAL == rank)
+            of_rank = in_order(torch.where(here.unsqueeze(2), values, 0), torch.zeros(batch.x.shape))
+            for token in here.any(1).nonzero().squeeze(1):
+                by_slot[token, here[token].nonzero().max()] = of_rank[token]
+        values = by_slot
+    return in_order(values, start)
 
 
 def check_handle(buffer: ElasticBuffer, batches: list[moe.Batch], handle: EPHandle, alignment: int) -> None:
@@ -60,9 +78,14 @@ def check_handle(buffer: ElasticBuffer, batches: list[moe.Batch], handle: EPHand
     assert handle.psum_num_recv_tokens_per_expert.tolist() == ends
 
 
-def play_elastic(group: dist.ProcessGroup, alignment: int, use_fp8: bool) -> None:
+def play_elastic(group: dist.ProcessGroup, alignment: int, use_fp8: bool, reduces: bool) -> None:
     buffer = ElasticBuffer(
-        group, num_max_tokens_per_rank=MOST, hidden=256, num_topk=CONFIG.topk, explicitly_destroy=True
+        group,
+        num_max_tokens_per_rank=MOST,
+        hidden=256,
+        num_topk=CONFIG.topk,
+        allow_multiple_reduction=reduces,
+        explicitly_destroy=True,
     )
     assert (buffer.num_ranks, buffer.get_logical_domain_size()) == (RANKS, (1, RANKS))
     me, batches = buffer.rank_idx, batches_of(alignment)
@@ -125,17 +148,22 @@ def play_elastic(group: dist.ProcessGroup, alignment: int, use_fp8: bool) -> Non
     assert torch.equal(cached_weights, spread_weights)
 
     # Experts: on this side one output for each choice, or their sum.
-    per_choice = torch.where(here.unsqueeze(2), (all_x.unsqueeze(1) * (all_idx.unsqueeze(2) + 1)).float(), 0)
+    per_choice = outputs(all_x, torch.where(here, all_idx, -1))
+    of_rank = in_order(per_choice, torch.zeros(all_x.shape))
     output = torch.full((len(spread_weights), 256), float("nan"), dtype=torch.bfloat16)
-    output[rows] = per_choice[token, k].to(torch.bfloat16)
+    output[rows] = per_choice[token, k]
     biases = [torch.ones_like(batch.x), batch.x]
+    elsewhere = torch.where(here, weights, 7.0)  # what a rank says of the experts of others does not count
     for used in (0, 1, 2):
         bias: Any = None if not used else biases[0] if used == 1 else tuple(biases)
-        for combined, combined_weights, _ in (
-            buffer.combine(per_choice.sum(1).to(torch.bfloat16), handle, weights, bias),
-            buffer.combine(output, expanded, spread_weights, bias),
+        for combined, combined_weights, sum_of in (
+            (*buffer.combine(of_rank, handle, elsewhere, bias)[:2], sums(batch, biases[:used])),
+            (
+                *buffer.combine(output, expanded, spread_weights, bias)[:2],
+                sums(batch, biases[:used], reduces=reduces),
+            ),
         ):
-            assert torch.equal(combined, sums(batch, biases[:used]))
+            assert torch.equal(combined, sum_of)
             assert torch.equal(combined_weights, torch.where(batch.topk_idx >= 0, batch.topk_weights, 0))
 
     raises(ValueError, "needs topk_idx", buffer.dispatch, x)
@@ -149,6 +177,13 @@ def play_elastic(group: dist.ProcessGroup, alignment: int, use_fp8: bool) -> Non
     raises(eep.EepError, "destroyed", buffer.barrier)
 
 
-@pytest.mark.parametrize(("alignment", "use_fp8"), [(1, False), (4, True)])
-def test_tokens_and_sums(fleet: Fleet, alignment: int, use_fp8: bool) -> None:
-    fleet.finish(fleet.start(play_elastic, RANKS, alignment, use_fp8))
+@pytest.mark.parametrize(("alignment", "use_fp8", "reduces"), [(1, False, True), (4, True, False)])
+def test_tokens_and_sums(fleet: Fleet, alignment: int, use_fp8: bool, reduces: bool) -> None:
+    fleet.finish(fleet.start(play_elastic, RANKS, alignment, use_fp8, reduces))
+
+
+def test_the_sums_show_their_order() -> None:
+    batch = batches_of(1)[0]
+    assert not torch.equal(sums(batch, []), sums(batch, [], reduces=False))
+    turned = moe.Batch(batch.x, batch.topk_idx.flip(1), batch.topk_weights)
+    assert not torch.equal(sums(batch, []), sums(turned, []))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import eep
-from eep.compat import deep_ep_rank
+from eep.compat import deep_ep_rank, nixl_ep
 from eep.compat.deep_ep import Buffer
 from tests import moe
 from tests.compat.deep_ep_ranks import SMALL, Fleet, dispatch, mask, new_buffer, raises, step
@@ -171,4 +171,31 @@ def test_the_environment_gives_the_timeout(rendezvous: eep.Rendezvous, monkeypat
     assert Buffer(None, timeout_ms=70)._timeout_ms == 70
     monkeypatch.setenv("EEP_TIMEOUT_MS", "soon")
     with pytest.raises(ValueError, match="EEP_TIMEOUT_MS must be a number"):
+        Buffer(None)
+
+
+def play_shares_gpu(group: dist.ProcessGroup, is_shared: bool) -> None:
+    hinted = Buffer.get_low_latency_rdma_size_hint(SMALL.max_tokens, SMALL.hidden, 1, SMALL.local_experts)
+    for given, wanted in ((None, is_shared), (True, True), (False, False)):
+        buffer = Buffer(group, 0, hinted, True, explicitly_destroy=True, shares_gpu=given)
+        assert buffer._connected().shares_gpu is wanted
+        buffer.destroy()
+    theirs = nixl_ep.Buffer(group=group, explicitly_destroy=True)
+    theirs.update_memory_buffers(1, SMALL.local_experts, hinted)
+    assert theirs._rank()._connected().shares_gpu is is_shared
+    theirs.destroy()
+
+
+@pytest.mark.parametrize("environment", [{}, {"EEP_SHARES_GPU": "1"}])
+def test_the_environment_says_that_ranks_share_a_gpu(fleet: Fleet, environment: dict[str, str]) -> None:
+    fleet.finish(fleet.start(play_shares_gpu, 1, bool(environment), **environment))
+
+
+def test_a_word_for_sharing_that_is_neither_yes_nor_no(
+    rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"EEP_RENDEZVOUS": str(rendezvous.path), "EEP_RANK": "0", "EEP_WORLD_SIZE": "1"}
+    for name, value in {**place, "EEP_SHARES_GPU": "yes"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="EEP_SHARES_GPU must be 1"):
         Buffer(None)

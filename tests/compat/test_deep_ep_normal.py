@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import signal
@@ -177,6 +178,30 @@ def play_options(group: dist.ProcessGroup) -> None:
 
 def test_options_and_bad_arguments(fleet: Fleet) -> None:
     fleet.finish(fleet.start(play_options, SMALL.ranks))
+
+
+def play_fork(group: dist.ProcessGroup, ends: str) -> None:
+    buffer, batches = new_buffer(group), batches_of(1, dict.fromkeys(ACTIVE, SMALL.max_tokens))
+    check_dispatch(buffer, batches, False, 1)
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            if ends == "exit":
+                atexit._run_exitfuncs()
+            else:
+                buffer.destroy()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert buffer.rendezvous.is_dir()
+    check_dispatch(buffer, batches, False, 1)
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("ends", ["exit", "destroy"])
+def test_a_fork_that_ends_closes_nothing_of_its_parent(fleet: Fleet, ends: str) -> None:
+    fleet.finish(fleet.start(play_fork, SMALL.ranks, ends))
 
 
 def play_loses_a_rank(group: dist.ProcessGroup) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import eep
 import eep.compat.nixl_ep as nixl_ep
+from eep.compat import nixl_rank
 from eep.compat.deep_ep import Buffer as DeepEpBuffer
 from tests import moe
 from tests.compat.deep_ep_ranks import Fleet, check_received, raises, run_experts
@@ -169,6 +170,50 @@ def test_ranks_that_work_alone_connect_later(fleet: Fleet) -> None:
     """The first two begin with each other, the third is let in."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     fleet.finish(fleet.start(play_alone_first, 3, store.port))
+
+
+def play_reconnects(group: dist.ProcessGroup, port: int) -> None:
+    """The same processes part and connect again."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=60))
+    rank = group.rank()
+    others = [each for each in range(3) if each != rank]
+    buffer = new_buffer(rank, store, timeout_ms=20_000)
+    for seed in range(3):
+        buffer.connect_ranks(others)
+        step(buffer, seed, [0, 1, 2])
+        group.barrier()
+        buffer.disconnect_ranks(others)
+        assert mask(buffer) == [int(each != rank) for each in range(CAPACITY)]
+        step(buffer, 10 + seed, [rank])
+        group.barrier()
+    buffer.connect_ranks(others)
+    step(buffer, 20, [0, 1, 2])
+    if rank != 2:
+        buffer.update_mask_buffer(2, True)
+        buffer.connect_ranks([2], activate=False)
+        assert mask(buffer) == [0, 0, 1, 1]
+        patience, nixl_rank.PATIENCE_S = nixl_rank.PATIENCE_S, 0.1
+        raises(eep.PeerUnreachable, "still live as", buffer.connect_ranks, [2])
+        nixl_rank.PATIENCE_S = patience
+    group.barrier()
+    if rank == 2:
+        store.wait(["they are about to let it in again"])
+        for other in others:
+            buffer.update_mask_buffer(other, True)
+        buffer.connect_ranks(others)
+    else:
+        step(buffer, 21, [0, 1])
+        store.set("they are about to let it in again", "")
+        buffer.update_mask_buffer(2, False)
+    step(buffer, 22, [0, 1, 2])
+    buffer.barrier()
+    group.barrier()
+    buffer.destroy()
+
+
+def test_ranks_that_parted_connect_again(fleet: Fleet) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fleet.finish(fleet.start(play_reconnects, 3, store.port))
 
 
 def test_memory_comes_first(rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
