@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from eep import faults
+from eep import faults, long_work
 from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.control.pulse import Pulse, is_supported
@@ -93,9 +93,12 @@ class Member:
         self._revoked = -1
         self._settled = -1
         self._applied: View | None = None
+        self._repair = SaySettled()
         self._spoken = 0
         self._ended: str | None = None
         self._pulse = Pulse() if is_supported() else None
+        if self._pulse is not None:
+            long_work.tell(self._pulse.progress.advance)
         pages, pulse = data_plane.control_fds, (self._pulse.descriptor,) if self._pulse else ()
         files = data_plane.device_files
         client.send(
@@ -147,6 +150,16 @@ class Member:
         """Say that this rank gets on: in long work, more often than the supervisor's policy allows it to stand still."""
         if self._pulse is not None:
             self._pulse.progress.advance()
+
+    def run(self) -> None:
+        """Say that this rank gets on, and waits for no peer and no device until it says anything else: if its thread sleeps
+        meanwhile for longer than the supervisor's policy allows, it is taken to hang."""
+        if self._pulse is not None:
+            self._pulse.progress.run()
+
+    def note_repair(self, experts: int, sources: Mapping[str, int]) -> None:
+        """What this rank has brought in for the view that it enters, for the supervisor's log. ``sources``: bytes of each."""
+        self._repair = SaySettled(experts, dict(sources))
 
     def leave(self) -> None:
         """Ask to be taken out. The boundary gives None once that is done."""
@@ -221,7 +234,7 @@ class Member:
         faults.at("view.agreed")
         if not self._data_plane.apply(view):
             return  # look for a newer view, then try again
-        self._applied = view
+        self._applied, self._repair = view, SaySettled()
         if repair is not None:
             repair(view)
         with self._news:
@@ -229,7 +242,7 @@ class Member:
             current = self._view
         # A newer view may have come while this rank repaired; then no rank settles in this one.
         if current is view and self._ended is None:
-            self._say(SaySettled(), view.epoch)
+            self._say(self._repair, view.epoch)
 
     def _give_up(self, epoch: int) -> None:
         """No further step of this epoch; the boundary waits for the next."""

@@ -1,16 +1,21 @@
 """The progress word of a rank: it changes for as long as the rank gets on with its work.
 
 It lies in the page of the rank's pulse, which the supervisor maps. The rank writes it at every boundary, and within a step
-wherever it has got on. While the rank has no work before the next view, the word says so: then it need not change.
+wherever it has got on. While the rank has no work before the next view, the word says so: then it need not change. While the
+rank runs code of its own and waits for no peer and no device, the word says that, too: then the rank may compute for long,
+but has no reason to sleep.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 
 OFFSET = 128
 """Behind the lock that lies at the beginning of the page."""
+_THREAD = OFFSET + 8
+_RESTS, _RUNS = 1, 2
 
 
 class ProgressWord:
@@ -18,18 +23,33 @@ class ProgressWord:
 
     def __init__(self, page: mmap.mmap) -> None:
         self._word = ctypes.c_uint64.from_buffer(page, OFFSET)
+        self._thread = ctypes.c_uint64.from_buffer(page, _THREAD)
         self._count = 0
+
+    def own(self) -> None:
+        """This thread is the one whose work the word is about."""
+        self._thread.value = threading.get_native_id()
 
     def advance(self) -> None:
         """Say that the rank has got on. Every step says so several times."""
-        self._count += 1
-        self._word.value = self._count << 1
+        self._count += 4
+        self._word.value = self._count
+
+    def run(self) -> None:
+        """Say that the rank has got on, and waits for no peer and no device until it says anything else."""
+        self._count += 4
+        self._word.value = self._count | _RUNS
 
     def rest(self) -> None:
         """Say that the rank has no work, until it says that it has got on."""
-        self._word.value = self._count << 1 | 1
+        self._word.value = self._count | _RESTS
 
     def read(self) -> int | None:
         """What the word says; None while the rank rests, or has not begun."""
         value = self._word.value
-        return None if value == 0 or value & 1 else value
+        return None if value == 0 or value & _RESTS else value
+
+    def read_run(self) -> tuple[int, int] | None:
+        """The word and the thread that it is about, while that waits for no peer and no device; None otherwise."""
+        value, thread = self._word.value, self._thread.value
+        return (value, thread) if value & _RUNS and not value & _RESTS and thread else None

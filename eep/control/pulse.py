@@ -50,6 +50,7 @@ class Pulse:
         memory = SharedMemory.create("eep-pulse", PULSE_BYTES)
         self.descriptor, self._page = memory.fd, memory.map
         self.progress = ProgressWord(memory.map)
+        self.progress.own()
         beating = threading.Event()
         threading.Thread(target=self._beat, args=(beating,), name="eep-pulse", daemon=True).start()
         if not beating.wait(timeout=10):

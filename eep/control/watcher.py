@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from eep.control.wire.client import Client
-from eep.control.wire.messages import TellGone, TellView, Watch
+from eep.control.wire.messages import SayMoved, TellGone, TellView, Watch
 from eep.control.wire.sealed_frames import WireError
 from eep.view import View
 
@@ -42,6 +43,14 @@ class Watcher:
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="eep-watcher", daemon=True)
         self._thread.start()
+
+    def say_moved(self, rank: int, incarnation: int, requests: int) -> None:
+        """Tell the supervisor that requests of that life of a rank go on elsewhere, for its log, if it answers."""
+        with self._guard:
+            client = self._client
+        if client is not None:
+            with suppress(OSError):
+                client.send(SayMoved(rank, incarnation, requests))
 
     def close(self) -> None:
         """No callback runs after this returns, unless it is called from one."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from eep.membership.decide import Unchanged, decide
 from eep.membership.effects import ListReports, Propose
 from eep.membership.events import EVERY_HOST
+from eep.membership.news import brought_up_to_date
 from eep.membership.records import InstanceRecord, Report
 from eep.membership.regrouping import Regrouping
 from eep.membership.state import HostState, coordinator_missing, is_coordinator, must_look_again, report_of
@@ -62,8 +63,9 @@ def regrouping_of(state: HostState) -> Regrouping:
 
 
 def known_reports(state: HostState) -> Mapping[str, Report]:
-    """Our own report counts before it is in the store, which saves a round trip when our rank died."""
-    return {**state.reports, state.host: report_of(state)}
+    """Our own report counts before it is in the store, and so does what other hosts said directly. That saves a round trip
+    when a rank died."""
+    return {**brought_up_to_date(state.reports, state.news), state.host: report_of(state)}
 
 
 def _held_back(state: HostState) -> str | None:

@@ -17,6 +17,9 @@ def deadline_passed(turn: Turn, event: Deadline) -> None:
         turn.update(regrouped=max(turn.state.regrouped, event.number))
     elif event.timer is Timer.MAKE_DO:
         turn.update(made_do=max(turn.state.made_do, event.number))
+    elif event.timer is Timer.NEWS:
+        # What another host said was never decided upon. This host holds its ranks, and must say so.
+        turn.update(told_revoked=max(turn.state.told_revoked, event.number))
     elif event.timer is Timer.SETTLE:
         _settle_late(turn, event.number)
     else:

@@ -90,6 +90,8 @@ class LossCause(Enum):
     LATE = "late"
     """It did not start, settle or leave in time."""
     OPERATOR = "operator"
+    HARDWARE = "hardware"
+    """Its device, or its host, was said to have failed."""
     END = "end"
     """Its supervisor ends."""
     OUTSIDE = "outside"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from eep.membership.news import News
 from eep.membership.records import InstanceRecord, Report
 
 EVERY_HOST = "*"
@@ -48,6 +49,8 @@ class Stalled:
     seconds: float
     stopped: bool = False
     """Its process is stopped, and will not run until it is told to."""
+    hangs: bool = False
+    """Its thread sleeps though it waits for no peer and no device, and nothing of its process gets on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,17 @@ class OperatorAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceGiven:
+    """Something outside says that the hardware of a local rank is not well. ``operation`` names the evidence, which counts
+    once. It is about the device, and so about whichever life the rank has. ``fatal``: the rank can serve no more."""
+
+    operation: str
+    rank: int
+    evidence: str
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """This supervisor is to end, with all its ranks."""
 
@@ -158,6 +172,13 @@ class ReportsListed:
 
 
 @dataclass(frozen=True, slots=True)
+class NewsHeard:
+    """Another supervisor said this directly."""
+
+    news: News
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseHeld:
     """The store knows this host and will tell the others if it goes silent."""
 
@@ -169,6 +190,7 @@ class LeaseLost:
 
 class Timer(Enum):
     JUDGE = "judge"
+    NEWS = "news"
     REGROUP = "regroup"
     MAKE_DO = "make-do"
     RELAUNCH = "relaunch"
@@ -199,11 +221,13 @@ Event = (
     | RevokeSeen
     | Leave
     | OperatorAsked
+    | EvidenceGiven
     | StopAsked
     | InstanceSeen
     | Proposed
     | ReportSeen
     | ReportsListed
+    | NewsHeard
     | LeaseHeld
     | LeaseLost
     | Deadline

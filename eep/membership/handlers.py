@@ -10,12 +10,14 @@ from eep.membership.effects import Fence, LossCause
 from eep.membership.events import (
     Action,
     Deadline,
+    EvidenceGiven,
     Exited,
     Failed,
     InstanceSeen,
     LeaseHeld,
     LeaseLost,
     Leave,
+    NewsHeard,
     OperatorAsked,
     Proposed,
     PulseStopped,
@@ -29,8 +31,9 @@ from eep.membership.events import (
     Suspected,
     Timer,
 )
+from eep.membership.news import with_news
 from eep.membership.records import Accusation, Report
-from eep.membership.state import RankStatus
+from eep.membership.state import RankStatus, is_known
 from eep.membership.turn import Turn
 
 
@@ -86,7 +89,7 @@ def _failed(turn: Turn, event: Failed) -> None:
 def _stalled(turn: Turn, event: Stalled) -> None:
     if turn.process(event.rank, event.incarnation, "standstill") is not None:
         why = f"rank {event.rank} made no progress for {event.seconds:.{1 if event.seconds < 10 else 0}f} s"
-        why += ": its process is stopped" if event.stopped else ""
+        why += ": its process is stopped" if event.stopped else ": it hangs" if event.hangs else ""
         turn.fence(event.rank, why, LossCause.STOPPED if event.stopped else LossCause.STALLED)
 
 
@@ -137,7 +140,8 @@ def _suspected(turn: Turn, event: Suspected) -> None:
 def _revoke_seen(turn: Turn, event: RevokeSeen) -> None:
     if turn.process(event.rank, event.incarnation, "revocation") is None:
         return
-    if event.epoch == turn.state.epoch and turn.state.is_in(event.rank):
+    is_news = turn.state.revoked < event.epoch
+    if is_news and event.epoch == turn.state.epoch and turn.state.is_in(event.rank):
         turn.revoke(f"rank {event.rank} found epoch {event.epoch} revoked")
 
 
@@ -175,6 +179,18 @@ def _operator_asked(turn: Turn, event: OperatorAsked) -> None:
         turn.update_rank(event.rank, keep=True, failures=0)
         if local.status in (RankStatus.DOWN, RankStatus.RESTING):
             turn.update_rank(event.rank, status=RankStatus.WANTED)
+
+
+def _evidence_given(turn: Turn, event: EvidenceGiven) -> None:
+    if event.rank not in turn.state.ranks:
+        turn.reject("unknown-rank", f"evidence of rank {event.rank}, but this host has {sorted(turn.state.ranks)}")
+        return
+    if not turn.remember(event.operation):
+        return
+    turn.log("EVIDENCE", event.evidence, event.rank, operation=event.operation)
+    if event.fatal:
+        why = f"the hardware of rank {event.rank} fails: {event.evidence}"
+        turn.fence(event.rank, why, LossCause.HARDWARE)
 
 
 def _stop_asked(turn: Turn, _: StopAsked) -> None:
@@ -231,6 +247,14 @@ def _is_sound(turn: Turn, host: str, report: Report) -> bool:
     return not bad
 
 
+def _news_heard(turn: Turn, event: NewsHeard) -> None:
+    """What follows from it is worked out at the end of the step, from this record and from those to come."""
+    if not is_known(turn.state, event.news.ident):
+        turn.reject("unknown-host", f"{event.news.ident} sent news, but no rank is its own")
+        return
+    turn.update(news=with_news(turn.state.news, event.news))
+
+
 def _lease_held(turn: Turn, _: LeaseHeld) -> None:
     turn.update(leased=True, published=None)
 
@@ -254,11 +278,13 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     RevokeSeen: _revoke_seen,
     Leave: _leave,
     OperatorAsked: _operator_asked,
+    EvidenceGiven: _evidence_given,
     StopAsked: _stop_asked,
     InstanceSeen: _instance_seen,
     Proposed: _proposed,
     ReportSeen: _report_seen,
     ReportsListed: _reports_listed,
+    NewsHeard: _news_heard,
     LeaseHeld: _lease_held,
     LeaseLost: _lease_lost,
     Deadline: deadline_passed,

@@ -22,8 +22,13 @@ class Standstill:
 
 
 def must_advance(state: HostState, rank: int) -> bool:
-    """Whether a rank has to make progress now. While it starts, settles or leaves, other deadlines hold."""
-    return state.policy.stall_deadline > 0 and state.is_in(rank) and phase_name(state) == "RUN"
+    """Whether a rank has to make progress now: while the instance runs, and until the rank has settled in a new view.
+
+    One that has settled waits for the others. One that starts has no progress word yet."""
+    local, phase = state.ranks[rank], phase_name(state)
+    if state.policy.stall_deadline <= 0 or not (local.runs and state.is_in(rank)):
+        return False
+    return phase == "RUN" or (phase == "AGREED" and local.settled != state.epoch)
 
 
 def after_look(before: Standstill | None, incarnation: int, word: int, now: float, due_after: float) -> Standstill:

@@ -8,6 +8,7 @@ from enum import Enum
 
 from eep.membership.decide import lives
 from eep.membership.events import EVERY_HOST
+from eep.membership.news import News, NewsByHost, why_revoked
 from eep.membership.records import Accusation, InstanceRecord, Life, Phase, RankReport, Report, host_of
 from eep.view import NEVER
 
@@ -24,6 +25,8 @@ class Policy:
     """How many serve as well as all do, where fewer serve only in part; 0: ``fewest_ranks`` do."""
     judge_after: float = 0.2
     """How long accusations are collected before they are judged."""
+    news_deadline: float = 0.5
+    """How long news of another host may take to become a record, before this host says that its epoch ended, too."""
     regroup_after: float = 2.0
     """After a loss of all ranks: how long those that are back and are enough wait for the others."""
     make_do_after: float = 60.0
@@ -31,9 +34,11 @@ class Policy:
     start_deadline: float = 600.0
     settle_deadline: float = 120.0
     stall_deadline: float = 60.0
-    """How long a rank that runs may make no progress; 0: for ever."""
+    """How long a rank that starts, settles or runs may make no progress; 0: for ever."""
     stopped_deadline: float = 0.0
-    """How long a rank that is in may be stopped (SIGSTOP); 0: until its peers or the other deadlines notice."""
+    """How long a rank may be stopped (SIGSTOP), whatever it does; 0: until its peers or the other deadlines notice."""
+    hung_deadline: float = 0.0
+    """How long a rank that runs may sleep without a reason; 0: until its peers or the other deadlines notice."""
     fence_deadline: float = 10.0
     leave_grace: float = 5.0
     relaunch_backoff: float = 0.5
@@ -112,6 +117,8 @@ class HostState:
     listed: int = 0
     seen: Mapping[str, int] = field(default_factory=dict)
     """Store versions of the listing and of each report since, by which late and repeated ones are told."""
+    news: NewsByHost = field(default_factory=dict)
+    """What other supervisors said directly, which their reports may not say yet."""
     looking: bool = False
     """The reports are being listed again."""
     leased: bool = False
@@ -121,6 +128,8 @@ class HostState:
     """The store has lost records that were committed. Nothing is proposed until it has them again."""
     settled: int = -1
     revoked: int = -1
+    told_revoked: int = -1
+    """What of that the others are told. An epoch that another host ended is its to tell, for a while."""
     accusations: tuple[Accusation, ...] = ()
     judging: int = -1
     judged: int = -1
@@ -160,7 +169,24 @@ def report_of(state: HostState) -> Report:
     """What this host has to tell the others. A host registers with this, never with less: a report that
     leaves a rank out says that the rank is dead."""
     ranks = {rank: RankReport(_LIFE[local.status], local.incarnation) for rank, local in state.ranks.items()}
-    return Report(state.ident, ranks, state.settled, state.revoked, state.accusations)
+    return Report(state.ident, ranks, state.settled, state.told_revoked, state.accusations)
+
+
+def news_of(state: HostState) -> News:
+    """What this host has to tell the others at once: what no rank can wait for any more. That an epoch is revoked is told by
+    the host that saw why, and not again by all that heard it."""
+    dead = {
+        rank: local.incarnation
+        for rank, local in state.ranks.items()
+        if state.is_in(rank) and not _LIFE[local.status].alive
+    }
+    if (
+        state.instance is None
+        or state.told_revoked < state.epoch
+        or why_revoked(state.instance, state.news) is not None
+    ):
+        return News(state.ident, dead)
+    return News(state.ident, dead, state.told_revoked)
 
 
 def why_it_must_stay(state: HostState, rank: int) -> str | None:
@@ -172,6 +198,11 @@ def why_it_must_stay(state: HostState, rank: int) -> str | None:
     if len(stay) >= fewest:
         return None
     return f"rank {rank} cannot be taken out: {len(stay)} would stay, and {fewest} are needed; launch another first"
+
+
+def is_known(state: HostState, ident: str) -> bool:
+    """Whether the record names this supervisor, and it is another than this one."""
+    return state.instance is not None and ident != state.ident and ident in state.instance.owners
 
 
 def is_coordinator(state: HostState) -> bool:

@@ -23,6 +23,7 @@ from eep.membership.effects import (
     Transition,
 )
 from eep.membership.events import Deadline, Timer
+from eep.membership.news import why_revoked
 from eep.membership.records import InstanceRecord, Phase
 from eep.membership.state import (
     HostState,
@@ -83,8 +84,11 @@ class Turn:
             return local
         return None
 
-    def revoke(self, reason: str) -> None:
-        """This host's ranks cannot finish a step of this epoch any more."""
+    def revoke(self, reason: str, *, heard: bool = False) -> None:
+        """This host's ranks cannot finish a step of this epoch any more. ``heard``: because another host said so, whose
+        report will."""
+        if not heard:
+            self.update(told_revoked=max(self.state.told_revoked, self.state.epoch))
         if self.state.revoked < self.state.epoch:
             self.update(revoked=self.state.epoch)
             self.do(Revoke(self.state.epoch, reason))
@@ -188,6 +192,7 @@ class Turn:
     # What follows from the state, whatever happened.
 
     def finish(self) -> None:
+        self._heed_news()
         self._publish()
         self._coordinate()
         phase = phase_name(self.state)
@@ -199,6 +204,14 @@ class Turn:
                 instance.reason if instance else "",
                 operation=f"view-{_operation_epoch(phase, self.state)}",
             )
+
+    def _heed_news(self) -> None:
+        instance = self.state.instance
+        if instance is None or not any(self.state.is_in(rank) for rank in self.state.ranks):
+            return
+        if self.state.revoked < instance.view.epoch and (why := why_revoked(instance, self.state.news)) is not None:
+            self.revoke(why, heard=True)
+            self.set_timer(Timer.NEWS, instance.view.epoch, self.state.policy.news_deadline)
 
     def _publish(self) -> None:
         if not self.state.leased:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,52 @@ def steady() -> None:
     member = Member.connect()
     member.ready()
     while member.boundary() is not None:
+        time.sleep(0.002)
+
+
+def hangs() -> None:
+    """Rank 1 stops getting on in its first life, in one of several ways; the others take part."""
+    member = Member.connect()
+    member.ready()
+    if member.boundary() is not None and member.rank == 1 and member.incarnation == 0:
+        member.run()
+        match os.environ["EEP_TEST_HANG"]:
+            case "sleeps":
+                time.sleep(3600)
+            case "locks itself out":
+                lock = threading.Lock()
+                with lock, lock:
+                    pass
+            case "computes":
+                while True:
+                    pass
+            case "waits for a thread that computes":
+                threading.Thread(target=_compute, daemon=True).start()
+                threading.Event().wait()
+            case "waits for a program":
+                subprocess.run(["sleep", "3600"], check=False)
+            case "waits for a thread that waits for a program":
+                threading.Thread(target=lambda: subprocess.run(["sleep", "3600"], check=False), daemon=True).start()
+                threading.Event().wait()
+            case "writes to nobody":
+                os.write(os.pipe()[1], b"x" * (16 << 20))
+            case "may wait":
+                member.advance()
+                time.sleep(3600)
+    while member.boundary() is not None:
+        time.sleep(0.002)
+
+
+def _compute() -> None:
+    while True:
+        pass
+
+
+def brings_in_experts() -> None:
+    """Says in every view that it has brought in two experts."""
+    member = Member.connect()
+    member.ready()
+    while member.boundary(lambda view: member.note_repair(2, {"peer": 64})) is not None:
         time.sleep(0.002)
 
 
@@ -39,6 +86,35 @@ def titled() -> None:
 
 def crash_at_start() -> None:
     os._exit(3)
+
+
+def stops_as_it_starts() -> None:
+    """Rank 1 stops itself in its first life before the supervisor has heard of it; the others take part."""
+    if (os.environ["EEP_RANK"], os.environ["EEP_INCARNATION"]) == ("1", "0"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    steady()
+
+
+def locks_itself_out_as_it_starts() -> None:
+    """Rank 1 waits in its first life for a lock that it holds itself; the others take part."""
+    if (os.environ["EEP_RANK"], os.environ["EEP_INCARNATION"]) == ("1", "0"):
+        lock = threading.Lock()
+        with lock, lock:
+            pass
+    steady()
+
+
+def hangs_in_repair() -> None:
+    """Rank 1 sleeps in the first repair of its first life; the others take part."""
+    member = Member.connect()
+    member.ready()
+
+    def repair(view: View) -> None:
+        if (member.rank, member.incarnation) == (1, 0):
+            time.sleep(3600)
+
+    while member.boundary(repair) is not None:
+        time.sleep(0.002)
 
 
 def never_ready() -> None:

@@ -13,8 +13,9 @@ from eep import cli
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import RankStatus
 from eep.observe.event_log import EventLog, parse_line, read_events
+from eep.operations.role_file import write_roles
 from tests.control import ranks
-from tests.control.harness import kill, runs_with, supervised, until
+from tests.control.harness import kill, record, runs_with, supervised, until
 
 
 class Operator:
@@ -85,6 +86,20 @@ def test_a_rank_is_removed_once_however_often_the_operation_is_asked_for(capsys:
     beside_two_ranks(capsys, body)
 
 
+def test_the_last_rank_that_serves_requests_is_not_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    async def body(operator: Operator) -> None:
+        write_roles(operator.supervisor.directory.path, [1])
+        code, _, told = await operator.types("rank", "remove", "0")
+        assert code != 0
+        assert "no rank that serves requests would stay" in told
+        assert record(operator.supervisor).view.active == (0, 1)
+        code, _, _ = await operator.types("rank", "remove", "1")
+        assert code == 0
+        await until(operator.supervisor, runs_with(operator.supervisor, (0,)))
+
+    beside_two_ranks(capsys, body)
+
+
 def test_status_is_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     async def body(operator: Operator) -> None:
         code, out, _ = await operator.types("status")
@@ -99,7 +114,7 @@ def test_a_server_is_scaled_and_the_command_waits_until_it_is(capsys: pytest.Cap
     async def body(operator: Operator) -> None:
         code, out, _ = await operator.types("scale", "1")
         assert (code, out.splitlines()[-1]) == (0, "done: 1 ranks serve")
-        assert operator.supervisor.state.ranks[1].status is RankStatus.DOWN
+        await until(operator.supervisor, lambda: operator.supervisor.state.ranks[1].status is RankStatus.DOWN)
         code, out, _ = await operator.types("scale", "3")
         assert code == 3
         assert "failed: there is room for 2 ranks" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 
 from eep.control.progress_word import ProgressWord
 
@@ -19,3 +20,23 @@ def test_the_word_changes_with_each_advance_and_says_nothing_before_and_at_rest(
     assert reader.read() is None
     writer.advance()
     assert reader.read() is not None
+
+
+def test_a_word_that_says_that_the_rank_runs_names_its_thread_and_is_progress() -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    writer, reader = ProgressWord(page), ProgressWord(page)
+    writer.run()
+    assert reader.read_run() is None, "nobody has said whose it is"
+    writer.own()
+    writer.run()
+    first = reader.read_run()
+    assert first is not None
+    assert first[1] == threading.get_native_id()
+    writer.run()
+    assert first != reader.read_run() is not None
+    assert reader.read() is not None
+    writer.advance()
+    assert reader.read_run() is None, "now it may wait"
+    writer.run()
+    writer.rest()
+    assert reader.read_run() is None

@@ -8,6 +8,7 @@ from eep.membership import (
     Action,
     Deadline,
     Event,
+    EvidenceGiven,
     Exited,
     Failed,
     Fence,
@@ -30,6 +31,7 @@ PULSE = PulseStopped(1, 0)
 FAILURE = Failed(1, 0, "IndexError: 7")
 KILL = OperatorAsked("x", Action.KILL, 1)
 LEAVE = Leave(1, 0)
+EVIDENCE = EvidenceGiven("x", 1, "xid.79", fatal=True)
 GRACE_IS_OVER = Deadline(Timer.LEAVE, 0, 1)
 
 
@@ -42,10 +44,21 @@ GRACE_IS_OVER = Deadline(Timer.LEAVE, 0, 1)
         ([PULSE, FAILURE, EXIT], RankGone(1, 0, "rank 1 is dying")),
         ([KILL, EXIT], RankGone(1, 0, "an operator asked to kill rank 1", kind=LossCause.OPERATOR)),
         ([KILL, PULSE, EXIT], RankGone(1, 0, "an operator asked to kill rank 1", kind=LossCause.OPERATOR)),
+        ([EVIDENCE, EXIT], RankGone(1, 0, "the hardware of rank 1 fails: xid.79", kind=LossCause.HARDWARE)),
         ([LEAVE, EXIT], RankGone(1, 0, "rank 1 exited", asked_to_leave=True)),
         ([LEAVE, GRACE_IS_OVER, EXIT], RankGone(1, 0, "rank 1 had left but did not end", True, kind=LossCause.LATE)),
     ],
-    ids=["exit", "pulse", "failure", "pulse and failure", "fence", "fence and pulse", "leave", "leave and fence"],
+    ids=[
+        "exit",
+        "pulse",
+        "failure",
+        "pulse and failure",
+        "fence",
+        "fence and pulse",
+        "evidence",
+        "leave",
+        "leave and fence",
+    ],
 )
 def test_a_life_is_told_gone_once(events: list[Event], gone: RankGone) -> None:
     assert of_type(Host().run().feed(*events), RankGone) == [gone]
@@ -82,3 +95,15 @@ def test_each_phase_of_the_instance_is_told_beside_its_log_line() -> None:
     logged = [(e.phase, e.epoch) for e in host.seen if isinstance(e, Transition) and e.rank == -1]
     assert told == logged
     assert [phase for phase, _ in told][-4:] == ["REVOKED", "AGREED", "REPAIRED", "RUN"]
+
+
+def test_evidence_counts_once_and_one_that_is_not_fatal_is_only_written_down() -> None:
+    host = Host().run()
+    noted = host.feed(EvidenceGiven("a", 2, "thermal.slowdown", fatal=False))
+    assert [(line.phase, line.rank, line.cause) for line in of_type(noted, Transition)] == [
+        ("EVIDENCE", 2, "thermal.slowdown")
+    ]
+    assert not of_type(noted, Fence)
+    assert of_type(host.feed(EVIDENCE), Fence)
+    host.feed(EXIT)
+    assert host.feed(EVIDENCE) == [], "the next life is well"

@@ -8,6 +8,7 @@ from eep.membership import (
     Exited,
     Fence,
     Reject,
+    Settled,
     Stalled,
     Standstill,
     Transition,
@@ -51,13 +52,16 @@ def test_a_standstill_is_a_stall_at_the_deadline() -> None:
     assert not has_stalled(Standstill(0, 2, 0.0, 59.0), 60.0)
 
 
-def test_ranks_must_advance_while_the_instance_runs() -> None:
+def test_ranks_must_advance_while_the_instance_runs_and_until_they_have_settled() -> None:
     host = Host()
     assert not must_advance(host.state, 1), "it starts"
     host.run()
     assert must_advance(host.state, 1)
     host.feed(Exited(2, 0, "SIGKILL"))
-    assert not must_advance(host.state, 1), "it settles"
+    assert must_advance(host.state, 1), "it settles"
+    host.feed(Settled(1, 0, host.state.epoch))
+    assert not must_advance(host.state, 1), "it waits for the others"
+    assert must_advance(host.state, 3), "the others wait for it"
     host.settle()
     assert must_advance(host.state, 1)
     assert not must_advance(host.state, 2), "it is not in"

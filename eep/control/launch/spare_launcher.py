@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,7 +41,7 @@ class SpareLauncher:
     become any rank; that only costs the time to open another device.
 
     If it ``binds``, a spare is for the rank that was named to it and for no other: it may be that rank already, up to its
-    first step. Then each rank has one, as far as there are to be so many.
+    first step. Then each rank has one, as far as there are to be so many, and a second if there are to be more.
 
     ``refill`` says how many spares there should be and when to prepare them. Without spares every start is cold.
     """
@@ -117,6 +119,7 @@ class SpareLauncher:
     def status(self) -> dict[str, object]:
         ready = [spare.child.pid for spare in self._pool if spare.is_ready]
         return {
+            "kind": "whole" if self._binds else "warm",
             "wanted": self._refill.wanted,
             "ready": len(ready),
             "preparing": len(self._pool) - len(ready) + len(self._tasks),
@@ -191,9 +194,12 @@ class SpareLauncher:
         the rank runs."""
         if not self._binds:
             return self._last
-        has = {spare.rank for spare in self._pool} | set(self._tasks.values())
-        lacking = [rank for rank in self._running if rank not in has]
-        return self._last if self._last in lacking else next(iter(lacking), None)
+        has = Counter([*(spare.rank for spare in self._pool), *self._tasks.values()])
+        most = math.ceil(
+            self._refill.wanted / max(1, len(self._seen))
+        )  # so that those of a rank that is out are kept for it
+        lacking = [rank for rank in self._running if has[rank] < most]
+        return min(lacking, key=lambda rank: (has[rank], rank != self._last), default=None)
 
     def _look(self) -> None:
         """Prepare as many as it is time for, and come back when it is time for more."""

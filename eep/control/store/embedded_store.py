@@ -51,6 +51,9 @@ class RecordStore(Protocol):
         Raises :class:`LeaseEndedError` if ``lease`` does not stand.
         """
 
+    async def remove(self, key: str, expected: int) -> bool:
+        """Remove the key if its version is ``expected``; whether that was so."""
+
     def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
         """A listing, then every change after it, in order, until the caller stops or :class:`StoreError` is raised."""
 
@@ -82,6 +85,11 @@ class EmbeddedStore:
         swap = self._contents.compare_and_swap(key, expected, value, lease)
         self._tell()
         return swap
+
+    async def remove(self, key: str, expected: int) -> bool:
+        removed = self._contents.remove(key, expected)
+        self._tell()
+        return removed
 
     async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
         changes: asyncio.Queue[Change[bytes]] = asyncio.Queue()

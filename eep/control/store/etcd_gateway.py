@@ -1,15 +1,16 @@
 """How etcd is talked to: calls to its HTTP/JSON gateway, as a user with a password if it has users, over TLS if it has
 certificates.
 
-Each call goes to one endpoint, once; after a failure the next call goes to the next endpoint.
+Each call goes to one endpoint, once; after a failure the next call goes to the next endpoint, and so do the watches there: a
+host that is lost would otherwise keep them waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -27,6 +28,11 @@ _REFUSALS: tuple[tuple[str, Cause, str], ...] = (
     ("permission denied", "permission", "does not let this user read and write the keys that begin with /eep/"),
 )
 """What an answer of etcd holds, what that is about, and what etcd does."""
+
+
+_CONNECT_SHARE, _TLS_SHARE = 0.15, 0.5
+"""Of the time for an answer, to connect without TLS and with it. A node that takes longer to accept a connection is gone, and
+others are there."""
 
 
 class StoreRefusal(StoreError):
@@ -55,6 +61,9 @@ class EtcdGateway:
         self._token: str | None = None
         self._tls = tls
         self._answer_within = answer_within
+        share = _CONNECT_SHARE if tls is None else _TLS_SHARE
+        self._connect_within = answer_within * share if len(endpoints) > 1 else None
+        self._watches: dict[asyncio.Timeout, str] = {}
 
     @property
     def endpoint(self) -> str:
@@ -79,10 +88,9 @@ class EtcdGateway:
             self._token = str((await self.call("auth/authenticate", self._credentials))["token"])
         headers = {"Authorization": self._token} if self._token else {}
         try:
-            async with http_client.post(f"{endpoint}/v3/{path}", body, headers=headers, tls=self._tls) as (
-                status,
-                lines,
-            ):
+            async with http_client.post(
+                f"{endpoint}/v3/{path}", body, headers=headers, tls=self._tls, connect_within=self._connect_within
+            ) as (status, lines):
                 async for line in lines:
                     answer = msgspec.json.decode(line)
                     if not isinstance(answer, dict) or status != 200 or "error" in answer:
@@ -106,7 +114,20 @@ class EtcdGateway:
                 raise StoreRefusal(cause, f"etcd at {endpoint} {does}: {text[:300]}")
         raise StoreError(f"etcd at {endpoint} refused {path}: {text[:300]}")
 
+    @contextmanager
+    def listening(self, endpoint: str, patience: asyncio.Timeout) -> Iterator[None]:
+        """While a watch waits for this endpoint. Its patience is over when another call leaves the endpoint."""
+        self._watches[patience] = endpoint
+        try:
+            yield
+        finally:
+            del self._watches[patience]
+
     def leave(self, endpoint: str) -> None:
         """Send the next call to another endpoint. Calls that fail together on one endpoint leave it once, not once each."""
-        if self.endpoint == endpoint:
-            self._endpoints.append(self._endpoints.pop(0))
+        if self.endpoint != endpoint or len(self._endpoints) == 1:
+            return
+        self._endpoints.append(self._endpoints.pop(0))
+        for patience, listens_at in self._watches.items():
+            if listens_at == endpoint and not patience.expired():
+                patience.reschedule(asyncio.get_running_loop().time())

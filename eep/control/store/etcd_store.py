@@ -81,6 +81,11 @@ class EtcdStore:
         )
         return bool(answer.get("succeeded")), answer
 
+    async def remove(self, key: str, expected: int) -> bool:
+        name = self._key(key)
+        done, _ = await self._swap(name, expected, {"request_delete_range": {"key": name}})
+        return done
+
     async def watch(self, prefix: str) -> AsyncGenerator[Listing | Change[bytes], None]:
         """Lists again after a while of silence: a node that hangs looks just like a quiet one."""
         span = {"key": self._key(prefix), "range_end": _after(self._prefix + prefix)}
@@ -104,8 +109,9 @@ class EtcdStore:
     async def _hear(self, endpoint: str, answers: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
         """The next answer of a watch; None after so long a silence that the caller should list again."""
         try:
-            async with asyncio.timeout(self._listen_for):
-                result: dict[str, Any] = (await anext(answers)).get("result", {})
+            async with asyncio.timeout(self._listen_for) as patience:
+                with self._gateway.listening(endpoint, patience):
+                    result: dict[str, Any] = (await anext(answers)).get("result", {})
         except TimeoutError:
             return None
         except StopAsyncIteration:

@@ -31,21 +31,25 @@ class CertificateError(HttpError):
 
 @asynccontextmanager
 async def post(
-    url: str, body: Any, *, headers: Mapping[str, str], tls: ssl.SSLContext | None
+    url: str, body: Any, *, headers: Mapping[str, str], tls: ssl.SSLContext | None, connect_within: float | None = None
 ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-    """Send ``body`` as JSON; gives the status and the lines of the answer as they come. Deadlines are the caller's."""
+    """Send ``body`` as JSON; gives the status and the lines of the answer as they come. All other deadlines are the
+    caller's."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"an endpoint is http(s)://host:port, got {url!r}")
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     try:
-        reader, writer = await asyncio.open_connection(
-            parts.hostname,
-            port,
-            ssl=(tls or ssl.create_default_context()) if secure else None,
-            limit=MAX_LINE,
-        )
+        async with asyncio.timeout(connect_within):
+            reader, writer = await asyncio.open_connection(
+                parts.hostname,
+                port,
+                ssl=(tls or ssl.create_default_context()) if secure else None,
+                limit=MAX_LINE,
+            )
+    except TimeoutError as error:
+        raise HttpError(f"{parts.hostname}:{port} could not be reached within {connect_within} s") from error
     except ssl.SSLCertVerificationError as error:
         raise CertificateError(
             f"the certificate of {parts.hostname}:{port} is not trusted ({error.verify_message})", is_ours=False

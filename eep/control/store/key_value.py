@@ -84,6 +84,18 @@ class KeyValue(Generic[V]):
         self._changes.append(Change(key, value, self.revision))
         return Swap(True, entry)
 
+    def remove(self, key: str, expected: int) -> bool:
+        """Remove ``key`` if its version is ``expected``; whether that was so."""
+        current = self._entries.get(key)
+        if current is None or current.version != expected:
+            return False
+        self.revision += 1
+        for held in self._leases.values():
+            held.keys.discard(key)
+        del self._entries[key]
+        self._changes.append(Change(key, None, self.revision))
+        return True
+
     def grant(self, ttl: float, now: float) -> int:
         self._last_lease += 1
         self._leases[self._last_lease] = _Lease(ttl, now + ttl)

@@ -10,6 +10,9 @@ INSTANCE_KEY = "instance"
 REPORT_PREFIX = "host/"
 """What all reports are stored under, each with a slash at its end, so that the key of one is no prefix of another."""
 
+LINK_PREFIX = "link/"
+"""What the addresses of host links are stored under, in the same way."""
+
 _instances = msgspec.json.Decoder(InstanceRecord)
 _reports = msgspec.json.Decoder(Report)
 
@@ -25,6 +28,10 @@ def report_key(host: str) -> str:
 def host_in(key: str) -> str:
     """The host whose report has this key."""
     return key.removeprefix(REPORT_PREFIX).removesuffix("/")
+
+
+def link_key(host: str) -> str:
+    return f"{LINK_PREFIX}{host}/"
 
 
 def encode_record(record: InstanceRecord | Report) -> bytes:

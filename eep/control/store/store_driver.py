@@ -53,11 +53,17 @@ class StoreDriver:
         feed: Callable[[Event], None],
         reject: Callable[[str, str], None],
         report: Callable[[], Report],
+        lease_changed: Callable[[int | None], None] = lambda lease: None,
     ) -> None:
-        """``feed`` takes events for the core; ``report`` gives this host's report as it is now."""
+        """``feed`` takes events for the core; ``report`` gives this host's report as it is now. ``lease_changed`` gets each
+        new lease, and None when one is over."""
         self._store, self._ident, self._ttl = store, ident, lease_ttl
         self._key = report_key(host_of(ident))
         self._feed, self._reject, self._current_report = feed, reject, report
+        self._lease_changed = lease_changed
+        self.written_at = 0.0
+        """When the last write of our report that was done was asked for, by the clock of the event loop."""
+        self._held = False
         self._lease: int | None = None
         self._lease_doubtful = asyncio.Event()
         self._version = ABSENT
@@ -88,6 +94,16 @@ class StoreDriver:
     def publish(self, report: Report) -> None:
         self._unpublished = report
         self._publish_now.set()
+
+    def write_again(self) -> None:
+        """Write our report again, as it is: its new version shows that this host is there."""
+        self.publish(self._current_report())
+
+    def hold(self) -> None:
+        """The others may take this host for lost by now: hold the ranks until the store has our report again."""
+        if self._lease is not None and not self._held:
+            self._held = True
+            self._feed(LeaseLost())
 
     def watch_scope(self, scope: str) -> None:
         """Watch these reports from now on."""
@@ -199,15 +215,22 @@ class StoreDriver:
             asked = loop.time()
             if await self._register():
                 self._lease_doubtful.clear()
-                self._feed(LeaseHeld())
-                self.list_reports()
+                self._go_on()
+                self._lease_changed(self._lease)
                 await self._renew_until_lost(asked)
                 self._lease = None
                 self._feed(LeaseLost())
+                self._lease_changed(None)
             else:
                 await asyncio.sleep(TRY_AGAIN_AFTER)
 
+    def _go_on(self) -> None:
+        self._held = False
+        self._feed(LeaseHeld())
+        self.list_reports()
+
     async def _register(self) -> bool:
+        asked = asyncio.get_running_loop().time()
         try:
             lease = await self._store.grant(self._ttl)
             held = await self._store.get(self._key)
@@ -224,7 +247,7 @@ class StoreDriver:
             self._reject("store-silent", str(error))
             return False
         if swap.done and swap.entry is not None:
-            self._lease, self._version = lease, swap.entry.version
+            self._lease, self._version, self.written_at = lease, swap.entry.version, asked
         return swap.done
 
     def _is_of_another(self, entry: StoredValue[bytes]) -> bool:
@@ -244,7 +267,7 @@ class StoreDriver:
                     except TimeoutError:
                         pass
                     asked = loop.time()
-                    if not await self._store.keep_alive(self._lease):
+                    if not await self._store.keep_alive(self._lease) or not await self._is_registered():
                         return
                     renewed = asked
             except TimeoutError:
@@ -252,11 +275,16 @@ class StoreDriver:
             except (StoreError, LeaseEndedError) as error:
                 self._reject("store-silent", str(error))
 
+    async def _is_registered(self) -> bool:
+        """Whether our report is still there: a host that took us for lost has removed it."""
+        held = await self._store.get(self._key)
+        return held is not None and not self._is_of_another(held)
+
     async def _keep_published(self) -> None:
         while True:
             await self._publish_now.wait()
             self._publish_now.clear()
-            report, lease = self._unpublished, self._lease
+            report, lease, asked = self._unpublished, self._lease, asyncio.get_running_loop().time()
             if report is None or lease is None:
                 continue
             try:
@@ -273,5 +301,9 @@ class StoreDriver:
                 self._version = swap.entry.version
                 if not swap.done:  # an earlier write of ours, whose answer was lost, or no report
                     self._publish_now.set()
+                elif lease == self._lease:
+                    self.written_at = asked
+                    if self._held:
+                        self._go_on()
             else:
                 self._lease_doubtful.set()

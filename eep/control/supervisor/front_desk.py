@@ -19,6 +19,7 @@ from eep.control.supervisor.held_files import HeldFiles
 from eep.control.wire.connection import Connection
 from eep.control.wire.listener import ConnectionListener
 from eep.control.wire.messages import (
+    AskEvidence,
     AskOperation,
     AskStatus,
     ControlMessage,
@@ -26,6 +27,7 @@ from eep.control.wire.messages import (
     Register,
     SayFailed,
     SayLeave,
+    SayMoved,
     SayReady,
     SayRevoked,
     SaySettled,
@@ -39,6 +41,7 @@ from eep.control.wire.messages import (
 )
 from eep.control.wire.sealed_frames import ReceivedMessage
 from eep.membership import Event, Failed, Leave, PulseStopped, RankGone, Ready, RevokeSeen, Settled, Suspected
+from eep.observe.change_summary import ChangeReport, MovedTold, RepairTold
 from eep.view import FOREVER
 
 MAX_CONNECTIONS = 4096
@@ -73,8 +76,8 @@ class DeskOwner(Protocol):
 
     def status(self) -> str: ...
 
-    def operate(self, request: AskOperation) -> str | None:
-        """None when done; otherwise why not."""
+    def operate(self, request: AskOperation | AskEvidence) -> TellAnswer:
+        """What came of it: done, asked for before, or why not."""
 
 
 class FrontDesk:
@@ -88,6 +91,7 @@ class FrontDesk:
         self._held_files = HeldFiles()
         self._watchers: set[Connection] = set()
         self._listener: ConnectionListener | None = None
+        self.report_watchers: list[Callable[[ChangeReport], None]] = []
 
     @property
     def registered(self) -> dict[int, int]:
@@ -148,6 +152,11 @@ class FrontDesk:
         pulse = self._pulses.get(rank)
         return None if pulse is None else pulse.progress.read()
 
+    def run_word_of(self, rank: int) -> tuple[int, int] | None:
+        """The same, and its thread, while the rank waits for no peer and no device; None otherwise."""
+        pulse = self._pulses.get(rank)
+        return None if pulse is None else pulse.progress.read_run()
+
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""
         self._held_files.ended(rank)
@@ -191,13 +200,19 @@ class FrontDesk:
                 epoch, standing = self._owner.standing()
                 if standing is not None:
                     connection.send(standing, epoch)
+            case SayMoved(rank=rank, incarnation=incarnation, requests=requests) if connection in self._watchers:
+                self._tell_of(MovedTold(rank, incarnation, requests))
             case AskStatus():
                 connection.send(TellAnswer(True, self._owner.status()), self._owner.standing()[0])
-            case AskOperation():
-                refusal = self._owner.operate(received.message)
-                connection.send(TellAnswer(refusal is None, refusal or "done"), self._owner.standing()[0])
+            case AskOperation() | AskEvidence():
+                answer = self._owner.operate(received.message)
+                connection.send(answer, self._owner.standing()[0])
             case _:
                 self._said(connection, received)
+
+    def _tell_of(self, report: ChangeReport) -> None:
+        for watcher in self.report_watchers:
+            watcher(report)
 
     def _register(self, connection: Connection, message: Register) -> None:
         refusal = self._owner.why_not_registered(message.rank, message.incarnation)
@@ -241,7 +256,8 @@ class FrontDesk:
         match received.message:
             case SayReady():
                 event = Ready(*who)
-            case SaySettled():
+            case SaySettled(experts=experts, sources=sources):
+                self._tell_of(RepairTold(who[0], received.epoch, experts, sources))
                 event = Settled(*who, received.epoch)
             case SaySuspect(suspects=suspects, evidence=evidence):
                 event = Suspected(*who, received.epoch, suspects, evidence)

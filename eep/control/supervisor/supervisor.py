@@ -18,6 +18,7 @@ import secrets
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -35,16 +36,15 @@ from eep.control.supervisor.journal import Journal
 from eep.control.supervisor.keeper import sweep
 from eep.control.supervisor.keeper_process import KeeperProcess
 from eep.control.supervisor.memory_release import MemoryRelease
+from eep.control.supervisor.other_hosts import OtherHosts
 from eep.control.supervisor.rank_since import RankSince
+from eep.control.supervisor.rank_watches import RankWatches
 from eep.control.supervisor.room_watch import RoomWatch
-from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
-from eep.control.supervisor.stall_watch import StallWatch
-from eep.control.supervisor.stopped_watch import StoppedWatch
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, LinkSettings, StoreSettings
 from eep.control.supervisor.timers import DeadlineTimers
-from eep.control.wire.messages import AskOperation, ControlMessage, TellView
+from eep.control.wire.messages import ASKED_BEFORE, AskEvidence, AskOperation, ControlMessage, TellAnswer, TellView
 from eep.faults import orders
 from eep.membership import (
-    Action,
     Effect,
     Event,
     Exited,
@@ -55,7 +55,6 @@ from eep.membership import (
     ListReports,
     LocalRank,
     Notify,
-    OperatorAsked,
     Policy,
     Propose,
     Publish,
@@ -71,6 +70,7 @@ from eep.membership import (
     step,
     wanted_scope,
 )
+from eep.observe.change_summary import ChangeReport
 from eep.view import View
 
 STOPS_WITHIN = 30.0
@@ -85,7 +85,7 @@ class Supervisor:
     """``command`` is what every rank runs, or a launcher of ranks. A rank finds its number in its environment.
 
     ``standby`` are ranks of this host that run only when an operator asks for them. ``open_page`` opens the
-    control page behind a descriptor that a rank sent.
+    control page behind a descriptor that a rank sent. ``links`` join the supervisors of several hosts that share a store.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Supervisor:
         launch: LaunchSettings | None = None,
         directory: DirectorySettings | None = None,
         store: StoreSettings | None = None,
+        links: LinkSettings | None = None,
         open_page: Callable[[int], RevocablePage] = open_shared_page,
     ) -> None:
         require_pidfds()
@@ -118,6 +119,7 @@ class Supervisor:
         room = RoomWatch(self.directory.ranks, self.note)
         self._keeper = KeeperProcess(self.directory.path, launch.marks, self.note, removes=self._removes_directory)
         self._processes = Processes(launcher, variables, self._exited, room.wait, self._keeper)
+        self._others = OtherHosts(self, links, note=self.note, reject=self.reject)
         self._driver = StoreDriver(
             self._store,
             self.ident,
@@ -125,12 +127,13 @@ class Supervisor:
             feed=self.feed,
             reject=self.reject,
             report=lambda: report_of(self.state),
+            lease_changed=self._others.lease_changed,
         )
         self._timers = DeadlineTimers(self.feed)
-        self._stalls = StallWatch(self, self._front_desk.progress_of)
-        self._stops = StoppedWatch(self, lambda: self.pids)
+        self._watches = RankWatches(self, self._front_desk, lambda: self.pids)
         self._since = RankSince()
         self._changed = asyncio.Event()
+        self._shown: dict[str, Callable[[], Any]] = {}
         self._stopped = False
         release = MemoryRelease(self.directory.path, lambda rank: answers.comes_back(self.state, rank))
         self._watchers: list[Callable[[Effect], None]] = [release.follow]
@@ -159,17 +162,16 @@ class Supervisor:
         orders.obey_in(self.directory.path, None)
         self._keeper.start()
         self._front_desk.listen()
+        self._others.start(self.ident, self._store, self._driver)
         self._driver.start()
-        self._stalls.start()
-        self._stops.start()
+        self._watches.start()
 
     async def stop(self) -> None:
         """End every rank, tell the others, remove what was made. Doing it again does nothing."""
         if self._stopped:
             return
         self._stopped = True
-        self._stalls.cancel()
-        self._stops.cancel()
+        self._watches.cancel()
         self.feed(StopAsked())
         try:
             await asyncio.wait_for(self.wait_until(lambda: self._processes.all_ended), STOPS_WITHIN)
@@ -178,6 +180,7 @@ class Supervisor:
                 "stuck", f"processes {self._processes.pids} were killed but do not end; the keeper is left with them"
             )
         await self._processes.close()
+        await self._others.stop()
         await self._driver.stop()
         await self._store.close()
         self._timers.cancel()
@@ -198,6 +201,14 @@ class Supervisor:
     def watch_effects(self, watcher: Callable[[Effect], None]) -> None:
         """Call ``watcher`` with every effect, after it was carried out."""
         self._watchers.append(watcher)
+
+    def watch_reports(self, watcher: Callable[[ChangeReport], None]) -> None:
+        """Call ``watcher`` with what ranks and the front end tell of their part in a change."""
+        self._front_desk.report_watchers.append(watcher)
+
+    def show(self, name: str, part: Callable[[], Any]) -> None:
+        """Have the status say this, too."""
+        self._shown[name] = part
 
     # The core, and what it asks for.
 
@@ -221,6 +232,7 @@ class Supervisor:
             self._carry_out(effect)
             for watcher in self._watchers:
                 watcher(effect)
+        self._others.tell()
         self._driver.watch_scope(wanted_scope(self.state))
         self._since.follow(self.state)
         self._changed.set()
@@ -286,22 +298,26 @@ class Supervisor:
         view = self.state.instance.view
         return view.epoch, TellView(view.active, view.incarnations, self.state.instance.phase.value)
 
-    def operate(self, request: AskOperation) -> str | None:
+    def operate(self, request: AskOperation | AskEvidence) -> TellAnswer:
+        if request.operation in self.state.operations:
+            return TellAnswer(True, ASKED_BEFORE)
         if (refusal := answers.why_not_done(self.state, request)) is not None:
             self.reject(refusal.kind, refusal.reason)
-            return refusal.reason
-        self.feed(OperatorAsked(request.operation, Action(request.action), request.rank))
-        return None
+            return TellAnswer(False, refusal.reason)
+        self.feed(answers.event_of(request))
+        return TellAnswer(True, "done")
 
     def status(self) -> str:
         """The state of this host as JSON, for an operator."""
         told = {
             "supervisor": self.ident,
             "pid": os.getpid(),
-            **answers.describe_host(self.state, self.pids, self._stalls.still_for, self._since.times),
+            **answers.describe_host(self.state, self.pids, self._watches.still_for, self._since.times),
             "spares": self._spares.status() if self._spares else None,
             "fork_servers": [self._forks.server_pid, self._forks.copy_pid] if self._forks else None,
+            "links": self._others.status(),
             "rejected": dict(self.journal.rejected),
             "last_rejection": self.journal.last_rejection,
+            **{name: part() for name, part in self._shown.items()},
         }
         return msgspec.json.encode(told).decode()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eep.control.private_directory import PrivateDirectory
-from eep.control.wire.messages import AskOperation, AskStatus, ControlMessage, FromSupervisor, TellAnswer
+from eep.control.wire.messages import AskEvidence, AskOperation, AskStatus, ControlMessage, FromSupervisor, TellAnswer
 from eep.control.wire.sealed_frames import ReceivedMessage, SealedChannel, SessionEnd
 
 ANSWERS_WITHIN = 10.0
@@ -77,7 +77,7 @@ class Client:
         return data
 
 
-def ask_supervisor(directory: Path, question: AskStatus | AskOperation) -> TellAnswer:
+def ask_supervisor(directory: Path, question: AskStatus | AskOperation | AskEvidence) -> TellAnswer:
     """Ask a supervisor one thing."""
     client = Client(directory)
     try:

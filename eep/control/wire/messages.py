@@ -44,7 +44,11 @@ class SayReady(ControlMessage, frozen=True):
 
 
 class SaySettled(ControlMessage, frozen=True):
-    """The rank has applied the view of this message's epoch, and repaired what it had to."""
+    """The rank has applied the view of this message's epoch, and repaired what it had to: brought in so many experts, of so
+    many bytes from each of its sources."""
+
+    experts: Annotated[int, Meta(ge=0, lt=2**40)] = 0
+    sources: Annotated[dict[Name, Number], Meta(max_length=16)] = {}
 
 
 class SaySuspect(ControlMessage, frozen=True):
@@ -98,6 +102,14 @@ class Watch(ControlMessage, frozen=True):
     """Asks for every view as it is committed, and for every rank that is gone."""
 
 
+class SayMoved(ControlMessage, frozen=True):
+    """Requests of that life of a rank go on elsewhere."""
+
+    rank: Rank
+    incarnation: Number
+    requests: Annotated[int, Meta(ge=0, lt=2**40)]
+
+
 class TellGone(ControlMessage, frozen=True):
     """This life of a rank is over or about to be ended. The view without it follows."""
 
@@ -123,6 +135,19 @@ class AskOperation(ControlMessage, frozen=True):
     rank: Rank
 
 
+class AskEvidence(ControlMessage, frozen=True):
+    """The hardware of a rank is not well. ``operation`` names the evidence. ``fatal``: the rank is to be fenced at once."""
+
+    operation: Name
+    rank: Rank
+    evidence: Text
+    fatal: bool
+
+
+ASKED_BEFORE = "it was asked for before"
+"""The answer to a request whose name is known already. Nothing was done."""
+
+
 class TellAnswer(ControlMessage, frozen=True):
     """``body`` is JSON, for people to read."""
 
@@ -131,5 +156,5 @@ class TellAnswer(ControlMessage, frozen=True):
 
 
 FromRank = Register | SayReady | SaySettled | SaySuspect | SayRevoked | SayFailed | SayLeave
-FromPeer = FromRank | Watch | AskStatus | AskOperation
+FromPeer = FromRank | Watch | SayMoved | AskStatus | AskOperation | AskEvidence
 FromSupervisor = TellView | TellRevoke | TellRefused | TellGone | TellAnswer

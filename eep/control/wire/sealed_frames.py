@@ -35,7 +35,7 @@ _SEAL_BYTES = hashlib.sha256().digest_size
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-class WireError(Exception):
+class WireError(ConnectionError):
     """What came in does not verify. The session is over; ``kind`` is what to count it under."""
 
     def __init__(self, kind: str, reason: str) -> None:

@@ -30,7 +30,9 @@ def test_a_killed_rank_comes_back_as_the_spare_and_the_pool_refills(forked: bool
             spare = await a_spare(supervisor, launcher)
             assert os.getsid(spare) == spare
             assert spare in children_of(str(supervisor.directory.path)), "a keeper would not find it"
-            assert f'"spares":{{"wanted":1,"ready":1,"preparing":0,"pids":[{spare}]}}' in supervisor.status()
+            assert (
+                f'"spares":{{"kind":"warm","wanted":1,"ready":1,"preparing":0,"pids":[{spare}]}}' in supervisor.status()
+            )
             killed = supervisor.pids[1]
             kill(supervisor, 1)
             await until(supervisor, runs_with(supervisor, (0,)))
@@ -167,6 +169,19 @@ def test_a_spare_that_is_bound_becomes_its_own_rank_and_no_other(forked: bool) -
                 assert bound[1 - rank] in ready(launcher), "the other one still waits"
                 assert len([line for line in lines(supervisor, "SPARE") if line.rank is not None]) == number + 1
             assert len(lines(supervisor, "COLD")) == 2, "at the start"
+
+    asyncio.run(body())
+
+
+def test_a_rank_has_a_second_spare_when_all_have_one() -> None:
+    async def body() -> None:
+        warm = "tests.control.ranks:steady_once_it_is_told"
+        async with spared(spares=3, warm=warm, binds=True) as (supervisor, launcher):
+            await until(supervisor, runs_with(supervisor, BOTH))
+            await until(supervisor, lambda: len(ready(launcher)) == 3)
+            place = supervisor.directory.path
+            bound = sorted(int((place / f"for-{pid}").read_text()) for pid in ready(launcher))
+            assert bound in ([0, 0, 1], [0, 1, 1])
 
     asyncio.run(body())
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from bench.common import network_namespaces
 from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskStatus
 from tests.control.harness import ROOT
-from tests.control.store import etcd_cluster, network_namespaces
+from tests.control.store import etcd_cluster
 
 HOSTS = 3
 PER_HOST = 2

@@ -148,3 +148,19 @@ def test_a_lease_that_is_kept_alive_stands(open_store: OpenStore) -> None:
         await store.end_lease(lease)
 
     run(open_store, body)
+
+
+def test_a_key_is_removed_only_at_the_version_that_is_named(open_store: OpenStore) -> None:
+    async def body(store: RecordStore) -> None:
+        lease = await store.grant(60.0)
+        first = await store.compare_and_swap("k", ABSENT, b"1", lease)
+        second = await store.compare_and_swap("k", first.entry.version if first.entry else 0, b"2", lease)
+        assert first.entry is not None
+        assert second.entry is not None
+        assert not await store.remove("k", first.entry.version)
+        assert await store.get("k") == second.entry
+        assert await store.remove("k", second.entry.version)
+        assert await store.get("k") is None
+        assert not await store.remove("k", second.entry.version)
+
+    run(open_store, body)

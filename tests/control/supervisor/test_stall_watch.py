@@ -66,6 +66,17 @@ def test_ranks_that_are_all_stopped_are_fenced_and_come_back() -> None:
     asyncio.run(body())
 
 
+def test_a_rank_that_hangs_in_a_repair_is_fenced_and_no_other_is() -> None:
+    async def body() -> None:
+        async with supervised(ranks.hangs_in_repair, policy=patient_policy(4, stall_deadline=DEADLINE)) as supervisor:
+            await until(supervisor, runs_with(supervisor, ALL))
+            assert record(supervisor).view.incarnations[1] > 0, "its first life never settles"
+            fenced = {event.rank for event in read_events(supervisor.directory.events) if "no progress" in event.cause}
+            assert fenced == {1}
+
+    asyncio.run(body())
+
+
 def test_status_says_for_how_long_a_rank_stands_still() -> None:
     async def body() -> None:
         async with supervised(ranks.steady, 2, policy=patient_policy(2, stall_deadline=1000.0)) as supervisor:

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eep.control.supervisor.stopped_watch import PAUSE, StoppedWatch, time_of_stopped
-from eep.membership import Event, HostState, Stalled
+from eep.membership import Event, HostState, RankStatus, Stalled
 from eep.observe.event_log import read_events
 from tests.control import ranks
 from tests.control.harness import patient_policy, record, runs_with, supervised, until
@@ -61,13 +60,29 @@ def test_a_supervisor_that_was_stopped_itself_has_not_seen_a_rank_stopped_for_so
     assert watch(11.0, lambda pid, now: 7, late=10.0) == []
 
 
-def test_a_rank_that_is_not_in_is_left_alone() -> None:
+def watched(state: HostState) -> list[Event]:
+    """What a host in that state is told of rank 2, which is stopped."""
     host = WatchedHost()
-    host.state = replace(host.state, instance=None)
-    looks = StoppedWatch(host, lambda: {rank: 100 + rank for rank in range(4)}, lambda pid: 7)
-    for number in range(100):
-        looks.look(number * PAUSE)
-    assert host.told == []
+    host.state = state
+    looks = StoppedWatch(host, lambda: {2: 102}, lambda pid: 7)
+    now = 0.0
+    while now <= 2 * DEADLINE:
+        looks.look(now)
+        now += PAUSE
+    return host.told
+
+
+def test_a_rank_that_starts_is_told_too() -> None:
+    starting = Host(stopped_deadline=DEADLINE).state
+    assert starting.ranks[2].status is RankStatus.STARTING
+    assert {told.rank for told in watched(starting) if isinstance(told, Stalled)} == {2}
+
+
+def test_a_rank_that_is_being_ended_is_left_alone() -> None:
+    host = Host(stopped_deadline=DEADLINE).run()
+    host.feed(Stalled(2, 0, 0.6, stopped=True))
+    assert host.state.ranks[2].status is RankStatus.FENCING
+    assert watched(host.state) == []
 
 
 def test_the_kernel_says_whether_a_process_is_stopped(tmp_path: Path) -> None:
@@ -100,5 +115,16 @@ def test_a_stopped_rank_is_fenced_and_comes_back(victim: int) -> None:
             await until(supervisor, lambda: record(supervisor).view.incarnations[victim] > 0)
             causes = [(line.rank, line.cause) for line in read_events(supervisor.directory.events)]
             assert any(rank == victim and "its process is stopped" in cause for rank, cause in causes)
+
+    asyncio.run(body())
+
+
+def test_a_rank_that_is_stopped_while_it_starts_is_fenced_and_comes_back() -> None:
+    async def body() -> None:
+        policy = patient_policy(2, stopped_deadline=DEADLINE)
+        async with supervised(ranks.stops_as_it_starts, 2, policy=policy) as supervisor:
+            await until(supervisor, runs_with(supervisor, (0, 1)))
+            causes = [line.cause for line in read_events(supervisor.directory.events) if line.rank == 1]
+            assert any("its process is stopped" in cause for cause in causes)
 
     asyncio.run(body())

@@ -33,6 +33,7 @@ from eep.membership import (
     wanted_scope,
 )
 from eep.view import View
+from tests.membership.sim.links import SimLinks
 from tests.membership.sim.rank import SimRank
 from tests.membership.sim.store_client import StoreClient
 from tests.membership.sim.world import World
@@ -41,7 +42,9 @@ STEP_DEADLINE = 1.0
 
 
 class SimHost:
-    def __init__(self, world: World, name: str, ident: str, ranks: tuple[int, ...], policy: Policy) -> None:
+    def __init__(
+        self, world: World, name: str, ident: str, ranks: tuple[int, ...], policy: Policy, *, linked: bool = False
+    ) -> None:
         self.world, self.name = world, name
         self.state = initial_state(ident, ranks, policy)
         self.processes: dict[int, SimRank] = {}
@@ -56,7 +59,10 @@ class SimHost:
         self._backlog: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, Deadline]] = []
         world.hosts[name] = self
+        self.was_irregular = False
+        """Its clock jumped, or it was paused: what it relied on may have ended without its knowledge."""
         self.store = StoreClient(self)
+        self.links: SimLinks | None = SimLinks(self) if linked else None
         self._stalls = StallWatch(self, self._progress_of)
         self._beat()
         if policy.stall_deadline > 0:
@@ -70,6 +76,7 @@ class SimHost:
 
     def jump_clock(self, seconds: float) -> None:
         self.clock_offset += seconds
+        self.was_irregular = True
         self.later(0, self._check_timers)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
@@ -83,6 +90,9 @@ class SimHost:
             self._backlog.append(action)
         else:
             action()
+
+    def pause(self) -> None:
+        self.paused = self.was_irregular = True
 
     def resume(self) -> None:
         self.paused = False
@@ -111,6 +121,8 @@ class SimHost:
         self.state, effects = step(self.state, event)
         for effect in effects:
             self._carry_out(effect)
+        if self.links is not None:
+            self.links.tell()
         self.store.watch_scope(wanted_scope(self.state))
 
     def _carry_out(self, effect: Effect) -> None:

@@ -29,7 +29,9 @@ class Watchdog:
         """Views already found good under the rank that runs them; both promises, once true, stay true."""
         self._hangs: dict[int, tuple[SimRank, float]] = {}
         """Ranks that hang while their host believes that they run, and since when."""
-        world.on_change = self.changed
+        self.hosts_lost: list[str] = []
+        """Hosts whose reports others have removed."""
+        world.on_change, world.on_host_lost = self.changed, self.host_lost
 
     def changed(self, change: Change[Any]) -> None:
         if change.key == INSTANCE_KEY:
@@ -37,6 +39,13 @@ class Watchdog:
             self.committed(change.value)
         elif change.value is None:
             self.lease_ended.add(host_in(change.key))
+
+    def host_lost(self, name: str) -> None:
+        """A host is taken for lost: its ranks have stopped before that."""
+        self.hosts_lost.append(name)
+        host = self.world.hosts[name]
+        runs = [rank for rank, process in host.processes.items() if process.running]
+        assert not runs or host.was_irregular, f"{name} was taken for lost while ranks {runs} ran"
 
     def committed(self, instance: InstanceRecord) -> None:
         view, last = instance.view, self.last

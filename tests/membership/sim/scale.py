@@ -18,11 +18,11 @@ class Cost:
     virtual_ms: float
 
 
-def view_change_cost(ranks: int) -> Cost:
+def view_change_cost(ranks: int, *, linked: bool = False) -> Cost:
     """From the death of a rank until every host knows that the others run. Keeping leases alive is left out."""
     hosts = max(1, ranks // RANKS_PER_HOST)
     policy = replace(POLICY, max_ranks=ranks, start_deadline=1e6, settle_deadline=1e6)
-    schedule = Schedule(ranks, hosts=hosts, per_host=ranks // hosts, policy=policy)
+    schedule = Schedule(ranks, hosts=hosts, per_host=ranks // hosts, policy=policy, linked=linked)
     world = schedule.world
     for host in world.hosts.values():
         host.launch_time = (0.1, 0.1)
@@ -45,5 +45,5 @@ def view_change_cost(ranks: int) -> Cost:
 
     assert world.run(world.now + PATIENCE, over), "the instance did not recover"
     counts = world.counts - before
-    messages = sum(count for kind, count in counts.items() if kind != "keep-alive")
+    messages = sum(count for kind, count in counts.items() if kind not in ("keep-alive", "beat"))
     return Cost(hosts, messages, round((world.now - started) * 1e3, 1))

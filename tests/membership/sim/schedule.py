@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from eep.control.store.record_codec import INSTANCE_KEY
-from eep.membership import Action, InstanceRecord, Leave, OperatorAsked, Phase, Policy, RankStatus
+from eep.membership import Action, InstanceRecord, Leave, News, OperatorAsked, Phase, Policy, RankStatus
 from tests.membership.sim.host import SimHost
 from tests.membership.sim.invariants import Watchdog
 from tests.membership.sim.world import NODES, World
@@ -34,8 +34,16 @@ HEALS_WITHIN = 120.0
 
 class Schedule:
     def __init__(
-        self, seed: int, *, hosts: int | None = None, per_host: int | None = None, policy: Policy = POLICY
+        self,
+        seed: int,
+        *,
+        hosts: int | None = None,
+        per_host: int | None = None,
+        policy: Policy = POLICY,
+        linked: bool | None = None,
     ) -> None:
+        """``linked``: whether hosts have links; None: with some seeds."""
+        self._linked = seed % 20 == 12 if linked is None else linked
         self.world = World(seed)
         self.random: random.Random = self.world.random
         self.watchdog = Watchdog(self.world, policy)
@@ -50,7 +58,7 @@ class Schedule:
 
     def start_host(self, name: str, ranks: tuple[int, ...]) -> SimHost:
         self._lives += 1
-        host = SimHost(self.world, name, f"{name}#{self._lives}", ranks, self.policy)
+        host = SimHost(self.world, name, f"{name}#{self._lives}", ranks, self.policy, linked=self._linked)
         host.on_launch, host.on_stalled = self.watchdog.launch, self.watchdog.stalled
         return host
 
@@ -115,6 +123,8 @@ class Schedule:
             (1, self._unkillable),
             (1, self._crash_loop),
         ]
+        if self._linked:
+            faults.append((4, self._lie))
         weights, actions = zip(*faults, strict=True)
         self.random.choices(actions, weights)[0]()
 
@@ -158,7 +168,7 @@ class Schedule:
 
     def _pause_host(self) -> None:
         host = self._host()
-        host.paused = True
+        host.pause()
         self._for_a_while(host.resume)
 
     def _kill_host(self) -> None:
@@ -226,6 +236,19 @@ class Schedule:
         if process is not None and process.alive:
             process.leaving = True
             host.do(lambda: host.feed(Leave(rank, process.incarnation)))
+
+    def _lie(self) -> None:
+        """A host says that ranks of others are dead, and that an epoch is revoked."""
+        host, instance = self._host(), self.instance
+        if instance is None or host.links is None:
+            return
+        lies = {
+            rank: instance.view.incarnations[rank]
+            for rank in instance.view.active
+            if rank not in host.state.ranks and self.random.random() < 0.5
+        }
+        revoked = instance.view.epoch + self.random.randrange(-2, 1000)
+        host.links.say(News(host.state.ident, lies, revoked))
 
     def _unkillable(self) -> None:
         host, rank = self._rank()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from eep.control.store.key_value import Change, LeaseEndedError
-from eep.control.store.record_codec import INSTANCE_KEY, REPORT_PREFIX, host_in, report_key
+from eep.control.store.record_codec import INSTANCE_KEY, REPORT_PREFIX, host_in, link_key, report_key
 from eep.membership import (
     EVERY_HOST,
     InstanceSeen,
@@ -38,6 +38,8 @@ class StoreClient:
         self._node = host.world.random.choice(NODES)
         self._lease: int | None = None
         self._renewed = 0.0
+        self.written_at = 0.0
+        self._held = False
         self._registering = False
         self._report: Report | None = None
         self._report_version = 0
@@ -68,6 +70,10 @@ class StoreClient:
 
         self._world.request(self._host.name, self._node, action, answered, kind)
         self._host.later(ANSWER_WITHIN, give_up)
+
+    def ask(self, kind: str, action: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        """Once. If no answer comes, the caller looks again."""
+        self._call(kind, action, answer, lambda: None)
 
     def propose(self, effect: Propose) -> None:
         serial = effect.instance.serial
@@ -173,11 +179,31 @@ class StoreClient:
                 else:
                     self._let_go()
 
-        self._call("keep-alive", lambda: self._store.keep_alive(lease, self._world.now), renewed, lambda: None)
+        def renew() -> bool:
+            entry = self._store.get(self._key)
+            registered = entry is not None and entry.value.ident == self._host.state.ident
+            return self._store.keep_alive(lease, self._world.now) and registered
+
+        self._call("keep-alive", renew, renewed, lambda: None)
 
     def _let_go(self) -> None:
         self._lease = None
         self._host.feed(LeaseLost())
+        if self._host.links is not None:
+            self._host.links.reset()
+
+    def write_again(self) -> None:
+        self.publish(report_of(self._host.state))
+
+    def hold(self) -> None:
+        if self._lease is not None and not self._held:
+            self._held = True
+            self._host.feed(LeaseLost())
+
+    def _go_on(self) -> None:
+        self._held = False
+        self._host.feed(LeaseHeld())
+        self.list_reports()
 
     def _register(self) -> None:
         if self._registering:
@@ -200,9 +226,11 @@ class StoreClient:
             self._registering = False
             if swap is not None and swap.done:
                 self._lease, self._report_version, self._renewed = lease, swap.entry.version, asked
-                self._host.feed(LeaseHeld())
-                self.list_reports()
+                self.written_at = asked
+                self._go_on()
                 self._read_instance()
+                if self._host.links is not None:
+                    self.ask("link-record", lambda: self._put_link(lease), lambda swap: None)
 
         self._call(
             "grant",
@@ -217,6 +245,14 @@ class StoreClient:
         except LeaseEndedError:
             return None
 
+    def _put_link(self, lease: int) -> Any:
+        key = link_key(self._host.name)
+        held = self._store.get(key)
+        try:
+            return self._store.compare_and_swap(key, held.version if held else 0, self._host.state.ident, lease)
+        except LeaseEndedError:
+            return None
+
     def publish(self, report: Report) -> None:
         self._report = report
         self._publish()
@@ -225,7 +261,7 @@ class StoreClient:
         if self._publishing or self._report is None or self._lease is None:
             return
         self._publishing = True
-        report, lease, expected = self._report, self._lease, self._report_version
+        report, lease, expected, asked = self._report, self._lease, self._report_version, self._host.clock
 
         def answered(swap: Any) -> None:
             self._publishing = False
@@ -235,6 +271,10 @@ class StoreClient:
                 self._let_go()
             else:
                 self._report_version = swap.entry.version
+                if swap.done:
+                    self.written_at = asked
+                    if self._held:
+                        self._go_on()
                 if not swap.done or self._report is not report:
                     self._publish()
 

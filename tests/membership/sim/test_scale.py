@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.membership.sim.scale import view_change_cost
 
 
-def test_messages_grow_no_faster_than_ranks() -> None:
-    small, large = view_change_cost(64), view_change_cost(512)
-    assert large.messages / 512 <= 1.2 * small.messages / 64, (small, large)
+@pytest.mark.parametrize(("linked", "ranks"), [(False, 512), (True, 256)])
+def test_messages_grow_no_faster_than_ranks(linked: bool, ranks: int) -> None:
+    small, large = view_change_cost(64, linked=linked), view_change_cost(ranks, linked=linked)
+    assert large.messages / large.hosts <= 1.2 * small.messages / small.hosts, (small, large)

@@ -1,4 +1,4 @@
-"""Thousands of seeded schedules, each checked after every event and then for liveness.
+"""A thousand seeded schedules, each checked after every event and then for liveness.
 
 To look at one: ``Schedule(seed).run()``. To look for more: ``make soak``, which adds what it finds to
 ``seeds.txt``.
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from eep.control.store.key_value import KeyValue, StoredValue, Swap
-from eep.control.supervisor import stall_watch
+from eep.control.supervisor import rank_watch, stall_watch
 from eep.membership import Standstill, coordination, decide, judge
 from tests.membership.sim.schedule import Schedule
 
-SEEDS = 2000
+SEEDS = 1000
 CHUNK = 100
 REGRESSIONS = Path(__file__).with_name("seeds.txt")
 
@@ -87,7 +87,7 @@ def test_removing_on_mere_suspicion_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_watch_that_never_finds_a_rank_stalled_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator can fail: ranks that all hang at once are not left alone."""
-    monkeypatch.setattr(stall_watch, "has_stalled", lambda seen, deadline: False)
+    monkeypatch.setattr(rank_watch, "has_stalled", lambda seen, deadline: False)
     with pytest.raises(AssertionError, match="no host has noticed"):
         run_many(range(200))
 

@@ -36,6 +36,7 @@ class World:
         self.slow: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.on_change: Callable[[Change[Any]], None] = lambda change: None
+        self.on_host_lost: Callable[[str], None] = lambda host: None
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._watchers: dict[str, tuple[str, Callable[[Change[Any]], None], Callable[[], None]]] = {}

@@ -1,0 +1,136 @@
+"""Measures how soon a rank is out that lives and does nothing: one that is stopped, and one that hangs between two steps.
+
+The real SGLang server with four ranks and its default deadlines, under a load whose every token is checked. Ranks are stopped
+with SIGSTOP, and put to sleep at a fault point; neither ends by itself. Times are from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.common.arguments import add_files, make_parser
+from bench.common.drilled_server import describe_requests, describe_server, exit_code, origin_lines, say, write_results
+from bench.common.provenance import provenance
+from bench.detection.report import middle_and_most
+from bench.failover.kills import victims
+from eep.drill.devices import CPU
+from eep.drill.load import Load
+from eep.drill.models.checkpoint import make_model
+from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.story import Fault, Story
+
+RANKS = 4
+POINT = "step.trusted"
+"""Where a rank hangs: it has judged a step and not yet begun the next."""
+FOR_EVER_MS = 3_600_000
+CASES = {"stopped": "is stopped (SIGSTOP)", "hangs": "sleeps between two steps"}
+TIMES = {"noticed": "it is out", "running": "the others run again", "rejoined": "it is back"}
+
+
+def main() -> int:
+    options = parse()
+    with tempfile.TemporaryDirectory(prefix="eep-bench-") as place:
+        return measure(options, Path(place))
+
+
+def parse() -> argparse.Namespace:
+    parser = make_parser(
+        "bench.detection.stuck",
+        __doc__,
+        "Files: stuck-cpu.json and stuck-cpu.md.\n\n"
+        "examples:\n"
+        "  python -m bench.detection.stuck                         twenty of each, about five minutes\n"
+        "  python -m bench.detection.stuck --times 1 --no-files    does it work? two minutes",
+    )
+    parser.add_argument("--times", type=int, default=20, help="how often each case is tried (default: 20)")
+    parser.add_argument("--clients", type=int, default=4, help="how many stream at once (default: 4)")
+    parser.add_argument("--seed", type=int, default=1, help="decides the order of ranks (default: 1)")
+    add_files(parser)
+    options = parser.parse_args()
+    if options.times < 1 or options.clients < 1:
+        parser.error("--times and --clients must be at least 1")
+    return options
+
+
+def measure(options: argparse.Namespace, place: Path) -> int:
+    head = provenance()
+    before = round(os.getloadavg()[0], 2)
+    arguments = (*FOUR_RANKS, "--eep-faults", "on", "--incremental-streaming-output")
+    say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
+    server = Server(make_model(place / "model"), arguments, place / "server.log", directory=place / "d")
+    with server:
+        load = Load.with_reference(server.url, [list(f"Stand still {each}".encode()) for each in range(8)], tokens=32)
+        load = Load(server.url, load.prompts, load.wanted, options.clients)
+        story = Story(place / "d", load, say=lambda text: None)
+        story.wait_until_all_run(RANKS)
+        with load:
+            for rank in victims(RANKS, options.times, options.seed):
+                for case in CASES:
+                    say(str(lose(story, case, rank)))
+        story.close()
+    left = server.leftovers()
+    head["setting"] = {
+        **{name: getattr(options, name) for name in ("times", "clients", "seed")},
+        **describe_server(CPU, arguments),
+        "load_average": [before, round(os.getloadavg()[0], 2)],
+    }
+    head["requests"] = describe_requests(load)
+    faults = [
+        {"case": fault.kind, "rank": fault.rank, **{name: round(getattr(fault, name), 4) for name in TIMES}}
+        for fault in story.faults
+    ]
+    told = {"faults": faults}
+    if options.no_files:
+        say(page(head, told))
+    else:
+        write_results(options.results / "stuck-cpu", head, told, page)
+    return exit_code(load, left)
+
+
+def lose(story: Story, case: str, rank: int) -> Fault:
+    """RuntimeError if the rank is not out, or not back, in time."""
+    fault = story.stop(rank) if case == "stopped" else hang(story, rank)
+    if not (story.wait_until_noticed(fault) and story.wait_until_all_run(RANKS)):
+        raise RuntimeError(f"rank {rank} was lost and did not come back")
+    return fault
+
+
+def hang(story: Story, rank: int) -> Fault:
+    story.target.arm(rank, POINT, "sleep", sleep_ms=FOR_EVER_MS)
+    if not story.target.wait_until_fired(rank, POINT, 60.0):
+        raise RuntimeError(f"rank {rank} took no step within a minute")
+    line = [each for each in story.target.fired() if each.rank == rank][-1]
+    fault = Fault(rank, "hangs", line.time - time.time() + time.monotonic())
+    story.faults.append(fault)
+    return fault
+
+
+def page(head: dict[str, Any], told: dict[str, Any]) -> str:
+    setting, requests = head["setting"], head["requests"]
+    lines = [
+        "# How soon a rank is out that is stuck",
+        "",
+        *origin_lines(head),
+        f"Load average {setting['load_average'][0]} before and {setting['load_average'][1]} at the end. Four ranks, "
+        f"{setting['clients']} clients, default deadlines.",
+        "",
+        f"{requests['answered']} requests, {requests['failed']} failed, {requests['wrong']} with a wrong token.",
+        "",
+        f"| milliseconds, median (largest) | times | {' | '.join(TIMES.values())} |",
+        f"|---|---:|{'---:|' * len(TIMES)}",
+    ]
+    for case, text in CASES.items():
+        of_case = [fault for fault in told["faults"] if fault["case"] == case]
+        cells = (middle_and_most([1000 * fault[name] for fault in of_case]) for name in TIMES)
+        lines.append(f"| a rank {text} | {len(of_case)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
