@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 import eep
+from eep.data_plane.passage import Passage, count_portions
 from eep.data_plane.tokens import ExpertTokens, RankTokens
 
 
@@ -28,13 +29,15 @@ class Config:
     wire: str = "bf16"
     device: str = "cpu"
     shares_gpu: bool = False
+    room: int | None = None
+    """For how many tokens of a rank buffers have room; None for a whole batch."""
 
     def buffer(self, rank: int, rendezvous: eep.Rendezvous | str, **more: object) -> eep.Buffer:
         return eep.Buffer(
             rank,
             rendezvous=rendezvous,
             max_ranks=self.max_ranks,
-            max_tokens=self.max_tokens,
+            max_tokens=self.room or self.max_tokens,
             hidden=self.hidden,
             topk=self.topk,
             local_experts=self.local_experts,
@@ -170,12 +173,32 @@ def reference(config: Config, batch: Batch) -> torch.Tensor:
 
 
 def step(
-    buffer: eep.Buffer, config: Config, seed: int, active: tuple[int, ...], tokens: int | None = None
+    buffer: eep.Buffer,
+    config: Config,
+    seed: int,
+    active: tuple[int, ...],
+    tokens: int | None = None,
+    portions: int | None = None,
 ) -> torch.Tensor:
-    """One dispatch and combine of a rank's batch."""
+    """The exchange of a rank's batch. ``portions``: by default as many as the batches need that ranks draw."""
     batch = make_batch(config, buffer.rank, seed, active, tokens).to(config.device)
-    received = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
-    output = buffer.combine(run_experts(buffer, received), received)
+    output = exchange(buffer, batch, Passage(portions=portions or portions_of(config, seed, active)))
     if config.device == "cuda":
         torch.cuda.current_stream().synchronize()  # as a server does before it samples; then the status can be read
     return output.cpu()
+
+
+def portions_of(config: Config, seed: int, active: tuple[int, ...]) -> int:
+    """In how many portions the ranks exchange the batches that they draw."""
+    if config.room is None:
+        return 1
+    return count_portions((len(make_batch(config, rank, seed, active).x) for rank in active), config.room)
+
+
+def exchange(buffer: eep.Buffer, batch: Batch, passage: Passage) -> torch.Tensor:
+    """Dispatch, experts and combine, portion by portion."""
+    output = torch.empty(batch.x.shape, dtype=buffer.combine_dtype, device=batch.x.device)
+    for rows in passage.cut(len(batch.x)):
+        received = buffer.dispatch(batch.x[rows], batch.topk_idx[rows], batch.topk_weights[rows])
+        buffer.combine(run_experts(buffer, received), received, out=output[rows])
+    return output

@@ -1,6 +1,7 @@
 """How fast repair fills slots from each tier, next to a plain copy of as many bytes in the same run.
 
-The other rank and the backup service are processes of their own. Repair verifies every expert, so the time of
+The other ranks and the backup service are processes of their own. One rank is on another host: a network namespace, with a
+plain TCP connection to it as yardstick. Repair verifies every expert, so the time of
 each tier includes the checksum; the checksum alone has a row of its own.
 """
 
@@ -13,13 +14,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from bench.common import network_namespaces
+from bench.common.network_namespaces import Network
 from bench.common.timing import median_seconds
+from bench.repair.far_rank import FarRank, far_rank
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient, LiveParameters
 from eep.experts.backup.transfer_engine import Engine
@@ -29,6 +34,7 @@ from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec, checksum
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
 from eep.experts.repair.executor import execute_repair
+from eep.experts.repair.far_peers import FarPeers, FarReader
 from eep.experts.repair.peer_memory import MappedPeers
 from eep.experts.repair.reader import Reader
 from eep.experts.repair.repair_plan import BackupContents, Origin, Tier, plan_repair
@@ -70,6 +76,19 @@ def fill(memory: ExpertMemory, experts: int) -> None:
 
 
 def measure_tiers(experts: int, times: int = 5) -> list[dict[str, Any]]:
+    """Where there can be no namespaces, there is no other host."""
+    if network_namespaces.why_not():
+        return _measure(experts, times, None)
+    network = Network(2)
+    try:
+        # In a thread of its own, which is on the first host from now on.
+        with ThreadPoolExecutor(1, initializer=network_namespaces.enter, initargs=(network.namespace(0),)) as host:
+            return host.submit(_measure, experts, times, network).result()
+    finally:
+        network.close()
+
+
+def _measure(experts: int, times: int, network: Network | None) -> list[dict[str, Any]]:
     torch.set_num_threads(1)  # one core copies, as one core reads
     shape = layout(experts)
     shared = SharedMemory.create("bench", shape.region_bytes)
@@ -81,12 +100,22 @@ def measure_tiers(experts: int, times: int = 5) -> list[dict[str, Any]]:
     target = torch.zeros(total, dtype=torch.uint8)
     rows = [_row("plain copy", _rate(total, times, lambda: target.copy_(memory.region[:total])), total)]
     rows.append(_row("checksum alone", _rate(total, times, lambda: checksum([memory.region[:total]])), total))
-    with _sources(shape, experts, shared, full, sums) as (reader_of, backups):
-        for name, tier in (
-            ("rank in another process", Tier.PEER),
-            ("backup, Mooncake TCP", Tier.DRAM),
-            ("disk, cached", Tier.DISK),
-        ):
+    with contextlib.ExitStack() as stack:
+        far = None if network is None else stack.enter_context(far_rank(network, shape, experts))
+        address = "127.0.0.1" if network is None else network.address(0)
+        reader_of, backups = stack.enter_context(_sources(shape, experts, shared, full, sums, address, far))
+        tiers = {
+            "rank in another process": Tier.PEER,
+            "backup, Mooncake TCP": Tier.DRAM,
+            "rank of another host, Mooncake TCP": Tier.FAR_PEER,
+            "disk, cached": Tier.DISK,
+        }
+        if far is None:
+            del tiers["rank of another host, Mooncake TCP"]
+        else:
+            into = bytearray(total)
+            rows.append(_row("plain TCP from another host", _rate(total, times, lambda: far.receive(into)), total))
+        for name, tier in tiers.items():
             work = _repair_work(tier, shape, experts, reader_of, backups, sums)
             rows.append(_row(name, _rate(total, times, work), total))
         work = _repair_work(Tier.DISK, shape, experts, reader_of, backups, sums, cold=True)
@@ -109,11 +138,12 @@ def _repair_work(
     """Repairs an empty rank 0 from ``tier``: rank 1, a backup or the disk alone holds its experts."""
     empty = np.full((1, experts), -1)
     everything = np.arange(experts)[None]
-    there = everything if tier is Tier.PEER else empty
+    there = everything if tier in (Tier.PEER, Tier.FAR_PEER) else empty
     before = Placement(np.concatenate([empty, there], axis=1), experts, experts)
     after = Placement(np.concatenate([everything, there], axis=1), experts, experts)
     held = backups if tier is Tier.DRAM else None
-    steps = plan_repair(before, after, [0, 1], [0, 0], shape.expert_bytes, backups=held, disk=tier is Tier.DISK)
+    hosts = [0, 1] if tier is Tier.FAR_PEER else [0, 0]
+    steps = plan_repair(before, after, [0, 1], hosts, shape.expert_bytes, backups=held, disk=tier is Tier.DISK)
     mine = ExpertMemory(shape, torch.zeros(shape.region_bytes, dtype=torch.uint8))
 
     def work() -> None:
@@ -137,7 +167,13 @@ def _forget(reader: Reader) -> None:
 
 @contextlib.contextmanager
 def _sources(
-    shape: ExpertLayout, experts: int, shared: SharedMemory, full: Placement, sums: Checksums
+    shape: ExpertLayout,
+    experts: int,
+    shared: SharedMemory,
+    full: Placement,
+    sums: Checksums,
+    address: str,
+    far: FarRank | None,
 ) -> Iterator[tuple[Callable[[Origin], Reader], dict[str, BackupContents]]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.ExitStack() as stack:
@@ -155,7 +191,8 @@ def _sources(
         peers = MappedPeers(where, _VIEW, shape.region_bytes)
         stack.callback(peers.close)
 
-        registry, engine = DirectoryRegistry(where / "registry"), Engine()
+        registry, engine = DirectoryRegistry(where / "registry"), Engine(address)
+        others = FarPeers(engine, shape, lambda rank: None if far is None else far.record)
         LiveParameters(registry, engine, 0, 0, shared).publish(shape, full, sums)
         command = [sys.executable, "-m", "eep.experts.backup.command", "backup", "serve", "--name", "bench"]
         command += ["--memory", "8GiB", "--registry", str(where / "registry")]
@@ -174,7 +211,9 @@ def _sources(
                     return LocalReader(memory)
                 case Tier.PEER:
                     return PeerReader(shape, peers, origin.rank)
-                case Tier.DRAM:
+                case Tier.FAR_PEER:
+                    return FarReader(others, origin.rank)
+                case Tier.DRAM | Tier.FAR_DRAM:
                     return client.reader(origin.backup)
                 case Tier.DISK:
                     return disk

@@ -12,82 +12,52 @@ is read. So the reader verifies every expert by its checksum, and takes one that
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from eep import faults
 from eep.access import make_private
-from eep.data_plane.memory import Memory
 from eep.errors import EepError
 from eep.experts.agreed_load import AgreedLoad
+from eep.experts.arrivals import Arrivals, packed_bytes, part_of
 from eep.experts.backup.live_offer import LiveOffer
 from eep.experts.balancing.placement_log import BaseRecord, LogName, PlacementLog
 from eep.experts.balancing.staging import Staged, StagingArea
-from eep.experts.checksums import Checksums
-from eep.experts.held_slots import HeldSlots
-from eep.experts.layout import ExpertMemory
-from eep.experts.margin_record import MarginRecord, publish_margin
-from eep.experts.placement.margin import find_margin
-from eep.experts.placement.packing import EMPTY, FloatArray, IntArray
-from eep.experts.placement.slot_plan import CoverageError, Placement, WhenShort
-from eep.experts.registry.directory_registry import DirectoryRegistry
+from eep.experts.coverage_policy import CoveragePolicy
+from eep.experts.elsewhere_record import say_elsewhere
+from eep.experts.held_slots import HeldSlots, RegionPlace
+from eep.experts.instance_hosts import LEAST_COPIES, InstanceHosts
+from eep.experts.loaded_experts import LoadedExperts
+from eep.experts.margin_record import say_margin
+from eep.experts.mask_notice import MaskNotice
+from eep.experts.partial_repair import PartialRepair
+from eep.experts.placement.open_slots import used_slots
+from eep.experts.placement.packing import EMPTY, FloatArray
+from eep.experts.placement.slot_plan import CoverageError, Placement
+from eep.experts.registry.deferring_registry import DeferringRegistry
+from eep.experts.registry.directory_registry import DirectoryRegistry, Registry
 from eep.experts.registry.published_records import ModelShape
-from eep.experts.repair import checksum_sources
-from eep.experts.repair.executor import RepairFailed, execute_repair
-from eep.experts.repair.peer_memory import MappedPeers, copy_all, serve_region
-from eep.experts.repair.repair_plan import RepairPlan, Tier, plan_repair
+from eep.experts.repair.executor import RepairFailed
+from eep.experts.repair.far_peers import hide_region, show_region
+from eep.experts.repair.peer_memory import copy_all, serve_region
+from eep.experts.repair.repair_plan import Tier
 from eep.experts.repair.repair_sources import RepairSources
-from eep.experts.slot_index import SlotIndex
+from eep.experts.repair.view_peers import PeerFinder
+from eep.experts.slot_filler import SlotFiller
 from eep.experts.standing import Standing, place, route
 from eep.experts.view_record import HELD_DIRECTORY
 from eep.recovery.contract import check_coverage
 from eep.view import View
 
 logger = logging.getLogger(__name__)
+_HEARD_WITHIN_S = 5.0
+"""How long the store may take to pass on what a rank holds."""
 LACKING = 0
 """In place of a digest; see :data:`eep.recovery.session.Repair`."""
-_MOST_SETBACKS = 5
-"""The log of a repair names at most so many."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedExperts:
-    """What an incarnation of a rank has loaded: ``memory``, in ``shared``, with the experts that ``placement`` gives it, or
-    those that ``held[layer, slot]`` says if an earlier life has left them there. ``index`` is for the next life. ``aside`` is
-    memory for experts that move while the rank serves; None: none ever does."""
-
-    rank: int
-    incarnation: int
-    placement: Placement
-    memory: ExpertMemory
-    shared: Memory
-    checksums: Checksums
-    device: str = "cpu"
-    held: IntArray | None = None
-    index: SlotIndex | None = None
-    aside: ExpertMemory | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CoveragePolicy:
-    """A repair that takes longer than ``repair_within`` seconds has failed.
-
-    ``counted`` says how often this rank asked for each expert. Where experts must be masked, those asked for least are.
-    ``least_copies``: how many copies each expert has, where slots allow, before any has more. With 2, any one rank may go.
-    """
-
-    repair_within: float
-    when_short: WhenShort = "refuse"
-    counted: Callable[[], FloatArray] | None = None
-    least_copies: int = 1
 
 
 class Coverage:
@@ -102,29 +72,41 @@ class Coverage:
         policy: CoveragePolicy,
         sources: RepairSources | None = None,
         offer: LiveOffer | None = None,
+        hosts: InstanceHosts | None = None,
     ) -> None:
-        """``directory`` is private, and shared by the ranks of this host. ``offer`` is told what the slots hold."""
+        """``directory`` is private, and shared by the ranks of this host. ``offer`` is told what the slots hold. ``hosts``:
+        None if all ranks are on one."""
+        if hosts is not None and loaded.aside is not None:
+            raise EepError("experts move while ranks serve only where all ranks are on one host")
         make_private(directory)
         rank, first = loaded.rank, loaded.placement
         self._rank = rank
-        self._first, self._memory, self._checksums = first, loaded.memory, loaded.checksums
-        self._directory, self._published, self._device = directory, published, loaded.device
-        self._policy, self._sources, self._offer = policy, sources or RepairSources(), offer
-        self._base = BaseRecord.of(first, self._no_load(), 0, policy.least_copies)
+        self._first, self._memory = first, loaded.memory
+        self._published, self._policy, self._offer = published, policy, offer
+        sources = sources or RepairSources()
+        self._hosts = hosts
+        least = policy.least_copies if hosts is None else max(policy.least_copies, LEAST_COPIES)
+        topology = () if hosts is None else hosts.topology
+        self._base = BaseRecord.of(first, self._no_load(), 0, least, policy.open_slots, topology)
         self.log = self.stage = None
         if loaded.aside is not None:
             self.log = PlacementLog(directory / "placements")
             self.log.enter(0, self._base)  # its room on the disk is taken now
-            self.stage = StagingArea(
-                rank, loaded.memory, loaded.aside, loaded.checksums, self._sources, directory, loaded.device
-            )
         self.standing: Standing | None = None
         """None while this rank does not serve."""
+        self._closed_for: Standing | None = None
+        """For what unused slots were closed last."""
         size = first.slots_per_rank
         first_held = first.physical_to_logical[:, rank * size : (rank + 1) * size]
-        self.registry = DirectoryRegistry(directory / HELD_DIRECTORY)
+        self._of_host = DirectoryRegistry(directory / HELD_DIRECTORY)
+        self._of_host.sweep()  # its keys name an incarnation, so none is ever used again
+        self.registry: Registry = self._of_host
         """In which ranks tell each other what they hold, and what they have counted."""
-        self.registry.sweep()  # its keys name an incarnation, so none is ever used again
+        self._far: DeferringRegistry | None = None
+        self._place: RegionPlace | None = None
+        if hosts is not None:
+            self.registry = self._far = DeferringRegistry(self._of_host, hosts.registry)
+            self._place = show_region(hosts, rank, loaded.shared)
         self._slots = HeldSlots(
             self.registry,
             (rank, loaded.incarnation),
@@ -133,17 +115,42 @@ class Coverage:
             loaded.checksums,
             loaded.index,
             offer,
+            self._place,
+            0.0 if hosts is None else _HEARD_WITHIN_S,
         )
+        finder = PeerFinder(directory, loaded.memory.layout, loaded.device, self._slots, hosts)
+        if loaded.aside is not None:
+            self.stage = StagingArea(rank, loaded.memory, loaded.aside, loaded.checksums, sources, finder)
         self._load = AgreedLoad(self.registry, rank, loaded.incarnation, policy.counted or self._no_load)
         if policy.when_short == "mask":
             self._load.take_room()
-        self._degraded = False
-        self._late: tuple[Future[Any], ...] = ()
-        """Reads for a repair that has failed. Each writes into slots, and must not do so once they are verified."""
+        self._notice = MaskNotice()
+        self.packed_bytes = packed_bytes(first.layers, size)
+        self._after: Placement | None = None
+        """What is served when all of it has arrived."""
         self._server = serve_region(directory, rank, loaded.incarnation, loaded.shared)
-        self.brought_in: Counter[Tier] = Counter()
-        """Bytes of experts that came from elsewhere, so far."""
+        self._filler = SlotFiller(
+            rank, first, loaded.memory, loaded.checksums, self._slots, sources, finder, self._base.topology
+        )
+        self.partly: PartialRepair | None = None
+        """None where a view waits for all of its experts."""
+        if policy.mask_after is not None:
+            arrivals = Arrivals(self.registry, (rank, loaded.incarnation), self.packed_bytes)
+            asked = policy.counted or self._no_load
+            self.partly = PartialRepair(self._filler, arrivals, policy.mask_after, policy.repair_within, asked)
         self._slots.publish()
+        if self._far is not None and not self._far.flush(_HEARD_WITHIN_S):
+            logger.warning("rank %d begins though the store does not know yet what it holds", rank)
+
+    @property
+    def brought_in(self) -> Counter[Tier]:
+        """Bytes of experts that came from elsewhere, so far."""
+        return self._filler.brought_in
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some rank of the view has yet to bring something in. All ranks of a view say the same."""
+        return self.standing is not None and self._after is not None and self.standing.placement is not self._after
 
     def placement_of(self, view: View) -> Placement | None:
         """Where experts are to be in a view. None if its ranks cannot hold them all, and must wait for others."""
@@ -155,7 +162,7 @@ class Coverage:
             if self._policy.when_short == "refuse":
                 logger.warning("epoch %d: %s; no step runs until a rank comes back", view.epoch, error)
                 return None
-        peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
+        peers = self._filler.peers(view)
         try:
             load = self._load.of(view, peers.alive)
         finally:
@@ -167,7 +174,7 @@ class Coverage:
                 min(view.active),
             )
             return None
-        return place(view, BaseRecord.of(self._base.placement, load, self._base.doses, self._base.least_copies), "mask")
+        return place(view, self._base.renewed(self._base.placement, load, self._base.doses), "mask")
 
     def repair(self, view: View) -> int | None:
         """Makes this rank's part of the placement of ``view``. Returns the placement's digest, or None if there is none.
@@ -175,37 +182,85 @@ class Coverage:
         ``LACKING`` if no source has some experts of this rank. The rank stays: the next joiner brings what it loads when it
         starts, and a rank that ended instead would take with it what its peers may need.
         """
-        self.standing = None
+        self.standing = self._after = None
+        if self.partly is not None:
+            self.partly.stop()
         after = self.placement_of(view)
         if after is None:
             return None
-        before = self._slots.of(view, self._first)
-        steps = plan_repair(
-            before,
-            after,
-            view.active,
-            [0] * after.max_ranks,
-            self._memory.layout.expert_bytes,
-            backups=self._sources.backups(),
-            disk=self._sources.checkpoint is not None,
-        ).of(self._rank)
-        if steps.transfers:
+        if not self._open_slots(view, after):
+            return LACKING
+        steps = self._filler.plan(view, after)
+        shown: Placement | None = after
+        if self.partly is not None and not (steps.unreachable and self._is_first(after)):
+            shown = self.partly.bring_in(view, after, steps)
+        elif steps.transfers:
             try:
-                self._bring_in(view, steps)
+                self._filler.fill(view, steps, self._policy.repair_within)
             except RepairFailed as error:
-                if np.array_equal(after.physical_to_logical, self._first.physical_to_logical):
+                if self._is_first(after):
                     self._slots.forget()
                     raise  # this rank lacks what it was started with, and its next incarnation loads that
                 logger.warning("epoch %d: no step runs until another rank joins: %s", view.epoch, error)
                 return LACKING
-        self._slots.publish()
+        if shown is None:
+            return None
+        self._filler.publish()
         faults.at("repair.done")
-        check_coverage(view, after)
-        self._published(after, route(after, self._base))
-        self._say_what_is_masked(view, after)
-        self._say_margin(view, after)
-        self.standing = Standing(view, LogName(view.epoch, 0), self._base, after)
-        return int(after.digest[:16], 16)
+        self._after = after
+        self._serve(view, LogName(view.epoch, 0), shown)
+        return int(shown.digest[:16], 16)
+
+    def _open_slots(self, view: View, after: Placement) -> bool:
+        """Whether there is memory for all slots of this rank in ``after``."""
+        if self._policy.room is None:
+            return True
+        try:
+            self._policy.room.open(used_slots(after))
+        except (EepError, OSError) as error:
+            logger.warning("epoch %d: no step runs until another rank joins: %s", view.epoch, error)
+            return False
+        faults.at("room.made")
+        return True
+
+    def close_slots(self) -> None:
+        """Give back the memory of slots that are not used any more. Call it between two steps, when all ranks have settled in
+        the view: until then they may need what is there."""
+        room, standing = self._policy.room, self.standing
+        if room is None or standing is None or standing is self._closed_for:
+            return
+        self._closed_for = standing
+        kept = max(used_slots(standing.placement), room.usual)
+        if room.slots > kept:
+            self._filler.clear_from(kept)
+            room.close(kept)
+            faults.at("room.returned")
+
+    def _is_first(self, placement: Placement) -> bool:
+        return np.array_equal(placement.physical_to_logical, self._first.physical_to_logical)
+
+    def arrived(self) -> bytes:
+        """What this rank holds by now of the placement of the view."""
+        assert self.partly is not None
+        return self.partly.arrived()
+
+    def serve_arrived(self, heard: Mapping[int, bytes]) -> None:
+        """Between two steps: serve what all ranks have said that they hold. All of them do so before the same step."""
+        if self.standing is None or self._after is None:
+            raise EepError("no placement is in force; nothing was changed")
+        shown = part_of(self._after, heard)
+        if shown.digest != self.standing.placement.digest:
+            faults.at("behind.agreed")
+            self._serve(self.standing.view, self.standing.name, shown)
+            faults.at("behind.served")
+
+    def _serve(self, view: View, name: LogName, shown: Placement) -> None:
+        check_coverage(view, shown)
+        self._published(shown, route(shown, self._base))
+        self.standing = Standing(view, name, self._base, shown)
+        self._notice.say(view, shown, is_behind=self.is_behind)
+        say_margin(self._of_host, self._rank, self.standing)
+        say_elsewhere(self._of_host, self._rank, self.standing)
 
     def switch(self, staged: Staged) -> None:
         """Between two steps: serve by the placement for which this rank and all others have staged what moves."""
@@ -221,79 +276,20 @@ class Coverage:
         for transfer in staged.transfers:
             table[transfer.layer, transfer.slot] = transfer.expert
         self._slots.publish()
-        check_coverage(view, staged.placement)
-        self._published(staged.placement, route(staged.placement, staged.record))
-        self._base = staged.record
-        self.standing = Standing(view, self.standing.next_name, staged.record, staged.placement)
-        self._say_margin(view, staged.placement)
-
-    def _bring_in(self, view: View, steps: RepairPlan) -> None:
-        """Carries out this rank's steps. It gives up no slot before it can verify what is to fill it."""
-        deadline = time.monotonic() + self._policy.repair_within
-        self._late = tuple(wait(self._late, timeout=self._policy.repair_within).not_done)
-        if self._late:
-            raise RepairFailed(
-                f"{len(self._late)} sources still read into slots of this rank for an earlier repair",
-                steps.transfers,
-                self._late,
-            )
-        checksum_sources.learn_for_transfers(self._checksums, steps.transfers, self._memory, self._sources)
-        for transfer in steps.transfers:
-            self._slots.table[transfer.layer, transfer.slot] = EMPTY
-        self._slots.publish()
-        peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
-        try:
-            report = execute_repair(
-                steps,
-                self._rank,
-                self._memory,
-                lambda origin: self._sources.reader_of(origin, self._memory, peers),
-                self._checksums,
-                timeout=max(0.0, deadline - time.monotonic()),
-            )
-        except RepairFailed as error:
-            self._late = error.still_reading
-            raise
-        finally:
-            peers.close()
-        for transfer in steps.transfers:
-            self._slots.table[transfer.layer, transfer.slot] = transfer.expert
-        self.brought_in += report.bytes_by_tier
-        moved = ", ".join(f"{n >> 10} KiB from {tier.name.lower()}" for tier, n in report.bytes_by_tier.items())
-        logger.info("epoch %d: %d experts brought in (%s)", view.epoch, len(steps.transfers), moved)
-        for setback in report.setbacks[:_MOST_SETBACKS]:
-            logger.info("epoch %d: %s; the next source was tried", view.epoch, setback)
+        self._base, self._after = staged.record, staged.placement
+        self._serve(view, self.standing.next_name, staged.placement)
 
     def close(self) -> None:
+        if self.partly is not None:
+            self.partly.stop()
         if self._offer is not None:
             self._offer.close()
         self._server.close()
-        self.registry.close()
-
-    def _say_what_is_masked(self, view: View, placement: Placement) -> None:
-        if placement.degraded:
-            masked = placement.masked
-            logger.warning(
-                "epoch %d: %d of %d experts are masked, for ranks %s have too few slots: answers differ from those of the "
-                "whole model until a rank comes back",
-                view.epoch,
-                int(masked.sum()),
-                masked.size,
-                list(view.active),
-            )
-        elif self._degraded:
-            logger.warning(
-                "epoch %d: no expert is masked any more; answers are those of the whole model again", view.epoch
-            )
-        self._degraded = placement.degraded
-
-    def _say_margin(self, view: View, placement: Placement) -> None:
-        """For ``eep status``. All ranks know the same, so the first one speaks."""
-        if self._rank == min(view.active):
-            found = find_margin(placement, view.active, [0] * placement.max_ranks)
-            publish_margin(
-                self.registry, MarginRecord(view.epoch, found.any_ranks, found.ranks, found.repairable_ranks)
-            )
+        if self._far is not None:
+            self._far.close()
+        if self._hosts is not None and self._place is not None:
+            hide_region(self._hosts, self._place)
+        self._of_host.close()
 
     def _no_load(self) -> FloatArray:
         return np.ones((self._first.layers, self._first.experts))

@@ -5,7 +5,8 @@ A record may be a moment old. So whoever reads from a peer's slot verifies what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,16 @@ from eep.experts.slot_index import SlotIndex
 from eep.view import View
 
 _HELD = "held/"
+_PAUSE_S = 0.01
+
+
+class RegionPlace(NamedTuple):
+    """Where ranks of other hosts read the slots of a rank: the number of its host, its engine, and the address there. No
+    engine: they cannot."""
+
+    host: int = 0
+    session: str = ""
+    address: int = 0
 
 
 class HeldSlots:
@@ -34,12 +45,16 @@ class HeldSlots:
         checksums: Checksums,
         index: SlotIndex | None = None,
         offer: LiveOffer | None = None,
+        place: RegionPlace | None = None,
+        heard_within: float = 0.0,
     ) -> None:
-        """``life``: the rank and its incarnation. ``index`` is for its next life. ``offer`` is told what the slots hold."""
+        """``life``: the rank and its incarnation. ``index`` is for its next life. ``offer`` is told what the slots hold.
+        ``heard_within``: how many seconds to wait for what ranks of a view say, where a store passes it on."""
         self._registry, self._rank = registry, life[0]
         self._name = _HELD + _life_name(*life)
         self.table: IntArray = table.copy()
         self._shape, self._checksums, self._index, self._offer = shape, checksums, index, offer
+        self._place, self._heard_within = place or RegionPlace(), heard_within
 
     def publish(self) -> None:
         """Say what this rank holds: to its peers, to its next life, and to the backups."""
@@ -48,9 +63,9 @@ class HeldSlots:
         numbers = np.where(self.table == EMPTY, EMPTY, layers * experts + self.table)
         sums = np.take_along_axis(self._checksums.values, np.maximum(self.table, 0), axis=1)
         record = RankRecord(
-            host=0,
-            session="",
-            address=0,
+            host=self._place.host,
+            session=self._place.session,
+            address=self._place.address,
             slots=self.table.shape[1],
             shape=self._shape,
             numbers=numbers.astype("<i8").tobytes(),
@@ -76,11 +91,7 @@ class HeldSlots:
         these experts must be."""
         table = np.full_like(like.physical_to_logical, EMPTY)
         size, experts = like.slots_per_rank, like.experts
-        records = decode_records(self._registry.scan(_HELD), _HELD, RankRecord)
-        for rank in _others(view.active, self._rank):
-            record = records.get(_life_name(rank, view.incarnations[rank]))
-            if record is None or record.slots != size or record.shape != self._shape:
-                continue
+        for rank, record in self._heard(view).items():
             stored = record.slot_numbers().reshape(-1, size)
             checksum_sources.learn_from_rank(self._checksums, record, stored)
             table[:, rank * size : (rank + 1) * size] = np.where(stored == EMPTY, EMPTY, stored % experts)
@@ -88,10 +99,26 @@ class HeldSlots:
             table[:, self._rank * size : (self._rank + 1) * size] = self.table
         return Placement(table, experts, size)
 
+    def records(self, view: View) -> dict[int, RankRecord]:
+        """What the other ranks of ``view`` say of themselves, as far as it fits."""
+        records = decode_records(self._registry.scan(_HELD), _HELD, RankRecord)
+        found = {rank: records.get(_life_name(rank, view.incarnations[rank])) for rank in self._others(view)}
+        return {
+            rank: record
+            for rank, record in found.items()
+            if record is not None and record.slots == self.table.shape[1] and record.shape == self._shape
+        }
+
+    def _heard(self, view: View) -> dict[int, RankRecord]:
+        """The same when all have said it, or when the time for it is over."""
+        deadline = time.monotonic() + self._heard_within
+        while len(found := self.records(view)) < len(self._others(view)) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        return found
+
+    def _others(self, view: View) -> list[int]:
+        return [rank for rank in view.active if rank != self._rank]
+
 
 def _life_name(rank: int, incarnation: int) -> str:
     return f"r{rank}.i{incarnation}"
-
-
-def _others(ranks: Iterable[int], rank: int) -> list[int]:
-    return [each for each in ranks if each != rank]

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from eep.experts.placement.margin import find_margin
 from eep.experts.registry.directory_registry import Registry
+from eep.experts.standing import Standing
 from eep.experts.view_record import ViewRecord, read_record
 
 _KEY = "margin"
@@ -19,6 +21,22 @@ class MarginRecord(ViewRecord, frozen=True, forbid_unknown_fields=True):
     any_ranks: int
     ranks: tuple[int, ...]
     repairable_ranks: int
+    any_hosts: int | None = None
+    """How many hosts, any of them, could go. None where there is one."""
+    hosts: tuple[int, ...] = ()
+    """The lowest active rank of each host that could go alone."""
+
+
+def say_margin(registry: Registry, rank: int, standing: Standing) -> None:
+    """All ranks know the same, so the first one of each host speaks, in the ``registry`` of that host."""
+    view, hosts = standing.view, standing.base.topology
+    if rank == min(each for each in view.active if hosts[each] == hosts[rank]):
+        found = find_margin(standing.placement, view.active, hosts)
+        told = MarginRecord(view.epoch, found.any_ranks, found.ranks, found.repairable_ranks)
+        if standing.base.hosts:
+            of_hosts = tuple(min(each for each in view.active if hosts[each] == host) for host in found.hosts)
+            told = msgspec.structs.replace(told, any_hosts=found.any_hosts, hosts=of_hosts)
+        publish_margin(registry, told)
 
 
 def publish_margin(registry: Registry, record: MarginRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eep.experts.balancing.placement_log import BaseRecord, LogName
+from eep.experts.placement.open_slots import count_open, narrow, widen
 from eep.experts.placement.shadows import choose_routed
 from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
 from eep.view import View
@@ -26,16 +27,19 @@ class Standing:
 
 def place(view: View, base: BaseRecord, when_short: WhenShort = "refuse") -> Placement:
     """The placement of a view: ``base`` with the fewest moves. Raises CoverageError if slots are short and may not be."""
-    full = base.placement
-    return plan_placement(
+    full, slots = base.placement, base.slots_per_rank
+    if base.open_slots:
+        slots = count_open(base.experts, len(view.active), base.open_slots, base.slots_per_rank)
+    placed = plan_placement(
         base.demand,
-        full,
+        narrow(full, slots),
         view.active,
-        full.slots_per_rank,
-        [0] * full.max_ranks,
+        slots,
+        base.topology,
         when_short=when_short,
         least_copies=base.least_copies,
     )
+    return widen(placed, base.slots_per_rank)
 
 
 def route(placement: Placement, base: BaseRecord) -> Placement:

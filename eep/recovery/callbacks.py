@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eep.data_plane.passage import Passage
 from eep.view import View
 
 
@@ -21,5 +22,5 @@ class Repair(Protocol):
 class RunEmpty(Protocol):
     """Runs a step without tokens. A rank takes part in this way while another repeats a step of its own."""
 
-    def __call__(self, buffer: int, /) -> object:
-        """``buffer``: the number of the buffer that the step goes through."""
+    def __call__(self, passage: Passage, /) -> object:
+        """``passage``: that of the step. It may have portions, and each of them is empty here."""

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eep.abi.collectives import CollectiveArgs, Element, Kind
+from eep.data_plane.passage import Passage
 from eep.process_group.world import World
 
 _LANE = "eep/session"
+_BUFFER_BITS = 8
 
 
 class _PackedIntent(ctypes.Structure):
@@ -33,10 +35,10 @@ class Intent:
     """Of the placement that the rank has made; 0 if it could not do its part of the repair."""
     steps: int
     """How many steps the rank must run again."""
-    buffer: int | None
-    """The number of the buffer that the oldest of these steps goes through; None if there is none."""
-    owed: int | None = None
-    """The number of the buffer of a step that all ranks agreed on before, and that this rank has yet to begin."""
+    passage: Passage | None
+    """That of the oldest of these steps; None if there is none."""
+    owed: Passage | None = None
+    """That of a step which all ranks agreed on before, and which this rank has yet to begin."""
 
 
 class IntentExchange:
@@ -67,9 +69,9 @@ def agreed_digest(intents: Mapping[int, Intent]) -> int:
     return next(intents[rank].digest for rank in sorted(intents) if makers[intents[rank].digest] == most)
 
 
-def buffers_in_order(intents: Mapping[int, Intent]) -> list[int]:
-    """The buffers through which any rank runs a step again, in the order in which all ranks use them."""
-    return sorted({intent.buffer for intent in intents.values() if intent.buffer is not None})
+def passages_in_order(intents: Mapping[int, Intent]) -> list[Passage]:
+    """The passages by which any rank runs a step again, in the order in which all ranks take them."""
+    return sorted({intent.passage for intent in intents.values() if intent.passage is not None})
 
 
 def steps_remain(intents: Mapping[int, Intent]) -> bool:
@@ -77,25 +79,26 @@ def steps_remain(intents: Mapping[int, Intent]) -> bool:
     return any(intent.steps > 1 for intent in intents.values())
 
 
-def owed_buffer(intents: Mapping[int, Intent]) -> int | None:
-    """The buffer of the step that some ranks have yet to begin; None if there is none. They agreed on one step, so on one
-    buffer."""
+def owed_passage(intents: Mapping[int, Intent]) -> Passage | None:
+    """That of the step which some ranks have yet to begin; None if there is none. They agreed on one step, so on one
+    passage."""
     return min((intent.owed for intent in intents.values() if intent.owed is not None), default=None)
 
 
 def _pack(intent: Intent) -> _PackedIntent:
-    return _PackedIntent(intent.digest, _pack_buffer(intent.buffer), intent.steps, _pack_buffer(intent.owed))
+    return _PackedIntent(intent.digest, _pack_passage(intent.passage), intent.steps, _pack_passage(intent.owed))
 
 
 def _unpack(packed: _PackedIntent) -> Intent:
     return Intent(
-        int(packed.digest), int(packed.steps), _unpack_buffer(int(packed.through)), _unpack_buffer(int(packed.owed))
+        int(packed.digest), int(packed.steps), _unpack_passage(int(packed.through)), _unpack_passage(int(packed.owed))
     )
 
 
-def _pack_buffer(buffer: int | None) -> int:
-    return 0 if buffer is None else 1 + buffer
+def _pack_passage(passage: Passage | None) -> int:
+    """There is no passage without portions, so 0 stands for none."""
+    return 0 if passage is None else passage.portions << _BUFFER_BITS | passage.buffer
 
 
-def _unpack_buffer(packed: int) -> int | None:
-    return packed - 1 if packed else None
+def _unpack_passage(packed: int) -> Passage | None:
+    return Passage(packed & (1 << _BUFFER_BITS) - 1, packed >> _BUFFER_BITS) if packed else None

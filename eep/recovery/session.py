@@ -13,8 +13,9 @@ thing happens in the next: there is nothing else to recover.
 A rank may do other things while its step runs (:meth:`Session.begin`): the boundary and the exchange of the next step, or
 even begin that step. A bad step takes with it every step that was begun on top of it. A rank judges all of them before it
 leaves their epoch. So ranks may have different steps to run again, and different numbers of them. The exchange of tokens
-does not care which step a rank is in, as long as all ranks go through the same buffer. Each rank repeats its oldest step:
-first the ranks that do so through the first buffer, then those of the second, and so on until no rank has any left.
+does not care which step a rank is in, as long as all ranks take the same passage: the same buffer, in as many portions. Each
+rank repeats its oldest step: first the ranks that do so by the first passage, then those by the second, and so on until no
+rank has any left.
 
 A rank may also have agreed to a step with the others and not have begun it yet: it *owes* that step. Others may have begun it
 already, and repeat it. Or the view has ranks in it that never heard of it. So a rank begins what it owes when no rank has
@@ -36,22 +37,25 @@ from eep.control.member import Member, obey_fault_orders
 from eep.control.planes import Plane, Planes
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.endpoint import Endpoint
+from eep.data_plane.passage import Passage
 from eep.errors import EepError, RankRemoved, StepFailed
 from eep.process_group.world import World
 from eep.recovery.callbacks import Repair, RunEmpty
 from eep.recovery.contract import check_peers, check_placements
-from eep.recovery.intents import Intent, IntentExchange, agreed_digest, buffers_in_order, owed_buffer, steps_remain
+from eep.recovery.intents import Intent, IntentExchange, agreed_digest, owed_passage, passages_in_order, steps_remain
 from eep.recovery.trust import Trust
 from eep.view import View
 
 T = TypeVar("T")
+
+_FIRST = Passage()
 
 
 @dataclass
 class _Step:
     """A step that has begun and is not judged yet."""
 
-    buffer: int
+    passage: Passage
     again: Callable[[], Any]
     """Runs the batch once more, to its end."""
     wait: Callable[[], object]
@@ -63,10 +67,10 @@ class _Step:
 class _Repeats:
     """What the ranks do in an epoch before they are at the boundary again."""
 
-    buffers: Sequence[int] = ()
-    """Through which each rank repeats its oldest step, or takes part with an empty one."""
-    owed: int | None = None
-    """The buffer of the step that some rank owes."""
+    passages: Sequence[Passage] = ()
+    """By which each rank repeats its oldest step, or takes part with an empty one."""
+    owed: Passage | None = None
+    """That of the step which some rank owes."""
 
 
 class Session:
@@ -81,8 +85,8 @@ class Session:
         *,
         timeout: float = 30.0,
     ) -> None:
-        """``buffers``: a step goes through one of them, the same on every rank. ``timeout``: how many seconds a peer may
-        take to enter an epoch that all have agreed on."""
+        """``buffers``: the passage of a step names one of them, the same on every rank. ``timeout``: how many seconds a peer
+        may take to enter an epoch that all have agreed on."""
         self._buffers = tuple(buffers)
         self._repair, self._run_empty = repair, run_empty
         self._intents = IntentExchange(world, timeout)
@@ -116,6 +120,12 @@ class Session:
     def view(self) -> View:
         return self._buffers[0].view
 
+    @property
+    def bookkeeping(self) -> tuple[Callable[[], object], ...]:
+        """What every step does because ranks may be lost. Each may be called by itself, between two steps."""
+        member = self.member
+        return faults.take_orders, member.advance, lambda: member.has_news, self._trust.all_is_well
+
     def boundary(self) -> View:
         """Between two steps: enters the newest view, if there is a new one, and returns it.
 
@@ -141,12 +151,12 @@ class Session:
             if (answer := self._trust.result_of(gather)) is not None:
                 return answer[0]
 
-    def run(self, batch: Callable[[], T], buffer: int = 0) -> T:
+    def run(self, batch: Callable[[], T], passage: Passage = _FIRST) -> T:
         """Runs a step: calls ``batch``, in as many views as it takes, until its result can be trusted.
 
-        ``buffer``: the number of the buffer that the step goes through.
+        ``passage``: the same on every rank, each time that the batch runs.
         """
-        step = self._begin(_Step(buffer, batch, _nothing), batch, ahead=0)
+        step = self._begin(_Step(passage, batch, _nothing), batch, ahead=0)
         self.settle()
         result: T = step.result
         return result
@@ -154,7 +164,7 @@ class Session:
     def begin(
         self,
         batch: Callable[[], T],
-        buffer: int = 0,
+        passage: Passage = _FIRST,
         *,
         again: Callable[[], object] | None = None,
         wait: Callable[[], object] | None = None,
@@ -166,14 +176,14 @@ class Session:
         more, to its end, with what the steps before it have made by then. ``ahead``: on top of how many steps that are not
         judged yet this one may begin.
         """
-        result: T = self._begin(_Step(buffer, again or batch, wait or _nothing), batch, ahead).result
+        result: T = self._begin(_Step(passage, again or batch, wait or _nothing), batch, ahead).result
         return result
 
-    def settle(self, leave: int = 0, *, owed: int | None = None) -> None:
+    def settle(self, leave: int = 0, *, owed: Passage | None = None) -> None:
         """Judges the steps that have begun, oldest first, and repeats those that are bad.
 
         When this returns, all of them are over and good, except for the newest ``leave``. ``owed``: to be given between
-        :meth:`collect` and :meth:`begin`, if this rank is about to begin a step; the number of its buffer.
+        :meth:`collect` and :meth:`begin`, if this rank is about to begin a step; its passage.
         """
         while len(self._steps) > leave:
             self._steps[0].wait()
@@ -186,7 +196,7 @@ class Session:
         self.member.close()
 
     def _begin(self, step: _Step, batch: Callable[[], Any], ahead: int) -> _Step:
-        self.settle(ahead, owed=step.buffer)
+        self.settle(ahead, owed=step.passage)
         if not self._has_run:
             self._has_run = True
             faults.at("join.first_step")
@@ -202,7 +212,7 @@ class Session:
         self._steps.popleft().result = result
         faults.at("step.trusted")
 
-    def _redo(self, owed: int | None = None) -> None:
+    def _redo(self, owed: Passage | None = None) -> None:
         """The oldest step is bad, and so is every step that was begun on top of it."""
         for step in self._steps:
             step.wait()
@@ -210,20 +220,20 @@ class Session:
         self.repeated += 1
         self._go_on(owed)
 
-    def _go_on(self, owed: int | None = None) -> None:
+    def _go_on(self, owed: Passage | None = None) -> None:
         """Enters the newest view and repeats there what this rank or its peers must run again, until all of it is good.
 
-        ``owed``: the buffer of the step that this rank begins when this returns, if it owes one.
+        ``owed``: the passage of the step that this rank begins when this returns, if it owes one.
         """
         while True:
             repeats = self._enter(owed)
             mine = self._steps[0] if self._steps else None
-            for buffer in repeats.buffers:
-                if is_mine := mine is not None and buffer == mine.buffer:
+            for passage in repeats.passages:
+                if is_mine := mine is not None and passage == mine.passage:
                     faults.at("step.again")
                     trusted = self._trust.result_of(mine.again)
                 else:
-                    trusted = self._trust.result_of(partial(self._run_empty, buffer))
+                    trusted = self._trust.result_of(partial(self._run_empty, passage))
                 if trusted is None:
                     self.repeated += is_mine
                     break
@@ -237,7 +247,7 @@ class Session:
                 if self._trust.result_of(partial(self._run_empty, repeats.owed)) is not None:
                     return
 
-    def _enter(self, owed: int | None) -> _Repeats:
+    def _enter(self, owed: Passage | None) -> _Repeats:
         """Enters the newest view together with all its ranks."""
         while True:
             view = self.member.boundary(self._repair_for)
@@ -265,7 +275,7 @@ class Session:
                 continue
             self._epoch = view.epoch
             self._has_more = steps_remain(intents)
-            return _Repeats(buffers_in_order(intents), owed_buffer(intents))
+            return _Repeats(passages_in_order(intents), owed_passage(intents))
 
     def _repair_for(self, view: View) -> None:
         """The member has applied ``view``; it says that this rank has settled when this returns."""
@@ -276,10 +286,10 @@ class Session:
         self._digest = self._repair(view)
         faults.at("routing.published")
 
-    def _exchange_intents(self, owed: int | None) -> dict[int, Intent]:
+    def _exchange_intents(self, owed: Passage | None) -> dict[int, Intent]:
         if self._digest is None:
             raise EepError("ranks exchange no intents while experts are missing; wait for the next view")
-        oldest = self._steps[0].buffer if self._steps else None
+        oldest = self._steps[0].passage if self._steps else None
         return self._intents.exchange(Intent(self._digest, len(self._steps), oldest, owed))
 
     def _check(self, view: View, intents: Mapping[int, Intent]) -> None:

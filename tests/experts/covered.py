@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,13 +17,18 @@ from eep.experts.backup.backup_client import BackupClient
 from eep.experts.balancing.staging import make_room
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
-from eep.experts.coverage import Coverage, CoveragePolicy, LoadedExperts
+from eep.experts.coverage import Coverage
+from eep.experts.coverage_policy import CoveragePolicy
+from eep.experts.instance_hosts import LEAST_COPIES, InstanceHosts
 from eep.experts.layout import ExpertMemory
-from eep.experts.placement.packing import FloatArray
+from eep.experts.loaded_experts import LoadedExperts
+from eep.experts.placement.open_slots import widen
+from eep.experts.placement.packing import EMPTY, FloatArray
 from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
 from eep.experts.repair.reader import Want
 from eep.experts.repair.repair_sources import RepairSources
 from eep.experts.slot_index import SlotIndex, index_bytes
+from eep.experts.slot_room import SlotRoom
 from eep.view import View
 from tests.experts import model
 
@@ -45,10 +51,21 @@ class Rank:
         last: Rank | None = None,
         staged: int = 0,
         least_copies: int = 1,
+        mask_after: float | None = None,
+        most: int | None = None,
+        take: Callable[[int], None] = lambda size: None,
+        hosts: InstanceHosts | None = None,
+        empty: bool = False,
     ) -> None:
-        """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts move here at once."""
+        """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts move here at once.
+        ``most``: for how many slots there are addresses; ``take`` is told how much memory those have beyond ``slots``.
+        ``hosts``: where there are several. ``empty``: this life has loaded nothing."""
         self.rank = rank
-        first = plan_placement(np.ones((model.LAYERS, model.EXPERTS)), None, range(RANKS), slots, [0] * RANKS)
+        topology, least = ([0] * RANKS, 1) if hosts is None else (hosts.topology, LEAST_COPIES)
+        load = np.ones((model.LAYERS, model.EXPERTS))
+        first = plan_placement(load, None, range(RANKS), slots, topology, least_copies=least)
+        usual, slots = slots if most else 0, most or slots
+        first = widen(first, slots)
         layout = model.layout(slots)
         self.shown: Placement | None = None
         self.routed: Placement | None = None
@@ -56,13 +73,19 @@ class Rank:
         if last is None:
             self.shared = SharedMemory.create("experts", layout.region_bytes)
             self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))
-            model.load(self.memory, first, rank)
-            self.sums = Checksums.of_rank(self.memory, first, rank)
+            if empty:
+                self.sums = Checksums.none(model.LAYERS, model.EXPERTS)
+                self.held = np.full((model.LAYERS, slots), EMPTY, dtype=np.int64)
+            else:
+                model.load(self.memory, first, rank)
+                self.sums = Checksums.of_rank(self.memory, first, rank)
             noted = np.zeros(index_bytes(model.LAYERS, slots), dtype=np.uint8)
             self.index = SlotIndex(noted, model.LAYERS, slots)
         else:
             self.shared, self.memory, self.index = last.shared, last.memory, last.index
             self.held, self.sums = self.index.verify(self.memory, model.EXPERTS)
+        left = 0 if self.held is None else int(np.argwhere(self.held != EMPTY)[:, 1].max(initial=-1)) + 1
+        self.room = SlotRoom(layout, self.shared, usual, take, left) if usual else None
         self.coverage = Coverage(
             LoadedExperts(
                 rank,
@@ -77,8 +100,13 @@ class Rank:
             ),
             directory,
             self._show,
-            CoveragePolicy(repair_within, when_short, None if counted is None else lambda: counted, least_copies),
+            CoveragePolicy(
+                *(repair_within, when_short, None if counted is None else lambda: counted, least_copies, mask_after),
+                open_slots=usual,
+                room=self.room,
+            ),
             RepairSources(CheckpointReader(disk) if disk else None, backup),
+            hosts=hosts,
         )
 
     def _show(self, placement: Placement, routed: Placement) -> None:
@@ -101,9 +129,13 @@ def ranks(
     when_short: WhenShort = "refuse",
     backup: BackupClient | None = None,
     repair_within: float = 120.0,
+    mask_after: float | None = None,
 ) -> Iterator[dict[int, Rank]]:
     group = {
-        rank: Rank(directory / "e", rank, slots, disk, 0, when_short, counts_of(rank), backup, repair_within)
+        rank: Rank(
+            *(directory / "e", rank, slots, disk, 0, when_short, counts_of(rank), backup, repair_within),
+            mask_after=mask_after,
+        )
         for rank in range(RANKS)
     }
     try:
@@ -118,14 +150,16 @@ class HeldReads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.under_way = 0
-        self._go = threading.Event()
+        self._go, self._some = threading.Event(), threading.Semaphore(0)
         self._changes = threading.Condition()
         read = CheckpointReader.read
 
         def held(reader: CheckpointReader, wants: Sequence[Want]) -> None:
             self._count(1)
             try:
-                assert self._go.wait(PATIENCE_S)
+                end = time.monotonic() + PATIENCE_S
+                while not self._go.is_set() and not self._some.acquire(timeout=0.01):
+                    assert time.monotonic() < end
                 read(reader, wants)
             finally:
                 self._count(-1)
@@ -135,6 +169,11 @@ class HeldReads:
     def wait_until_begun(self) -> None:
         with self._changes:
             assert self._changes.wait_for(lambda: self.under_way > 0, PATIENCE_S), "no read has begun"
+
+    def let_some_go(self, reads: int) -> None:
+        """As many, of those that wait now or come later."""
+        for _ in range(reads):
+            self._some.release()
 
     def let_go(self) -> None:
         """Returns once no read is under way any more."""

@@ -128,7 +128,9 @@ class _Child:
                     reader = LocalReader(self.memory)
                 case Tier.PEER:
                     reader = PeerReader(self.layout, peers, origin.rank)
-                case Tier.DRAM:
+                case Tier.FAR_PEER:
+                    raise AssertionError("all ranks are on one host")
+                case Tier.DRAM | Tier.FAR_DRAM:
                     assert client is not None
                     reader = client.reader(origin.backup)
                 case Tier.DISK:

@@ -29,7 +29,10 @@ def expected(active: tuple[int, ...]) -> dict[str, Any]:
     load, topology = np.ones((model.LAYERS, model.EXPERTS)), [0] * len(ALL)
     first = plan_placement(load, None, ALL, covered_rank.SLOTS, topology)
     found = find_margin(plan_placement(load, first, active, covered_rank.SLOTS, topology), active, topology)
-    return {"any_ranks": found.any_ranks, "ranks": list(found.ranks), "repairable_ranks": found.repairable_ranks}
+    return {
+        **{"any_ranks": found.any_ranks, "ranks": list(found.ranks), "repairable_ranks": found.repairable_ranks},
+        **{"any_hosts": None, "hosts": []},
+    }
 
 
 def test_eep_status_shows_what_the_instance_could_lose(
@@ -63,7 +66,9 @@ def registry(tmp_path: Path) -> DirectoryRegistry:
 
 def test_a_margin_of_another_epoch_is_not_shown(tmp_path: Path, registry: DirectoryRegistry) -> None:
     publish_margin(registry, MarginRecord(4, 1, (0, 1), 1))
-    assert read_margin(tmp_path, 4) == {"any_ranks": 1, "ranks": (0, 1), "repairable_ranks": 1}
+    assert read_margin(tmp_path, 4) == {
+        **{"any_ranks": 1, "ranks": (0, 1), "repairable_ranks": 1, "any_hosts": None, "hosts": ()},
+    }
     assert read_margin(tmp_path, 5) is None
 
 

@@ -7,7 +7,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 import eep
 from eep.control.private_directory import member_rendezvous
+from eep.data_plane.passage import Passage, count_portions
 from eep.experts.balancing.balance_turns import BalanceTurns
 from eep.process_group.world import World
 from eep.recovery.callbacks import Repair
@@ -36,9 +38,10 @@ def main(
     deadline_ms: float = DEADLINE_MS,
     settles_first: float = 0.0,
     make_turns: Callable[[Session, World], BalanceTurns] | None = None,
+    room: int | None = None,
 ) -> None:
     """``settles_first``: in what share of its steps this rank judges the last one before it begins the next. ``make_turns``:
-    experts move between steps."""
+    experts move between steps. ``room``: for how many tokens buffers have room; steps with more have portions."""
     torch.set_num_threads(1)
     rank, incarnation = int(os.environ["EEP_RANK"]), int(os.environ["EEP_INCARNATION"])
     journal = Path(os.environ["EEP_CONTROL_DIR"]) / f"journal-{rank}-{incarnation}"
@@ -53,10 +56,10 @@ def main(
     )
     group = dist.group.WORLD
     buffers = [
-        CONFIG.buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=deadline_ms)
+        replace(CONFIG, room=room).buffer(rank, str(place / name), incarnation=incarnation, timeout_ms=deadline_ms)
         for name in ("tokens", "more-tokens")
     ]
-    session = Session(group.world, buffers, repair, lambda chosen: run_layers(buffers[chosen], rank, -1, session))
+    session = Session(group.world, buffers, repair, lambda passage: run_layers(buffers, passage, rank, 0, 0, session))
     turns = make_turns(session, group.world) if make_turns else None
     idle = random.Random(rank)
     seed = 0
@@ -64,12 +67,13 @@ def main(
     with journal.open("a", buffering=1) as lines:
         while True:
             has_batch = idle.random() < 0.8
+            tokens = idle.randint(0, CONFIG.max_tokens) if has_batch else 0
 
-            def gather(has_batch: bool = has_batch) -> list[int]:
+            def gather(tokens: int = tokens) -> list[int]:
                 counts = torch.full(
                     (CONFIG.max_ranks,), -1
                 )  # anew: a failed try may have heard from a rank that is now lost
-                dist.all_gather_single(counts, torch.tensor([int(has_batch)]))
+                dist.all_gather_single(counts, torch.tensor([tokens]))
                 return counts.tolist()
 
             try:
@@ -80,13 +84,14 @@ def main(
                 told = session.collect(gather)
                 heard = tuple(peer for peer, count in enumerate(told) if count >= 0)
                 assert heard == session.view.active, f"heard from {heard} in {session.view}"
-                chosen = sum(told) % 2  # any buffer will do, as long as all ranks choose the same
-                now = Pass(buffers[chosen], rank, seed if has_batch else -1, session, last)
+                # Any buffer will do, as long as all ranks choose the same.
+                passage = Passage(sum(told) % 2, count_portions(told, room or CONFIG.max_tokens))
+                now = Pass(buffers, passage, rank, seed if has_batch else -1, tokens, session, last)
                 seed += has_batch
                 if idle.random() < settles_first:
                     time.sleep(0.02)  # the others have begun by now, and may lose a rank meanwhile
-                    session.settle(owed=chosen)
-                session.begin(now, chosen, ahead=int(overlapped))
+                    session.settle(owed=passage)
+                session.begin(now, passage, ahead=int(overlapped))
                 session.settle(leave=int(overlapped))
             except eep.RankRemoved:
                 return
@@ -109,20 +114,35 @@ def settling() -> None:
     main(overlapped=True, deadline_ms=LONG_DEADLINE_MS, settles_first=0.3)
 
 
+def in_portions() -> None:
+    """As :func:`settling`, with buffers for a quarter of a batch: a kill mostly hits the middle of a layer."""
+    main(overlapped=True, deadline_ms=LONG_DEADLINE_MS, settles_first=0.3, room=2)
+
+
 class Pass:
     """A forward pass, and its results when it last ran. It begins with the result of the pass before it, as in a model
     that generates."""
 
-    def __init__(self, buffer: eep.Buffer, rank: int, seed: int, session: Session, before: Pass | None) -> None:
-        self._buffer, self._rank, self.seed, self._session = buffer, rank, seed, session
-        self._before = before
+    def __init__(
+        self,
+        buffers: Sequence[eep.Buffer],
+        passage: Passage,
+        rank: int,
+        seed: int,
+        tokens: int,
+        session: Session,
+        before: Pass | None,
+    ) -> None:
+        """``seed``: negative for an empty batch."""
+        self._buffers, self._passage, self._rank, self.seed = buffers, passage, rank, seed
+        self._tokens, self._session, self._before = tokens, session, before
         self._began_with = self.token = 0
         self._made: tuple[list[torch.Tensor], list[moe.Batch]] = ([], [])
 
     def __call__(self) -> None:
         self._began_with = self.token = self._before.token if self._before else 0
-        seed = self.seed if self.seed < 0 else self.seed + _APART * self._began_with
-        self._made = run_layers(self._buffer, self._rank, seed, self._session)
+        seed = max(self.seed, 0) + _APART * self._began_with
+        self._made = run_layers(self._buffers, self._passage, self._rank, seed, self._tokens, self._session)
         if self.seed >= 0:
             self.token = int(self._made[0][-1].double().sum().abs() * 1000) % 97
 
@@ -135,15 +155,13 @@ class Pass:
 
 
 def run_layers(
-    buffer: eep.Buffer, rank: int, seed: int, session: Session
+    buffers: Sequence[eep.Buffer], passage: Passage, rank: int, seed: int, tokens: int, session: Session
 ) -> tuple[list[torch.Tensor], list[moe.Batch]]:
-    """A forward pass of several layers; without tokens of its own where ``seed`` is negative."""
+    """A forward pass of several layers, with so many tokens of its own."""
     results, batches, view = [], [], session.view
     for layer in range(LAYERS):
-        tokens = 0 if seed < 0 else None
-        batch = moe.make_batch(CONFIG, rank, max(seed, 0) * LAYERS + layer, view.active, tokens)
-        received = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
-        results.append(buffer.combine(moe.run_experts(buffer, received), received))
+        batch = moe.make_batch(CONFIG, rank, seed * LAYERS + layer, view.active, tokens)
+        results.append(moe.exchange(buffers[passage.buffer], batch, passage))
         batches.append(batch)
         time.sleep(0.001)  # a model does more than exchange: most kills should hit the middle of a step
     return results, batches

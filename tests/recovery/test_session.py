@@ -107,13 +107,16 @@ def test_kills_at_random_moments_up_to_three_at_once(program: Callable[[], None]
     asyncio.run(body())
 
 
-def test_a_rank_that_judges_its_last_step_before_the_next_keeps_in_step_with_the_others() -> None:
+@pytest.mark.parametrize("program", [session_rank.settling, session_rank.in_portions])
+def test_a_rank_that_judges_its_last_step_before_the_next_keeps_in_step_with_the_others(
+    program: Callable[[], None],
+) -> None:
     """It has agreed to the next step and not begun it when the view changes. The others have, or do so without it later."""
     choose = random.Random(20261117)
     killed = dict.fromkeys(ALL, 0)
 
     async def body() -> None:
-        async with supervised(session_rank.settling, forked=True) as supervisor:
+        async with supervised(program, forked=True) as supervisor:
             for _ in range(12):
                 await until_all_commit(supervisor)
                 await asyncio.sleep(choose.uniform(0.0, 0.2))
@@ -158,14 +161,14 @@ def has_committed(supervisor: Supervisor, rank: int, view: View) -> bool:
 class Drilled:
     """A supervisor in the background whose ranks keep experts covered and obey orders for faults."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, program: Callable[[], None] = covered_rank.main) -> None:
         checkpoint = model.save_checkpoint(place / "model")
         environment = {"PYTHONPATH": str(ROOT), covered_rank.CHECKPOINT: str(checkpoint)}
         patience = {"longest_backoff": 0.05, "settle_deadline": 20.0}
 
         def make() -> Supervisor:
             return Supervisor(
-                ForkLauncher(entry_name(covered_rank.main), preload=["tests.recovery.covered_rank"]),
+                ForkLauncher(entry_name(program), preload=["tests.recovery.covered_rank"]),
                 ALL,
                 patient_policy(len(ALL), **patience),
                 launch=LaunchSettings(environment),
@@ -206,6 +209,10 @@ class Drilled:
                 return view
             time.sleep(0.01)
         raise TimeoutError(f"not all ranks have committed a step within {PATIENCE:.0f} s")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What all lives of all ranks have committed."""
+        return self._background.call(all_lines)
 
     def wait_for_epoch(self, epoch: int) -> None:
         self._background.wait_until(lambda supervisor: record(supervisor).view.epoch >= epoch, PATIENCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import signal
 import sys
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from eep.experts.registry.directory_registry import Registry
 
 
+_MOST_KEY_BYTES = 4096
+
+
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``backup`` to the commands of ``eep``. What it needs is imported when it runs."""
     backup = commands.add_parser("backup", help="keep experts in host memory, for repair")
@@ -31,6 +35,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "http://10.0.0.1:2379 (several, with commas between the addresses of its nodes)",
     )
     parser.add_argument("--job", default="job", help="keeps the keys of one job apart from others in etcd")
+    parser.add_argument(
+        "--key-file",
+        help="a file with the key of the job, 32 bytes that no other user can read: records in etcd are sealed with it "
+        "(default: none, and what any client of etcd writes is believed)",
+    )
     parser.add_argument("--name", required=True, help="name of this service, different on every host")
     parser.add_argument("--memory", required=True, type=_size, help="most memory to use, as in 170GiB")
     parser.add_argument("--host", type=int, default=0, help="number of this host in the topology (default 0)")
@@ -67,7 +76,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             arguments.layers,
             _dtypes(arguments.dtypes),
         )
-        registry = _registry(arguments.registry, arguments.job)
+        registry = _registry(arguments.registry, arguments.job, arguments.key_file)
         engine = Engine(arguments.address, arguments.protocol)
         serve_backup(BackupService(registry, engine, options, _say, _progress), stop)
     except (EepError, ValueError, OSError) as error:
@@ -76,14 +85,24 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _registry(where: str, job: str) -> Registry:
+def _registry(where: str, job: str, key_file: str | None) -> Registry:
     from eep.experts.registry.directory_registry import DirectoryRegistry
     from eep.experts.registry.store_registry import StoreRegistry
 
     if not where.startswith(("http://", "https://")):
         return DirectoryRegistry(where)
     etcd = importlib.import_module("eep.control.store.etcd_store")
-    return StoreRegistry(lambda: etcd.EtcdStore(tuple(where.split(",")), job))
+    seal = None
+    if key_file is not None:
+        seal = importlib.import_module("eep.control.store.record_seal").RecordSeal(_key(key_file))
+    return StoreRegistry(lambda: etcd.EtcdStore(tuple(where.split(",")), job, seal=seal))
+
+
+def _key(path: str) -> bytes:
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise ValueError(f"{path} holds the key of the job, and other users can read it; chmod 600 {path}")
+        return file.read(_MOST_KEY_BYTES)
 
 
 def _say(line: str) -> None:

@@ -3,12 +3,16 @@
 Over TCP the engine lets any process that can reach its port read and write the memory it was given. So it is
 given read-only mappings only: a stranger's write fails in the kernel. And reads land in scratch memory first: a
 peer that answers after the timeout writes there, never into a slot that another source has filled meanwhile.
+
+The engine has deadlines of its own, and not for everything: it waits a minute for a peer that takes a connection and says
+nothing. So each read has a thread, which may end when it likes.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import logging
 import mmap
 import os
 import re
@@ -22,6 +26,7 @@ import torch
 
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
+from eep.experts.backup import port_filter
 from eep.experts.backup.transport import TransferFailed
 
 _DISTRIBUTIONS = (
@@ -32,23 +37,36 @@ _DISTRIBUTIONS = (
 _OLDEST = (0, 3, 13)  # before, any peer could read and write outside of registered memory (CVE-2026-103764)
 
 _MOST_ABANDONED_BYTES = 512 << 20
+_READ_WITHIN_S = 15.0
+"""More than the engine takes by itself for a peer that was reached once."""
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
     """A :class:`Transport` over one transfer engine, reachable for peers at ``address``."""
 
-    def __init__(self, address: str = "127.0.0.1", protocol: str = "tcp", device: str = "") -> None:
+    def __init__(
+        self, address: str = "127.0.0.1", protocol: str = "tcp", device: str = "", read_within: float = _READ_WITHIN_S
+    ) -> None:
+        """``read_within``: how many seconds a read may take."""
         if address in ("", "0.0.0.0", "::", "*"):
             raise ValueError(f"name the address of one interface for peers to reach, not {address!r}")
-        engine = _engine_class()()
+        engine, before = _engine_class()(), port_filter.open_sockets()
         if engine.initialize(address, "P2PHANDSHAKE", protocol, device):
             raise EepError(f"Mooncake could not start on {address} with {protocol}; name an address of this host")
+        try:
+            port_filter.filter_new_listeners(before, address)
+        except (OSError, ValueError) as error:  # a name, or a kernel without filters
+            logger.warning("Mooncake listens on all interfaces of this host, and not on %s alone: %s", address, error)
         self.session = f"{address}:{engine.get_rpc_port()}"
         self._engine = engine
-        self._tcp = protocol == "tcp"
+        self._tcp, self._read_within = protocol == "tcp", read_within
         self._lock = threading.Lock()
         self._exposed: dict[int, mmap.mmap] = {}
         self._scratch: list[torch.Tensor] = []
+        self._late: dict[str, threading.Thread] = {}
+        """Reads that were given up, and have not ended, by session."""
         # Memory that a late answer could still be written to. It must never be freed.
         self._abandoned: deque[torch.Tensor] = deque()
 
@@ -77,7 +95,7 @@ class Engine:
         scratch = self._take(sum(sizes))
         starts = list(itertools.accumulate(sizes, initial=0))[:-1]
         local = [scratch.data_ptr() + start for start in starts]
-        result = self._engine.batch_transfer_sync_read(session, local, [address for address, _ in parts], sizes)
+        result = self._transfer(session, local, [address for address, _ in parts], sizes)
         if result:
             with self._lock:
                 self._abandoned.append(scratch)
@@ -86,6 +104,26 @@ class Engine:
             target.copy_(scratch[start : start + size])
         with self._lock:
             self._scratch.append(scratch)
+
+    def _transfer(self, session: str, local: list[int], remote: list[int], sizes: list[int]) -> int | str:
+        """What went wrong; nothing if all is there."""
+        with self._lock:
+            self._late = {each: thread for each, thread in self._late.items() if thread.is_alive()}
+            if session in self._late:
+                return "an earlier read has not ended"
+        result: list[int | str] = []
+        thread = threading.Thread(
+            target=lambda: result.append(self._engine.batch_transfer_sync_read(session, local, remote, sizes)),
+            name="eep-read",
+            daemon=True,
+        )
+        thread.start()
+        thread.join(self._read_within)
+        if not result:
+            with self._lock:
+                self._late[session] = thread
+            return f"no answer within {self._read_within:.0f} s"
+        return result[0]
 
     def _take(self, nbytes: int) -> torch.Tensor:
         with self._lock:
@@ -101,7 +139,7 @@ class Engine:
             while self._scratch and not self._tcp:
                 self._engine.unregister_memory(self._scratch.pop().data_ptr())
             self._scratch.clear()
-        scratch = torch.empty(nbytes, dtype=torch.uint8)
+        scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         if not self._tcp and self._engine.register_memory(scratch.data_ptr(), nbytes):
             raise EepError(f"Mooncake could not register {nbytes} bytes to read into; see its log")
         return scratch

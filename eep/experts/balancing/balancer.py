@@ -112,7 +112,7 @@ class Balancer:
     def look(self) -> None:
         """Do what there is to do."""
         standing = self._coverage.standing
-        if standing is None:
+        if standing is None or self._coverage.is_behind:
             return
         if self._steps - self._shown >= self._policy.every or not self._shown:
             self._shown = max(1, self._steps)

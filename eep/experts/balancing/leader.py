@@ -10,7 +10,7 @@ import numpy as np
 
 from eep.experts.balancing.asked_load import AskedLoad, balancedness, is_worth
 from eep.experts.balancing.balance_record import BalanceRecord, publish_balance
-from eep.experts.balancing.placement_log import BaseRecord, PlacementLog
+from eep.experts.balancing.placement_log import PlacementLog
 from eep.experts.placement.doses import DoseLimits, plan_dose
 from eep.experts.placement.packing import FloatArray, IntArray
 from eep.experts.placement.slot_plan import Placement, count_moves
@@ -85,9 +85,9 @@ class Leader:
             attempt = self._proposed[1] + 1
         view, placement = standing.view, standing.placement
         limits = DoseLimits(self._writes, self._policy.layers, least_copies=standing.base.least_copies)
-        dose = plan_dose(load, placement, view.active, [0] * placement.max_ranks, limits, _let_steps_run)
+        dose = plan_dose(load, placement, view.active, standing.base.topology, limits, _let_steps_run)
         base = with_active(standing.base.placement, dose, view.active)
-        record = BaseRecord.of(base, load, standing.base.doses + 1, standing.base.least_copies)
+        record = standing.base.renewed(base, load, standing.base.doses + 1)
         # Where copies may get no tokens, another choice of those that do may be worth it, without a move.
         now, then = route(placement, standing.base), route(dose, record)
         if not is_worth(now, then, load):

@@ -41,17 +41,39 @@ class BaseRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load: bytes
     least_copies: int = 1
     """How many copies each expert has, where slots allow, before any has more."""
+    open_slots: int = 0
+    """How many slots of each rank are open where these do; 0: all are, always."""
+    hosts: tuple[int, ...] = ()
+    """The host of each rank that there may be; none: all are on one."""
 
     @classmethod
-    def of(cls, placement: Placement, load: FloatArray, doses: int, least_copies: int = 1) -> BaseRecord:
+    def of(
+        cls,
+        placement: Placement,
+        load: FloatArray,
+        doses: int,
+        least_copies: int = 1,
+        open_slots: int = 0,
+        hosts: tuple[int, ...] = (),
+    ) -> BaseRecord:
         table = np.ascontiguousarray(placement.physical_to_logical, dtype="<i4").tobytes()
         numbers = np.ascontiguousarray(load, dtype="<f4").tobytes()
-        return cls(doses, placement.experts, placement.slots_per_rank, placement.layers, table, numbers, least_copies)
+        shape = (placement.experts, placement.slots_per_rank, placement.layers)
+        return cls(doses, *shape, table, numbers, least_copies, open_slots, hosts)
+
+    def renewed(self, placement: Placement, load: FloatArray, doses: int) -> BaseRecord:
+        """The same with another placement and another load."""
+        return BaseRecord.of(placement, load, doses, self.least_copies, self.open_slots, self.hosts)
 
     @property
     def placement(self) -> Placement:
         table = np.frombuffer(self.table, dtype="<i4").reshape(self.layers, -1).astype(np.int64)
         return Placement(table, self.experts, self.slots_per_rank)
+
+    @property
+    def topology(self) -> tuple[int, ...]:
+        """The host of each rank, by number."""
+        return self.hosts or (0,) * (len(self.table) // (4 * self.layers * self.slots_per_rank))
 
     @property
     def demand(self) -> FloatArray:

@@ -10,7 +10,6 @@ import hashlib
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from eep.experts.layout import ExpertLayout, ExpertMemory
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.repair import checksum_sources
 from eep.experts.repair.executor import RepairFailed, read_aside
-from eep.experts.repair.peer_memory import MappedPeers
 from eep.experts.repair.repair_plan import Transfer, plan_repair
 from eep.experts.repair.repair_sources import RepairSources
+from eep.experts.repair.view_peers import PeerFinder
 from eep.experts.standing import Standing, place
 
 
@@ -64,12 +63,10 @@ class StagingArea:
         aside: ExpertMemory,
         checksums: Checksums,
         sources: RepairSources,
-        directory: Path,
-        device: str,
+        finder: PeerFinder,
     ) -> None:
-        """``directory``: where ranks hand out their memory."""
         self._rank, self._memory, self._checksums = rank, memory, checksums
-        self._sources, self._directory, self._device = sources, directory, device
+        self._sources, self._finder = sources, finder
         self._aside, self.most = aside, aside.layout.slots
         self._late: tuple[Future[Any], ...] = ()
         """Reads that did not end in time. Each may still write into the memory."""
@@ -85,7 +82,7 @@ class StagingArea:
             standing.placement,
             after,
             view.active,
-            [0] * after.max_ranks,
+            record.topology,
             self._memory.layout.expert_bytes,
             backups=self._sources.backups(),
             disk=self._sources.checkpoint is not None,
@@ -94,7 +91,7 @@ class StagingArea:
             raise EepError(f"{len(steps.transfers)} experts are to move here, and there is room for {self.most}")
         places = tuple(self._aside.pieces(0, number) for number in range(len(steps.transfers)))
         checksum_sources.learn_for_transfers(self._checksums, steps.transfers, self._memory, self._sources)
-        peers = MappedPeers(self._directory, view, self._memory.layout.region_bytes, self._device)
+        peers = self._finder.find(view)
         try:
             read_aside(
                 steps,
@@ -103,6 +100,7 @@ class StagingArea:
                 lambda origin: self._sources.reader_of(origin, self._memory, peers),
                 self._checksums,
                 timeout=max(0.0, deadline - time.monotonic()),
+                passed=_pass_point,
             )
         except RepairFailed as error:
             self._late = error.still_reading
@@ -111,3 +109,7 @@ class StagingArea:
             peers.close()
         faults.at("balance.staged")
         return Staged(standing, attempt, record, after, steps.transfers, places)
+
+
+def _pass_point() -> None:
+    faults.at("balance.staging")

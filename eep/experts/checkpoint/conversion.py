@@ -71,7 +71,7 @@ class ConvertedReader:
 
     def read(self, wants: Sequence[Want]) -> None:
         for want in wants:
-            aside = [torch.empty(spec.nbytes, dtype=torch.uint8) for spec in self._stored.tensors]
+            aside = [torch.empty(spec.nbytes, dtype=torch.uint8, device="cpu") for spec in self._stored.tensors]
             self._reader.read([Want(want.layer, want.expert, want.slot, aside)])
             for raw, target, theirs, ours in zip(
                 aside, want.into, self._stored.tensors, self._wanted.tensors, strict=True

@@ -15,7 +15,8 @@ from eep.experts.placement.slot_plan import Placement
 class Margin:
     """Losses after which every expert that is served now still has a live copy, without any repair.
 
-    Any ``any_ranks`` ranks could go together. ``ranks`` could go one at a time, ``pairs`` two at a time.
+    Any ``any_ranks`` ranks could go together, and any ``any_hosts`` hosts. ``ranks`` could go one at a time, ``pairs`` two at
+    a time, ``hosts`` one at a time.
     ``repairable_ranks`` is how many ranks, any of them, could go before there are fewer slots than experts; their
     experts would come back from memory or disk.
     """
@@ -25,13 +26,14 @@ class Margin:
     pairs: tuple[tuple[int, int], ...]
     hosts: tuple[int, ...]
     repairable_ranks: int
+    any_hosts: int
 
 
 def find_margin(placement: Placement, active: Sequence[int], topology: Sequence[int]) -> Margin:
     """What ``placement`` on the ``active`` ranks survives; ``topology[rank]`` is the host of each rank."""
     ranks = np.array(sorted(set(active)), dtype=np.int64)
     if not len(ranks):
-        return Margin(0, (), (), (), 0)
+        return Margin(0, (), (), (), 0, 0)
     if ranks[0] < 0 or ranks[-1] >= placement.max_ranks or len(topology) != placement.max_ranks:
         raise ValueError(
             f"the placement is for {placement.max_ranks} ranks; active ranks {ranks.tolist()} and "
@@ -55,8 +57,18 @@ def find_margin(placement: Placement, active: Sequence[int], topology: Sequence[
 
     host = np.asarray(topology)[ranks]
     hosts = np.unique(host)
-    lasting = [int(h) for h in hosts if len(hosts) > 1 and bool((owned[:, host != h].any(axis=1) | ~served).all())]
+    on_host = np.stack([owned[:, host == h].any(axis=1) for h in hosts])
+    holding = on_host.sum(axis=0)
+    lasting = [
+        int(h) for h, has in zip(hosts, on_host, strict=True) if len(hosts) > 1 and not (has & (holding == 1)).any()
+    ]
+    fewest_hosts = int(holding[served].min()) if served.any() else len(hosts)
     enough = -(-int(served.sum(axis=1).max()) // placement.slots_per_rank)
     return Margin(
-        fewest - 1, tuple(ranks[safe].tolist()), tuple(pairs), tuple(lasting), max(0, len(ranks) - max(1, enough))
+        fewest - 1,
+        tuple(ranks[safe].tolist()),
+        tuple(pairs),
+        tuple(lasting),
+        max(0, len(ranks) - max(1, enough)),
+        fewest_hosts - 1,
     )

@@ -108,7 +108,7 @@ class Placement:
         """``[layers, experts]``: the experts that no slot holds, which the gate must never pick."""
         return np.equal(self.replica_counts, 0)
 
-    @property
+    @cached_property
     def degraded(self) -> bool:
         """Whether some expert is masked."""
         return bool(self.masked.any())

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from eep.experts.placement.balance import even_out
+from eep.experts.placement.eviction import evict
+from eep.experts.placement.host_spread import can_spread, find_hosts, spread_copies
 from eep.experts.placement.packing import (
     EMPTY,
     BoolArray,
@@ -17,7 +19,6 @@ from eep.experts.placement.packing import (
     IntArray,
     add_copies,
     count_copies,
-    evict,
     find_owned,
     place_copies,
     rank_loads,
@@ -74,8 +75,21 @@ def retain(before: IntArray, demand: FloatArray, missing: BoolArray, cluster: Cl
     wanted = (after == EMPTY).sum(axis=1) - number
     count = add_copies(count, demand, wanted, np.where(missing, 0, limit), cluster.least_copies)
     place_copies(after, demand, count, cluster)
+    if cluster.least_copies > 1 and can_spread(experts, cluster):
+        _spread_again(after, (before == EMPTY).all(axis=1), demand, count, cluster)
     even_out(after, after != before, demand, cluster, _EXCHANGES)
     return after
+
+
+def _spread_again(after: IntArray, fresh: BoolArray, demand: FloatArray, count: IntArray, cluster: Cluster) -> None:
+    """Place the ``fresh`` layers once more, in place, that leave an expert with one host: there is room on two for each."""
+    one_host = (find_hosts(after, demand.shape[1], cluster).sum(axis=1) < 2).any(axis=1)
+    rows = np.flatnonzero(one_host & fresh)
+    if len(rows):
+        again = np.full_like(after[rows], EMPTY)
+        spread_copies(again, demand[rows], cluster)
+        place_copies(again, demand[rows], np.maximum(count[rows], 2), cluster)
+        after[rows] = again
 
 
 def spend_moves(budget: int, placed: IntArray, demand: FloatArray, cluster: Cluster) -> None:

@@ -10,10 +10,11 @@ afterwards.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +27,13 @@ from eep.experts.layout import ExpertMemory, checksum
 from eep.experts.repair.peer_memory import copy_all
 from eep.experts.repair.reader import Reader, SourceLost, Want
 from eep.experts.repair.repair_plan import Origin, RepairPlan, Tier, Transfer
+from eep.long_work import wait_in_parts
 
 # Large enough that a batch is worth a request, small enough that little is lost with a source.
 BATCH_BYTES = 64 << 20
 _MOST_WORKERS = 8
+_LOOKS_EVERY_S = 0.05
+"""How soon a repair that is told to stop does so."""
 
 
 class RepairFailed(EepError):
@@ -73,8 +77,19 @@ class _Repair:
     checksums: Checksums
     deadline: float
     report: RepairReport
-    is_staged: bool = False
-    """Whether experts are read into places beside the slots."""
+    passed: Callable[[], None]
+    """Called with every batch that was read: a fault point."""
+    stop: threading.Event | None = None
+    """Ends the repair before its deadline."""
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.deadline or (self.stop is not None and self.stop.is_set())
+
+    @property
+    def patience(self) -> float:
+        left = max(0.0, self.deadline - time.monotonic())
+        return left if self.stop is None else min(left, _LOOKS_EVERY_S)
 
 
 def execute_repair(
@@ -94,7 +109,7 @@ def execute_repair(
     """
     mine = plan.of(rank)
     _check(mine, checksums)
-    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport())
+    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport(), _pass_point)
     aside = []
     for transfer in mine.transfers:
         if transfer.staged:
@@ -116,12 +131,20 @@ def read_aside(
     checksums: Checksums,
     *,
     timeout: float,
+    passed: Callable[[], None],
+    stop: threading.Event | None = None,
 ) -> RepairReport:
-    """Reads every expert of ``plan`` into its place beside the slots, and verifies it. Writes no slot of ``memory``."""
+    """Reads every expert of ``plan`` into its place, and verifies it. A place is beside the slots, or is a slot to which no
+    token goes: steps go on meanwhile. ``passed()`` is called with every batch that was read, and ``stop`` ends it early, with
+    :class:`RepairFailed`."""
     _check(plan, checksums)
-    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport(), is_staged=True)
+    run = _Repair(memory, reader_of, checksums, time.monotonic() + timeout, RepairReport(), passed, stop)
     _bring_in([_Job(transfer, into) for transfer, into in zip(plan.transfers, places, strict=True)], run)
     return run.report
+
+
+def _pass_point() -> None:
+    faults.at("repair.mid")
 
 
 def _check(mine: RepairPlan, checksums: Checksums) -> None:
@@ -153,15 +176,16 @@ def _bring_in(jobs: list[_Job], run: _Repair) -> None:
         while reading or verifying or queues.have_jobs:
             for batch in queues.next_batches(busy={_source(batch[0].origin) for batch in reading.values()}):
                 reading[pool.submit(_read, batch, run.reader_of)] = batch
-            patience = max(0.0, run.deadline - time.monotonic())
             under_way: list[Future[Any]] = [*reading, *verifying]
-            done, _ = wait(under_way, timeout=patience, return_when=FIRST_COMPLETED)
+            done, _ = wait_in_parts(under_way, run.patience, FIRST_COMPLETED)
             if not done:
+                if run.stop is not None and not run.is_over:
+                    continue
                 late = [*reading.values(), *verifying.values()]
                 break
             for read in [future for future in reading if future in done]:
                 batch, trouble = reading.pop(read), read.result()
-                faults.at("balance.staging" if run.is_staged else "repair.mid")
+                run.passed()
                 if trouble is None:
                     verifying[pool.submit(_verify, batch, run.checksums)] = batch
                 else:

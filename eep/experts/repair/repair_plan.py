@@ -1,9 +1,9 @@
 """Where the bytes of every missing expert come from. Pure: this module decides, the executor moves.
 
-Sources in order: another slot of the same rank, the memory of a peer, host memory (a backup service), disk.
-Within a tier a transfer goes to the source that would finish it first, given its bandwidth and what it
-already has to do. So no source is the bottleneck while another is idle. A transfer keeps its further sources
-in order, in case the first one dies or sends wrong bytes.
+Sources in order: another slot of the same rank, the memory of a rank of this host, the backup of this host, the memory of a
+rank of another host, the backup of another host, disk. Within a tier a transfer goes to the source that would finish it
+first, given its bandwidth and what it already has to do. So no source is the bottleneck while another is idle. A transfer
+keeps its further sources in order, in case the first one dies or sends wrong bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ class Tier(IntEnum):
     LOCAL = 0
     PEER = 1
     DRAM = 2
-    DISK = 3
+    FAR_PEER = 3
+    FAR_DRAM = 4
+    DISK = 5
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an expert can be read: a slot of a rank (``LOCAL``, ``PEER``), a backup by name, or disk."""
+    """Where an expert can be read: a slot of a rank (``LOCAL``, ``PEER``, ``FAR_PEER``), a backup by name, or disk. A far one
+    is on another host than the reader."""
 
     tier: Tier
     rank: int = -1
@@ -43,8 +49,12 @@ class Origin:
                 return f"its own slot {self.slot}"
             case Tier.PEER:
                 return f"rank {self.rank} slot {self.slot}"
+            case Tier.FAR_PEER:
+                return f"rank {self.rank} slot {self.slot} of another host"
             case Tier.DRAM:
                 return f"backup {self.backup}"
+            case Tier.FAR_DRAM:
+                return f"backup {self.backup} of another host"
             case Tier.DISK:
                 return "disk"
 
@@ -84,16 +94,8 @@ class Bandwidth:
     dram_far: float = 20e9
     disk: float = 3e9
 
-    def of(self, origin: Origin, same_host: bool) -> float:
-        match origin.tier:
-            case Tier.LOCAL:
-                return self.local
-            case Tier.PEER:
-                return self.peer if same_host else self.peer_far
-            case Tier.DRAM:
-                return self.dram if same_host else self.dram_far
-            case Tier.DISK:
-                return self.disk
+    def of(self, tier: Tier) -> float:
+        return (self.local, self.peer, self.dram, self.peer_far, self.dram_far, self.disk)[tier]
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class RepairPlan:
         for tier, nbytes in self.bytes_by_tier().items():
             if nbytes:
                 experts = nbytes // self.expert_bytes
-                lines.append(f"  {tier.name.lower():5} {experts:6} experts  {_size(nbytes):>10}")
+                lines.append(f"  {tier!s:8} {experts:6} experts  {_size(nbytes):>10}")
         if staged := sum(t.staged for t in self.transfers):
             aside = _size(staged * self.expert_bytes)
             lines.append(f"  {staged} of them ({aside}) are taken aside first, since their source is overwritten")
@@ -173,20 +175,19 @@ def plan_repair(
         rank, slot = divmod(column, size)
         expert = int(then[layer, column])
         key = (layer, expert)
-        origins = [_slot_origin(holder, rank, size) for holder in lasting.get(key, ())]
+        origins = [_slot_origin(holder, rank, size, topology) for holder in lasting.get(key, ())]
         staged = not origins and key in passing
         if staged:
-            origins = [_slot_origin(holder, rank, size) for holder in passing[key]]
+            origins = [_slot_origin(holder, rank, size, topology) for holder in passing[key]]
         for name, backup in sorted((backups or {}).items()):
             if backup.held[layer, expert]:
-                origins.append(Origin(Tier.DRAM, backup=name))
+                near = backup.host == topology[rank]
+                origins.append(Origin(Tier.DRAM if near else Tier.FAR_DRAM, backup=name))
         if disk:
             origins.append(Origin(Tier.DISK))
 
         def finish(origin: Origin, rank: int = rank) -> tuple[int, float]:
-            host = _host_of(origin, topology, backups or {})
-            rate = speed.of(origin, host is None or host == topology[rank])
-            return origin.tier, busy[_queue(origin, rank)] + expert_bytes / rate
+            return origin.tier, busy[_queue(origin, rank)] + expert_bytes / speed.of(origin.tier)
 
         origins.sort(key=finish)
         if origins:
@@ -202,25 +203,17 @@ def _holders(table: np.ndarray, where: BoolArray) -> dict[tuple[int, int], list[
     return held
 
 
-def _slot_origin(column: int, reader: int, slots_per_rank: int) -> Origin:
+def _slot_origin(column: int, reader: int, slots_per_rank: int, topology: Sequence[int]) -> Origin:
     rank, slot = divmod(column, slots_per_rank)
-    return Origin(Tier.LOCAL if rank == reader else Tier.PEER, rank, slot)
-
-
-def _host_of(origin: Origin, topology: Sequence[int], backups: Mapping[str, BackupContents]) -> int | None:
-    match origin.tier:
-        case Tier.PEER:
-            return topology[origin.rank]
-        case Tier.DRAM:
-            return backups[origin.backup].host
-        case _:
-            return None
+    if rank == reader:
+        return Origin(Tier.LOCAL, rank, slot)
+    return Origin(Tier.PEER if topology[rank] == topology[reader] else Tier.FAR_PEER, rank, slot)
 
 
 def _queue(origin: Origin, reader: int) -> tuple[object, ...]:
     """What works through its transfers one after the other: a source, or a reader's own memory and disk."""
     own = reader if origin.tier in (Tier.LOCAL, Tier.DISK) else -1
-    return origin.tier, origin.rank, origin.backup, own
+    return origin.rank, origin.backup, own
 
 
 def _size(nbytes: int) -> str:

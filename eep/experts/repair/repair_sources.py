@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol
 
 from eep.errors import PeerUnreachable
 from eep.experts.backup.backup_client import BackupClient
@@ -51,6 +52,12 @@ def _copy(wants: Sequence[Want], memory: ExpertMemory) -> None:
     copy_all(list(chain.from_iterable(want.into for want in wants)), list(chain.from_iterable(sources)))
 
 
+class PeerSources(Protocol):
+    """The other ranks of a view."""
+
+    def reader(self, rank: int) -> Reader: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RepairSources:
     """The sources besides the memory of this rank and of its peers: any of them may be missing."""
@@ -62,14 +69,14 @@ class RepairSources:
         """What each backup service holds now."""
         return {} if self.backup is None else self.backup.backups()
 
-    def reader_of(self, origin: Origin, memory: ExpertMemory, peers: PeerMemory) -> Reader:
+    def reader_of(self, origin: Origin, memory: ExpertMemory, peers: PeerSources) -> Reader:
         """Raises :class:`SourceLost` if this rank has no such source."""
         match origin.tier:
             case Tier.LOCAL:
                 return LocalReader(memory)
-            case Tier.PEER:
-                return PeerReader(memory.layout, peers, origin.rank)
-            case Tier.DRAM if self.backup is not None:
+            case Tier.PEER | Tier.FAR_PEER:
+                return peers.reader(origin.rank)
+            case Tier.DRAM | Tier.FAR_DRAM if self.backup is not None:
                 return self.backup.reader(origin.backup)
             case Tier.DISK if self.checkpoint is not None:
                 return self.checkpoint

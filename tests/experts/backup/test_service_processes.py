@@ -158,7 +158,7 @@ def test_a_service_killed_in_the_middle_is_replaced_by_its_replica(
             services["a"].kill()
             services["a"].wait()
         ranks[0].tell("go")
-    assert said["moved"] == {"DRAM": 4 * model.LAYERS}
+    assert said["moved"] == {"FAR_DRAM": 4 * model.LAYERS}
     assert said["setbacks"]
     assert all("backup a" in setback for setback in said["setbacks"])
     assert ranks[0].ask("look", placement=after)["wrong"] == []

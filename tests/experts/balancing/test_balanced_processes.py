@@ -19,7 +19,7 @@ from eep.faults import orders
 from tests.control.harness import PATIENCE, record, runs_with, supervised, until
 from tests.control.test_data_plane import check_journals
 from tests.experts import model
-from tests.recovery import balanced_rank
+from tests.recovery import balanced_rank, compared_placements
 
 ALL = (0, 1, 2, 3)
 POINTS = [point for point in faults.PLACES if point.startswith("balance.")]
@@ -27,12 +27,12 @@ POINTS = [point for point in faults.PLACES if point.startswith("balance.")]
 
 @pytest.fixture(autouse=True)
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(balanced_rank.CHECKPOINT, str(model.save_checkpoint(tmp_path / "model")))
+    monkeypatch.setenv(compared_placements.CHECKPOINT, str(model.save_checkpoint(tmp_path / "model")))
 
 
 def switches(supervisor: Supervisor, rank: int) -> int:
     incarnation = record(supervisor).view.incarnations[rank]
-    path = balanced_rank.switched_path(supervisor.directory.path, rank, incarnation)
+    path = compared_placements.switched_path(supervisor.directory.path, rank, incarnation)
     return path.stat().st_size if path.exists() else 0
 
 
@@ -45,11 +45,12 @@ async def until_all_switch(supervisor: Supervisor) -> None:
 
 
 def check(supervisor: Supervisor) -> None:
-    found = [balanced_rank.mismatch_path(supervisor.directory.path, rank) for rank in ALL]
+    found = [compared_placements.mismatch_path(supervisor.directory.path, rank) for rank in ALL]
     assert [path.read_text() for path in found if path.exists()] == []
     check_journals(supervisor)
 
 
+@pytest.mark.long
 def test_experts_move_while_ranks_are_killed_at_random_moments() -> None:
     choose = random.Random(20261118)
 

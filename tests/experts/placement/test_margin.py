@@ -50,10 +50,16 @@ def test_margin_is_what_it_says(case: tuple[Placement, list[int], list[int]]) ->
     assert found.pairs == tuple(pair for pair in combinations(active, 2) if survives(set(pair)))
     assert found.hosts == tuple(h for h in hosts if survives({r for r in active if topology[r] == h}))
 
+    def any_hosts_survive(number: int) -> bool:
+        return all(survives({r for r in active if topology[r] in lost}) for lost in combinations(hosts, number))
+
+    assert any_hosts_survive(found.any_hosts)
+    assert not any_hosts_survive(found.any_hosts + 1)
+
 
 def test_repairable_ranks_counts_slots() -> None:
     placement = Placement(np.array([[0, 1, 2, 3, 4, 5, 0, 1]]), experts=6, slots_per_rank=2)
-    assert find_margin(placement, range(4), [0, 0, 1, 1]) == Margin(0, (0, 3), (), (), 1)
+    assert find_margin(placement, range(4), [0, 0, 1, 1]) == Margin(0, (0, 3), (), (), 1, 0)
 
 
 def test_margin_refuses_ranks_that_do_not_exist() -> None:

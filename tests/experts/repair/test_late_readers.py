@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eep.experts import coverage
+from eep.experts import slot_filler
 from eep.experts.coverage import LACKING, Coverage
 from eep.experts.repair import executor
 from eep.experts.repair.executor import RepairFailed
+from eep.long_work import wait_in_parts
 from eep.view import View
 from tests.experts import model
 from tests.experts.covered import PATIENCE_S, RANKS, HeldReads, Rank, enter, ranks
@@ -29,12 +30,12 @@ def repair_within(mine: Coverage, seconds: float) -> None:
 def time_out_while_reading(mine: Coverage, held: HeldReads, view: View) -> None:
     """A repair whose time is over when a read of the checkpoint is under way, and no sooner."""
 
-    def none_done(futures: Collection[Future[Any]], **_: Any) -> tuple[set[Future[Any]], set[Future[Any]]]:
+    def none_done(futures: Collection[Future[Any]], *_: Any) -> tuple[set[Future[Any]], set[Future[Any]]]:
         held.wait_until_begun()
         return set(), set(futures)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "wait", none_done)
+        patch.setattr(executor, "wait_in_parts", none_done)
         assert mine.repair(view) == LACKING
     assert held.under_way
 
@@ -69,10 +70,10 @@ def test_a_late_read_does_not_write_into_what_a_later_repair_has_verified(
 def test_a_repair_waits_for_the_late_reads_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = threading.Event()
 
-    def noted(late: Collection[Future[Any]], timeout: float) -> Any:
+    def noted(late: Collection[Future[Any]], within: float) -> Any:
         if late:
             waits.set()
-        return wait(late, timeout=timeout)
+        return wait_in_parts(late, within)
 
     with ranks(tmp_path, 3, model.save_checkpoint(tmp_path / "model")) as group:
         enter(group, WHOLE)
@@ -81,7 +82,7 @@ def test_a_repair_waits_for_the_late_reads_of_an_earlier_one(tmp_path: Path, mon
         try:
             time_out_while_reading(mine, held, WHOLE.without([2]))
             group[2] = Rank(tmp_path / "e", 2, 3, tmp_path / "model", incarnation=1)
-            monkeypatch.setattr(coverage, "wait", noted)
+            monkeypatch.setattr(slot_filler, "wait_in_parts", noted)
             with ThreadPoolExecutor() as together:
                 later = together.submit(mine.repair, View(3, (0, 1, 2, 3), (0, 0, 1, 0)))
                 assert waits.wait(PATIENCE_S)

@@ -64,14 +64,21 @@ def test_work_is_spread_over_equal_sources() -> None:
     assert all({o.backup for o in t.origins} == set(backups) for t in result.transfers)
 
 
-def test_a_near_source_gets_more_than_a_far_one() -> None:
-    experts = 12
-    empty = Placement(np.full((1, experts), EMPTY), experts, experts)
-    full = Placement(np.arange(experts)[None], experts, experts)
-    backups = {"near": everything(1, experts, host=0), "far": everything(1, experts, host=1)}
-    result = plan_repair(empty, full, [0], [0], MIB, backups=backups)
-    first = Counter(t.origins[0].backup for t in result.transfers)
-    assert first == {"near": 8, "far": 4}, "bandwidths are 40 and 20 GB/s"
+def test_all_that_this_host_has_comes_before_what_others_have() -> None:
+    # Rank 0 lacks expert 0, which ranks 1 (on its host) and 2 (on another) have.
+    before, after = placement([EMPTY, 0, 0], slots=1), placement([0, 0, 0], slots=1)
+    backups = {"near": everything(1, 1, host=3), "far": everything(1, 1, host=4)}
+    (found,) = plan_repair(before, after, [0, 1, 2], [3, 3, 4], MIB, backups=backups, disk=True).transfers
+    assert [str(origin) for origin in found.origins] == [
+        *("rank 1 slot 0", "backup near", "rank 2 slot 0 of another host", "backup far of another host", "disk")
+    ]
+
+
+def test_a_rank_is_not_asked_by_one_host_for_more_than_its_peers_are() -> None:
+    """Ranks of two hosts lack the same expert, which two ranks of a third host have: each is read from once."""
+    before, after = placement([EMPTY, EMPTY, 0, 0], slots=1), placement([0, 0, 0, 0], slots=1)
+    found = plan_repair(before, after, range(4), [0, 1, 2, 2], MIB).transfers
+    assert sorted(transfer.origins[0].rank for transfer in found) == [2, 3]
 
 
 def test_explain_says_what_moves_from_where() -> None:
@@ -84,7 +91,7 @@ def test_explain_says_what_moves_from_where() -> None:
     text = found.explain()
     assert "1 experts to move, 3.0 MiB in all" in text
     assert "layer 0 expert 3 -> rank 0 slot 1 from backup b0, else disk" in text
-    assert found.bytes_by_tier() == {Tier.LOCAL: 0, Tier.PEER: 0, Tier.DRAM: 3 * MIB, Tier.DISK: 0}
+    assert found.bytes_by_tier() == {**dict.fromkeys(Tier, 0), Tier.DRAM: 3 * MIB}
     assert "and 1 more" in found.explain(most=0)
 
 
@@ -109,7 +116,7 @@ def test_every_slot_that_changes_has_sources_that_hold_its_expert(seed: int, ext
         assert after.physical_to_logical[t.layer, t.rank * slots + t.slot] == t.expert
         assert [o.tier for o in t.origins] == sorted(o.tier for o in t.origins)
         for origin in t.origins:
-            if origin.tier in (Tier.LOCAL, Tier.PEER):
+            if origin.tier in (Tier.LOCAL, Tier.PEER, Tier.FAR_PEER):
                 assert origin.rank in active
                 assert (origin.tier is Tier.LOCAL) == (origin.rank == t.rank)
                 assert start.physical_to_logical[t.layer, origin.rank * slots + origin.slot] == t.expert

@@ -1,0 +1,56 @@
+"""Memory for more slots than a rank usually has. Something else on the device gives it up, and gets it back.
+
+The region of a rank has addresses for all slots that there may ever be (:mod:`eep.experts.placement.open_slots`). Those that
+are not open have no memory behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from eep.data_plane.memory import Memory
+from eep.experts.layout import ExpertLayout
+
+
+class SlotRoom:
+    """``usual``: how many slots are always open. ``take(size)`` has so many bytes taken from elsewhere, in all: if these are
+    fewer than last time, some go back. It raises :class:`eep.EepError` if there are not so many. ``left``: how many slots the
+    last life of this rank had open, and left as they were."""
+
+    def __init__(
+        self, layout: ExpertLayout, shared: Memory, usual: int, take: Callable[[int], None], left: int = 0
+    ) -> None:
+        self._layout, self._shared, self._take = layout, shared, take
+        self.usual, self._paid = usual, usual
+        self.slots = max(usual, left)
+        """How many have memory. That of ``left`` was not taken from elsewhere in this life."""
+
+    def open(self, slots: int) -> None:
+        """Have memory for at least so many slots. EepError or OSError if there is none."""
+        if slots > self._paid:
+            self._take(self._bytes(slots))
+            self._paid = slots
+        if slots > self.slots:
+            for start, size in self._ranges(self.slots, slots):
+                self._shared.back(start, size)
+            self.slots = slots
+
+    def close(self, slots: int) -> None:
+        """Keep memory for so many slots only, or as many as usual. Nothing is in the others that anybody needs."""
+        slots = max(slots, self.usual)
+        if slots < self.slots:
+            for start, size in self._ranges(slots, self.slots):
+                self._shared.give_up(start, size)
+            self.slots = slots
+        if slots < self._paid:
+            self._take(self._bytes(slots))
+            self._paid = slots
+
+    def _bytes(self, slots: int) -> int:
+        return max(0, slots - self.usual) * self._layout.layers * self._layout.expert_bytes
+
+    def _ranges(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Where slots lie, of every tensor of every layer."""
+        for layer in range(self._layout.layers):
+            for index, spec in enumerate(self._layout.tensors):
+                yield self._layout.offset(layer, index) + first * spec.nbytes, (end - first) * spec.nbytes
