@@ -4,15 +4,18 @@
     eep events [--follow] [--json]               print the event log, one line per transition
     eep scale N                                  have so many ranks
     eep rank remove|launch|replace|kill RANK     ask for a change; safe to repeat with the same --operation
+    eep rank role RANK experts|both              have a rank serve experts only, or requests too
+    eep evidence REASON --rank R|--device D      tell it that hardware fails
     eep drain, eep undrain                       accept no new requests, and accept them again
     eep fault kill|stop|cont|slow|drop RANK ...  cause a fault in a rank of a running server
     eep fault arm RANK --point P --action A ...  the same when the rank passes a named point; disarm undoes it
     eep fault drill [--seconds S]                kill ranks at random
     eep backup serve ...                         keep experts in this host's memory, for repair
     eep anchor serve|status|release --dir D      hold the weights of servers that come and go
+    eep size --hidden H --topk K                 how much memory the exchange of tokens takes
     eep make-model PATH [--family F] [--size S] [--fp8]
                                                  write a random MoE model, to try a server with
-    eep completion bash|zsh                      what a shell needs to complete these words
+    eep completion bash|zsh|fish                 what a shell needs to complete these words
 
 A command finds the server of its user on this host by itself; ``--dir`` or ``--url`` names another.
 """
@@ -25,9 +28,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eep.anchor.command import register as register_anchor
+from eep.console.evidence_command import register_evidence
 from eep.console.server_choice import add_directory
 from eep.console.server_commands import register as register_server_commands
 from eep.console.shell_completion import SHELLS, script_for
+from eep.console.size_command import register_size
 from eep.drill.command import register as register_faults
 from eep.experts.backup.command import register as register_backup
 
@@ -56,9 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eep", description="Elastic expert parallelism, for operators.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     register_server_commands(commands)
+    register_evidence(commands)
     add_directory(register_faults(commands))
     register_backup(commands)
     register_anchor(commands)
+    register_size(commands)
     model = commands.add_parser("make-model", help="write a random MoE checkpoint with its tokenizer")
     model.add_argument("path", type=Path, help="a directory that does not exist yet, or is empty")
     model.add_argument(

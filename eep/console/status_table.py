@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from eep.anchor.held_kinds import sum_held
+
 _STYLES = {"good": "32", "change": "33", "bad": "31", "dim": "2", "bold": "1"}
 _GOOD = ("ready", "RUN", "READY", "REPAIRED")
-_BAD = ("down", "stuck", "DYING", "EXITED", "GIVEN-UP", "STUCK", "SUSPECTED", "REVOKED", "NO-ROOM", "REJECTED", "FAULT")
+_BAD = (
+    "down",
+    "stuck",
+    "DYING",
+    "EXITED",
+    "GIVEN-UP",
+    "STUCK",
+    "SUSPECTED",
+    "REVOKED",
+    "NO-ROOM",
+    "REJECTED",
+    "FAULT",
+    "EVIDENCE",
+)
 Paint = Callable[[str, str], str]
 
 
@@ -29,8 +44,14 @@ def render_status(status: Mapping[str, Any], now: float, paint: Paint = plain) -
     """Several lines: the instance, each rank, and what is under way."""
     ranks = {int(number): rank for number, rank in status["ranks"].items()}
     lines = [_headline(status, ranks, paint), *_under_way(status), ""]
-    lines += _columns([_ROW_NAMES, *(_row(number, ranks[number], now) for number in sorted(ranks))], paint)
-    return "\n".join([*lines, *_rest(status)])
+    several = status.get("links") is not None
+    lines += _columns([_ROW_NAMES, *(_row(number, ranks[number], now, several) for number in sorted(ranks))], paint)
+    return "\n".join([*lines, *_other_hosts(status), *_rest(status)])
+
+
+def _other_hosts(status: Mapping[str, Any]) -> list[str]:
+    hosts: Mapping[str, Sequence[int]] = status.get("other_hosts") or {}
+    return [f"{name}: ranks {', '.join(map(str, hosts[name]))} in" for name in sorted(hosts)]
 
 
 def _headline(status: Mapping[str, Any], ranks: Mapping[int, Any], paint: Paint) -> str:
@@ -44,7 +65,9 @@ def _headline(status: Mapping[str, Any], ranks: Mapping[int, Any], paint: Paint)
         parts.append(f"{status['fewest_ranks']} are needed")
     if status.get("open_requests") is not None:
         parts.append(f"{status['open_requests']} requests open")
-    if status.get("uncovered_experts"):
+    if status.get("masked_experts"):
+        parts.append(paint(f"{status['masked_experts']} experts masked", "bad"))
+    elif status.get("uncovered_experts"):
         parts.append(paint(f"{status['uncovered_experts']} experts uncovered", "bad"))
     if status.get("draining"):
         parts.append(paint("draining", "change"))
@@ -53,6 +76,13 @@ def _headline(status: Mapping[str, Any], ranks: Mapping[int, Any], paint: Paint)
 
 def _under_way(status: Mapping[str, Any]) -> list[str]:
     told = [f"last change: {status['reason']}"] if status.get("reason") else []
+    now = (status.get("change") or {}).get("under_way")
+    if now:
+        came = ", ".join(f"{count >> 20} MiB from {tier}" for tier, count in now["bytes"].items())
+        told.append(
+            f"under way for {now['seconds']:g} s: {len(now['settled'])} of {len(status['active'])} ranks have settled, "
+            f"{now['experts']} experts brought in{f' ({came})' if came else ''}"
+        )
     if status.get("waiting_for"):
         told.append(f"waiting for: {status['waiting_for']}")
     for operation in status.get("operations") or ():
@@ -60,10 +90,13 @@ def _under_way(status: Mapping[str, Any]) -> list[str]:
     return told
 
 
-_ROW_NAMES = ("RANK", "STATE", "LIFE", "PID", "FOR", "STILL", "FAILED", "REQUESTS", "KV", "EXPERTS", "DEVICE")
+_ROW_NAMES = (
+    *("RANK", "STATE", "ROLE", "LIFE", "PID", "FOR", "STILL", "FAILED", "REQUESTS", "KV", "ROOM", "EXPERTS"),
+    *("HOST", "DEVICE"),
+)
 
 
-def _row(number: int, rank: Mapping[str, Any], now: float) -> tuple[str, ...]:
+def _row(number: int, rank: Mapping[str, Any], now: float, several_hosts: bool) -> tuple[str, ...]:
     state = rank["status"] if rank["status"] != "ready" or rank["in"] else "ready, not in"
     kv = "-"
     if rank.get("kv_tokens") is not None and rank.get("kv_room"):
@@ -71,6 +104,7 @@ def _row(number: int, rank: Mapping[str, Any], now: float) -> tuple[str, ...]:
     return (
         str(number),
         state,
+        "-" if rank.get("role", "both") == "both" else rank["role"],
         _or_dash(rank["incarnation"] if rank["incarnation"] >= 0 else None),
         _or_dash(rank["pid"]),
         "-" if rank.get("since") is None else brief(now - rank["since"]),
@@ -78,7 +112,9 @@ def _row(number: int, rank: Mapping[str, Any], now: float) -> tuple[str, ...]:
         str(rank["failures"]) if rank["failures"] else "-",
         _or_dash(rank.get("requests")),
         kv,
+        size(rank["room_bytes"]) if rank.get("room_bytes") else "-",
         _or_dash(rank.get("experts")),
+        _or_dash(rank.get("host") if several_hosts else None),
         _or_dash(rank.get("device")),
     )
 
@@ -106,16 +142,48 @@ def _rest(status: Mapping[str, Any]) -> list[str]:
     margin = status.get("margin")
     if margin is not None:
         alone = ", ".join(map(str, margin["ranks"])) or "none"
+        hosts = "" if margin.get("any_hosts") is None else f" or any {margin['any_hosts']} hosts"
+        if hosts:
+            alone += f", hosts: {', '.join(margin.get('hosts') or ()) or 'none'}"
         lines.append(
-            f"margin: any {margin['any_ranks']} ranks could go without a repair; alone: {alone}; "
+            f"margin: any {margin['any_ranks']} ranks{hosts} could go without a repair; alone: {alone}; "
             f"{margin['repairable_ranks']} before slots run out"
         )
     spares = status.get("spares")
     if spares:
         lines.append(f"spares: {spares['ready']} of {spares['wanted']} ready, {spares['preparing']} being prepared")
+    lines += _kept(status)
     if status.get("last_rejection"):
         lines.append(f"last rejection: {status['last_rejection']}")
     return ["", *lines] if lines else []
+
+
+def _kept(status: Mapping[str, Any]) -> list[str]:
+    """What outlives ranks."""
+    lines = []
+    backup = status.get("backup")
+    if backup:
+        runs = f"process {backup['pid']}" if backup["pid"] is not None else f"does not run, {backup['starts']} starts"
+        wanted = "" if backup["wanted"] is None else f" of {backup['wanted']}"
+        lines.append(f"backup: {backup['held']}{wanted} experts ({size(backup['bytes'])}), {runs}")
+    copies = status.get("context_copies")
+    if copies:
+        lines.append(
+            f"context copies: {copies['covered_tokens']} tokens, {copies['lag_tokens']} behind; "
+            f"{size(copies['bytes'])}, room for {copies['room_tokens']}"
+        )
+    held = {kind: count for kind, count in sum_held(status.get("anchored") or ()).items() if count}
+    if held:
+        lines.append(f"anchored: {', '.join(f'{kind} {size(count)}' for kind, count in held.items())}")
+    return lines
+
+
+def size(count: float) -> str:
+    """As in ``512 B``, ``3.0 MiB``, ``1.5 GiB``."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count:.0f} B"
 
 
 def brief(seconds: float) -> str:

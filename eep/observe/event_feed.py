@@ -7,12 +7,14 @@ that is there. A thread reads the log; readers and the thread meet in an event l
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
-from eep.observe.event_log import read_lines
+from eep.observe.event_log import notice_line, read_lines
 
 MOST_LINES = 4096
 LOOKS_EVERY = 0.1
@@ -42,12 +44,20 @@ class EventFeed:
         return f"{self.life}.{self._first + len(self._lines) - 1}"
 
     def after(self, ident: str) -> list[tuple[str, str]]:
-        """The id and text of each line that follows ``ident``: all that are kept for an id that is not of this life."""
+        """The id and text of each line that follows ``ident``: all that are kept for an id that this life has not given. One
+        line tells of those that are kept no more since ``ident``."""
         life, _, number = ident.rpartition(".")
-        last = int(number) if life == self.life and number.isdecimal() and len(number) < 19 else 0
-        skip = max(0, last + 1 - self._first)
+        is_ours = life == self.life and number.isascii() and number.isdecimal() and len(number) < 19
+        last = int(number) if is_ours else 0
+        if last >= self._first + len(self._lines):
+            is_ours, last = False, 0
+        skip, lost = max(0, last + 1 - self._first), self._first - last - 1
         kept = list(self._lines)[skip:]
-        return [(f"{self.life}.{self._first + skip + index}", line) for index, line in enumerate(kept)]
+        found = [(f"{self.life}.{self._first + skip + index}", line) for index, line in enumerate(kept)]
+        if is_ours and lost > 0:
+            gap = notice_line("MISSED", f"{lost} lines before this one are not kept any more")
+            found.insert(0, (f"{self.life}.{self._first - 1}", json.dumps(asdict(gap))))
+        return found
 
     async def wait(self, seconds: float) -> None:
         """Until there is another line, or for so long."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from eep.room import RoomNotice
 
@@ -151,8 +151,33 @@ def parse_line(text: str) -> EventLine:
     """Raises ValueError, with what is wrong, for text that is not a line of an event log."""
     try:
         return EventLine(**json.loads(text))
-    except (TypeError, json.JSONDecodeError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"this is not a line of an event log: {text[:80]!r} ({error})") from error
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """The fields of a line. One that is none, since others wrote to the log, is told as a line of its own kind."""
+    try:
+        line = parse_line(text)
+    except ValueError:
+        line = notice_line("UNREADABLE", f"this is not a line of an event log: {text[:80]!r}")
+    return asdict(line)
+
+
+def notice_line(phase: str, cause: str) -> EventLine:
+    """A line that stands for others."""
+    return EventLine(
+        time=time.time(),
+        host="",
+        phase=phase,
+        epoch=0,
+        rank=None,
+        incarnation=None,
+        cause=cause,
+        evidence="",
+        duration=None,
+        operation="",
+    )
 
 
 def older(path: Path) -> Path:

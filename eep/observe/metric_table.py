@@ -43,7 +43,16 @@ METRICS = {
         "Of the last rank that came back: from the first sign of its loss until it ran in a view again.",
     ),
     "steps_repeated": Metric("counter", "eep_steps_repeated", "Forward passes that ranks ran again, over all ranks."),
+    "step_overhead": Metric(
+        "gauge",
+        "eep_step_overhead_seconds",
+        "What EEP's bookkeeping adds to a step on the host of a rank; measured on its own, between two of many steps.",
+        "rank",
+    ),
     "requests_moved": Metric("counter", "eep_requests_moved", "Requests that went on at another rank or incarnation."),
+    "requests_masked": Metric(
+        "counter", "eep_masked_requests", "Requests that were computed, in part at least, while experts were masked."
+    ),
     "kv_restored": Metric(
         "counter",
         "eep_kv_restored_tokens",
@@ -61,6 +70,21 @@ METRICS = {
     ),
     "kv_backup_lag": Metric(
         "gauge", "eep_kv_backup_lag_tokens", "Tokens of open requests that are still to be copied there.", "rank"
+    ),
+    "backup_held": Metric("gauge", "eep_backup_experts_held", "Experts, over all layers, in the backup of this host."),
+    "backup_wanted": Metric("gauge", "eep_backup_experts_wanted", "Experts, over all layers, that are to be there."),
+    "backup_bytes": Metric("gauge", "eep_backup_bytes", "Bytes of host memory that they take."),
+    "anchored_bytes": Metric(
+        "gauge", "eep_anchored_bytes", "Bytes of memory that outlives the ranks it is for, by what it is for.", "kind"
+    ),
+    "room_bytes": Metric(
+        "gauge",
+        "eep_room_bytes",
+        "Bytes of its KV cache that a rank has given to more expert slots, or all of it where it serves experts only.",
+        "rank",
+    ),
+    "serves_requests": Metric(
+        "gauge", "eep_rank_serves_requests", "1 where a rank serves requests, 0 where it serves experts only.", "rank"
     ),
     "repair_bytes": Metric(
         "counter", "eep_repair_bytes", "Bytes of experts that ranks brought in, by the tier they came from.", "tier"
@@ -82,8 +106,10 @@ METRICS = {
     ),
     "uncovered": Metric("gauge", "eep_uncovered_experts", "Experts, over all layers, that no rank holds."),
     "masked": Metric("gauge", "eep_masked_experts", "Those of them that are served without."),
-    "spares_ready": Metric("gauge", "eep_spares_ready", "Prepared processes that can become a rank."),
-    "spares_wanted": Metric("gauge", "eep_spares_wanted", "How many there are to be."),
+    "spares_ready": Metric(
+        "gauge", "eep_spares_ready", "Prepared processes that can become a rank: whole ranks, or only warm.", "kind"
+    ),
+    "spares_wanted": Metric("gauge", "eep_spares_wanted", "How many there are to be.", "kind"),
     "requests_open": Metric("gauge", "eep_open_requests", "Requests that were accepted and have not ended."),
     "requests_waiting": Metric("gauge", "eep_waiting_requests", "Those of them that no rank has."),
 }

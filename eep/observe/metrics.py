@@ -3,7 +3,8 @@
 Each process writes them where the server's own endpoint collects them: the multiprocess folder of ``prometheus_client``,
 which SGLang makes for ``--enable-metrics`` and names in ``PROMETHEUS_MULTIPROC_DIR``. Without that folder no process writes
 anything. The supervisor writes about views and incarnations, the front end about requests, each rank about its steps and
-experts. They write when a view changes, never in a step.
+experts. They write when a view changes, and a rank after many
+steps, never in one.
 
 :mod:`.instance_tally`, which is pure, decides what an effect of the supervisor means for the figures.
 """
@@ -154,7 +155,7 @@ class RankMetrics:
     """A rank's own counts. The rank tells them once in a view."""
 
     def __init__(self, rank: int) -> None:
-        self._writer = MetricsWriter(f"rank-{rank}")
+        self._rank, self._writer = rank, MetricsWriter(f"rank-{rank}")
         self._told: Counter[tuple[str, str]] = Counter()
         self.tell(0, {})
 
@@ -163,6 +164,10 @@ class RankMetrics:
         self._add("steps_repeated", "", steps_repeated)
         for tier, count in repair_bytes.items():
             self._add("repair_bytes", tier, count)
+
+    def tell_overhead(self, seconds: float) -> None:
+        """What a step of this rank pays for bookkeeping."""
+        self._writer.set("step_overhead", seconds, str(self._rank))
 
     def _add(self, figure: str, label: str, count: int) -> None:
         self._writer.add(figure, count - self._told[figure, label], label)

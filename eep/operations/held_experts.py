@@ -1,4 +1,5 @@
-"""Which experts the ranks of a host hold, from what they say in their registry. It imports no torch."""
+"""Which experts the ranks of a host hold, from what they say in their registry, and how many ranks of other hosts hold each.
+It imports no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from eep.experts.elsewhere_record import ELSEWHERE, decode_elsewhere
 from eep.experts.registry.directory_registry import DirectoryRegistry
 from eep.experts.view_record import HELD_DIRECTORY
 
@@ -63,6 +65,9 @@ def count_held(records: dict[str, bytes], lives: dict[int, int]) -> HeldExperts:
         by_rank[int(match[1])] = len(numbers)
         if copies.shape == (layers, experts):
             copies.reshape(-1)[numbers] += 1
+    elsewhere = decode_elsewhere(records.get(ELSEWHERE, b""))
+    if elsewhere is not None and elsewhere.shape == copies.shape:
+        copies += elsewhere
     return HeldExperts(copies.tolist(), by_rank)
 
 
@@ -71,4 +76,5 @@ def read_held(experts: Path, lives: dict[int, int]) -> HeldExperts:
     path = experts / HELD_DIRECTORY
     if not path.is_dir():  # a registry would make it
         return HeldExperts([], {})
-    return count_held(DirectoryRegistry(path).scan(_PREFIX), lives)
+    registry = DirectoryRegistry(path)
+    return count_held({**registry.scan(_PREFIX), **registry.scan(ELSEWHERE)}, lives)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from eep.operations.operation_request import RoleName
+
 _NOT_COMING = ("down", "leaving", "stuck")
 
 
@@ -19,6 +21,11 @@ class RankStanding:
     failures: int = 0
     wanted: bool = True
     """Whether it is started again when it ends."""
+    role: RoleName = "both"
+    requests: int = 0
+    """How many open ones it serves."""
+    elsewhere: bool = False
+    """Whether it is on another host, whose own front end sends it requests."""
 
     @property
     def is_kept(self) -> bool:
@@ -48,7 +55,14 @@ class InstanceStanding:
             phase=status["phase"],
             ranks={
                 int(number): RankStanding(
-                    rank["status"], rank["incarnation"], rank["in"], rank["failures"], rank.get("wanted", True)
+                    rank["status"],
+                    rank["incarnation"],
+                    rank["in"],
+                    rank["failures"],
+                    rank.get("wanted", True),
+                    rank.get("role", "both"),
+                    rank.get("requests", 0),
+                    rank.get("elsewhere", False),
                 )
                 for number, rank in status["ranks"].items()
             },
@@ -66,6 +80,12 @@ class InstanceStanding:
     @property
     def kept(self) -> tuple[int, ...]:
         return tuple(sorted(number for number, rank in self.ranks.items() if rank.is_kept))
+
+    def is_last_to_serve(self, number: int) -> bool:
+        """Whether a rank of this host serves requests, and no other does that is in and stays."""
+        serving = [each for each, rank in self.ranks.items() if rank.role == "both" and not rank.elsewhere]
+        others = (self.ranks[each] for each in serving if each != number)
+        return number in serving and not any(rank.is_in and rank.is_kept for rank in others)
 
     @property
     def is_quiet(self) -> bool:

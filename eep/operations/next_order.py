@@ -6,10 +6,11 @@ for: an operation that is asked for again after a crash of its client begins whe
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from eep.operations.instance_standing import InstanceStanding
-from eep.operations.operation_request import OF_A_RANK, OperationRequest
+from eep.operations.operation_request import OF_A_RANK, OperationRequest, RoleName
 
 FAILURES_OF_A_START = 3
 """So many failures in a row of a rank that an operation started end the operation."""
@@ -17,10 +18,14 @@ FAILURES_OF_A_START = 3
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done now. ``rank`` is -1 for the orders ``drain`` and ``undrain``."""
+    """What is to be done now. ``rank`` is -1 for the orders ``drain`` and ``undrain``. The orders ``experts`` and ``both``
+    give a rank that role."""
 
     action: str
     rank: int = -1
+
+    def __str__(self) -> str:
+        return self.action if self.rank < 0 else f"{self.action} {self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,22 @@ def why_refused(request: OperationRequest, now: InstanceStanding) -> OrdersFaile
             return OrdersFailed(f"there is room for {len(now.ranks)} ranks (--eep-max-ranks)", retry=False)
         if request.ranks < now.fewest_ranks:
             return OrdersFailed(f"{now.fewest_ranks} ranks are needed to hold every expert", retry=False)
+    if request.action == "remove" and request.rank in now.kept and len(now.kept) <= max(1, now.fewest_ranks):
+        why = f"{len(now.kept) - 1} ranks would serve or come back, and it takes {max(1, now.fewest_ranks)}"
+        return OrdersFailed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
     if request.action in ("remove", "replace") and request.rank in now.active:
         stay = [rank for rank in now.active if rank != request.rank and now.ranks[rank].is_kept]
         if len(stay) < max(1, now.fewest_ranks):
             why = f"{len(stay)} ranks would stay, and it takes {max(1, now.fewest_ranks)}"
             return OrdersFailed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
+        if now.is_last_to_serve(_rank_of(request)):
+            why = "no rank that serves requests would stay ('eep rank role R both' makes one)"
+            return OrdersFailed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
+    if request.action == "role" and now.ranks[_rank_of(request)].elsewhere:
+        return OrdersFailed(f"rank {request.rank} is on another host: ask the server there", retry=False)
+    if request.role == "experts" and now.is_last_to_serve(_rank_of(request)):
+        why = "no other rank that serves requests is in"
+        return OrdersFailed(f"rank {request.rank} cannot serve experts only: {why}", retry=True)
     return None
 
 
@@ -78,11 +94,15 @@ def next_step(
             return _replace(_rank_of(request), origin, now, given)
         case "kill" | "drill":
             return _kill(request.action, _rank_of(request), origin, now, given)
+        case "role":
+            return _role(_rank_of(request), request.role or "both", now, given)
         case "scale":
             return _scale(request.ranks or 0, now, given)
         case "drain":
-            if not now.draining and not given:
+            if not given:
                 return Order("drain")
+            if not now.draining:
+                return OrdersFailed("requests are accepted again: another operator has ended the drain", retry=True)
             if now.open_requests:
                 return OrdersWait(f"{now.open_requests} requests are open")
             return OrdersDone("no request is open, and none is accepted")
@@ -90,15 +110,43 @@ def next_step(
             return Order("undrain") if now.draining and not given else OrdersDone("requests are accepted")
 
 
-def undo(request: OperationRequest, origin: InstanceStanding, now: InstanceStanding) -> tuple[Order, ...]:
-    """The orders that bring the instance back to what it was when an operation that failed began."""
+def undo(
+    request: OperationRequest, origin: InstanceStanding, now: InstanceStanding, touched: Collection[int]
+) -> tuple[Order, ...]:
+    """The orders that bring the instance back to what it was when an operation that failed began. ``touched``: the ranks that
+    it gave orders for. What became of others is not its doing."""
     if request.action == "drain":
         return (Order("undrain"),) if now.draining and not origin.draining else ()
+    if request.action == "role":
+        rank, before = _rank_of(request), origin.ranks[_rank_of(request)].role
+        return (Order(before, rank),) if now.ranks[rank].role == request.role != before else ()
     if request.action in ("kill", "drill", "undrain"):
         return ()
-    gone = [Order("launch", rank) for rank in origin.kept if rank not in now.kept]
-    new = [Order("remove", rank) for rank in now.kept if rank not in origin.kept]
+    gone = [Order("launch", rank) for rank in origin.kept if rank in touched and rank not in now.kept]
+    new = [Order("remove", rank) for rank in now.kept if rank in touched and rank not in origin.kept]
     return (*gone, *new)
+
+
+def must_wait(order: Order, now: InstanceStanding) -> OrdersWait | None:
+    """Whether it is too early for an order. A rank that is launched while it ends would not come again."""
+    if order.action != "launch" or now.ranks[order.rank].wanted or now.ranks[order.rank].status in ("down", "stuck"):
+        return None
+    return OrdersWait(f"rank {order.rank} is {now.ranks[order.rank].status}")
+
+
+def effect_of(order: Order, now: InstanceStanding) -> OrdersWait | OrdersDone | OrdersFailed:
+    """What came of an order that took something back. The others may still settle."""
+    standing = now.ranks.get(order.rank)
+    if standing is None or order.action not in ("remove", "launch"):
+        return OrdersDone("at once")
+    if order.action == "remove" and standing.status == "down" and not standing.is_in:
+        return OrdersDone(f"rank {order.rank} is out")
+    if order.action == "launch":
+        if standing.is_in and standing.is_kept:
+            return OrdersDone(f"rank {order.rank} is in")
+        if (failed := _why_start_failed((order.rank,), now)) is not None:
+            return failed
+    return OrdersWait(f"rank {order.rank} is {standing.status}")
 
 
 def _rank_of(request: OperationRequest) -> int:
@@ -119,7 +167,7 @@ def _launch(rank: int, now: InstanceStanding, given: tuple[Order, ...]) -> NextS
     if standing.is_in and standing.is_kept:
         return OrdersDone(f"rank {rank} is in") if now.phase == "RUN" else OrdersWait("the ranks settle")
     if Order("launch", rank) not in given:
-        return Order("launch", rank)
+        return must_wait(Order("launch", rank), now) or Order("launch", rank)
     return _why_start_failed((rank,), now) or OrdersWait(f"rank {rank} is {standing.status}")
 
 
@@ -153,6 +201,19 @@ def _kill(
     return OrdersWait(f"rank {rank} is {standing.status}")
 
 
+def _role(rank: int, role: RoleName, now: InstanceStanding, given: tuple[Order, ...]) -> NextStep:
+    standing = now.ranks[rank]
+    if standing.role != role:
+        if given:  # the front end forgets no role: another operator has changed it back
+            return OrdersFailed(f"rank {rank} has got another role meanwhile", retry=True)
+        return Order(role, rank)
+    if role == "both":
+        return OrdersDone(f"rank {rank} serves requests and experts")
+    if standing.requests:
+        return OrdersWait(f"rank {rank} still serves {standing.requests} requests")
+    return OrdersDone(f"rank {rank} serves experts only")
+
+
 def _scale(wanted: int, now: InstanceStanding, given: tuple[Order, ...]) -> NextStep:
     started = tuple(order.rank for order in given if order.action == "launch")
     failed = _why_start_failed(tuple(rank for rank in started if not now.ranks[rank].is_in), now)
@@ -176,7 +237,9 @@ def _scale(wanted: int, now: InstanceStanding, given: tuple[Order, ...]) -> Next
 
 
 def _first_to_go(now: InstanceStanding) -> int:
-    """One that serves nothing yet, or else one that can go without a repair; of several, the last."""
+    """One that serves nothing yet, or else one that can go without a repair; of several, the last. Never the last that serves
+    requests."""
     outside = [rank for rank in now.kept if not now.ranks[rank].is_in]
-    safe = [rank for rank in now.kept if rank in now.safe]
-    return max(outside or safe or now.kept)
+    may_go = [rank for rank in now.kept if not now.is_last_to_serve(rank)] or now.kept
+    safe = [rank for rank in may_go if rank in now.safe]
+    return max(outside or safe or may_go)

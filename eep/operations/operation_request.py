@@ -12,11 +12,14 @@ from eep.errors import EepError
 MOST_BYTES = 16 << 10
 """The largest request."""
 LONGEST_S = 3600.0
-ActionName = Literal["remove", "launch", "replace", "kill", "scale", "drain", "undrain", "drill"]
+ActionName = Literal["remove", "launch", "replace", "kill", "role", "scale", "drain", "undrain", "drill"]
 ACTIONS: tuple[str, ...] = get_args(ActionName)
-OF_A_RANK = ("remove", "launch", "replace", "kill", "drill")
+OF_A_RANK = ("remove", "launch", "replace", "kill", "role", "drill")
+RoleName = Literal["experts", "both"]
+"""What a rank serves: experts only, or requests and experts."""
 
-Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
+Identifier = Annotated[str, Meta(pattern=r"^(?!\.+$)[A-Za-z0-9._:-]{1,64}$(?!\n)")]
+"""Not of dots alone: that would be another place in a path."""
 
 
 class BadOperation(EepError, ValueError):
@@ -26,8 +29,8 @@ class BadOperation(EepError, ValueError):
 class OperationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``id`` names the operation: asking again with it does nothing twice.
 
-    ``rank`` is for the actions on one rank, ``ranks`` for ``scale``: how many there are to be. An operation that is not
-    done after ``deadline_s`` seconds has failed.
+    ``rank`` is for the actions on one rank, ``ranks`` for ``scale``: how many there are to be, ``role`` for ``role``. An
+    operation that is not done after ``deadline_s`` seconds has failed.
     """
 
     id: Identifier
@@ -35,6 +38,7 @@ class OperationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Annotated[int, Meta(ge=0, lt=65536)] | None = None
     ranks: Annotated[int, Meta(ge=1, le=65536)] | None = None
     deadline_s: Annotated[float, Meta(gt=0, le=LONGEST_S)] = 600.0
+    role: RoleName | None = None
 
 
 def parse_request(body: bytes) -> OperationRequest:
@@ -56,5 +60,8 @@ def check_request(request: OperationRequest) -> OperationRequest:
         raise BadOperation(f"{request.action} {wanted}")
     if needs_ranks is (request.ranks is None):
         wanted = "needs 'ranks', how many there are to be" if needs_ranks else "takes no 'ranks'"
+        raise BadOperation(f"{request.action} {wanted}")
+    if (request.action == "role") is (request.role is None):
+        wanted = "needs 'role', experts or both" if request.role is None else "takes no 'role'"
         raise BadOperation(f"{request.action} {wanted}")
     return request

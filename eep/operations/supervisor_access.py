@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from eep.control.wire.client import ask_supervisor
-from eep.control.wire.messages import AskOperation
+from eep.control.wire.messages import ASKED_BEFORE, AskOperation
 from eep.operations.host_status import read_status
 from eep.operations.instance_standing import InstanceStanding
 from eep.operations.next_order import Order
@@ -24,15 +24,17 @@ class SupervisorAccess:
     async def standing(self) -> InstanceStanding:
         return InstanceStanding.of(await asyncio.to_thread(read_status, self._directory))
 
-    async def give(self, order: Order, name: str) -> None:
+    async def give(self, order: Order, name: str) -> bool:
         match order.action:
             case "remove" | "launch" | "kill":
                 asked = AskOperation(name, order.action, order.rank)
                 answer = await asyncio.to_thread(ask_supervisor, self._directory, asked)
                 if not answer.ok:
                     raise OrderRefused(answer.body)
+                return answer.body != ASKED_BEFORE
             case "drill":
                 await asyncio.to_thread(self._end_process, order.rank)
+                return True
             case _:
                 raise OrderRefused(f"only the server itself can {order.action}: ask it by its URL")
 

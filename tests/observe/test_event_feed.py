@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from eep.observe.event_feed import EventFeed, follow_log
-from eep.observe.event_log import EventLog
+from eep.observe.event_log import EventLog, parse_line
 
 
 def test_a_reader_goes_on_after_the_line_that_it_has() -> None:
@@ -28,9 +28,28 @@ def test_old_lines_go_and_ids_stay() -> None:
     for number in range(1, 8):
         feed.add(f"line {number}")
     assert feed.after("") == [("life.5", "line 5"), ("life.6", "line 6"), ("life.7", "line 7")]
-    assert [line for _, line in feed.after("life.2")] == ["line 5", "line 6", "line 7"]
+    assert [line for _, line in feed.after("life.4")] == ["line 5", "line 6", "line 7"]
     assert [line for _, line in feed.after("life.6")] == ["line 7"]
-    assert feed.after("life.99") == []
+
+
+def test_a_reader_who_has_missed_lines_is_told_how_many() -> None:
+    feed = EventFeed("life", most=3)
+    for number in range(1, 8):
+        feed.add(f"line {number}")
+    (ident, gap), *rest = feed.after("life.2")
+    assert (ident, [line for _, line in rest]) == ("life.4", ["line 5", "line 6", "line 7"])
+    assert (parse_line(gap).phase, parse_line(gap).cause) == ("MISSED", "2 lines before this one are not kept any more")
+    assert feed.after(ident) == rest, "it is told once"
+
+
+def test_a_reader_with_an_id_that_was_never_given_gets_everything() -> None:
+    feed = EventFeed("life")
+    assert feed.after("life.1") == []
+    feed.add("one")
+    assert feed.after("life.1") == []
+    assert [line for _, line in feed.after("life.2")] == ["one"]
+    assert [line for _, line in feed.after("life.999")] == ["one"]
+    assert [line for _, line in feed.after("life.١")] == ["one"]
 
 
 def test_a_wait_ends_with_the_next_line_and_at_its_limit() -> None:

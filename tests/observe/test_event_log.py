@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eep.observe import event_log
-from eep.observe.event_log import EventLog, older, parse_line, read_events, read_lines
+from eep.observe.event_log import EventLine, EventLog, fields_of, older, parse_line, read_events, read_lines
 
 MOST_BYTES = 2000
 
@@ -106,3 +106,11 @@ def test_lines_that_find_no_room_in_memory_either_are_counted(path: Path, monkey
         write(log, *range(20))
         log.close()  # raises nothing
     assert 0 < log.lost < 20
+
+
+@pytest.mark.parametrize("text", ["", "no json", "5", "[]", '{"time": 1}', "[" * 100_000, '{"a": 1' + "0" * 5000 + "}"])
+def test_a_line_that_cannot_be_read_is_told_as_one_of_its_own_kind(text: str) -> None:
+    told = fields_of(text)
+    assert told["phase"] == "UNREADABLE"
+    assert text[:80] in told["cause"]
+    assert EventLine(**told).rank is None

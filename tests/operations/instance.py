@@ -23,8 +23,14 @@ def with_rank(now: InstanceStanding, rank: int, **fields: object) -> InstanceSta
     return replace(now, ranks={**now.ranks, rank: replace(now.ranks[rank], **fields)})  # type: ignore[arg-type]
 
 
-def asks(action: str, rank: int | None = None, ranks: int | None = None, deadline_s: float = 5.0) -> OperationRequest:
-    return OperationRequest("op", action, rank, ranks, deadline_s)  # type: ignore[arg-type]
+def asks(
+    action: str,
+    rank: int | None = None,
+    ranks: int | None = None,
+    deadline_s: float = 5.0,
+    role: str | None = None,
+) -> OperationRequest:
+    return OperationRequest("op", action, rank, ranks, deadline_s, role)  # type: ignore[arg-type]
 
 
 class Instance:
@@ -36,6 +42,12 @@ class Instance:
         """So many questions get no answer."""
         self.given: list[tuple[str, Order]] = []
         self.refuse: str | None = None
+        self.known: set[str] = set()
+        """The names that orders came with."""
+        self.lost_orders = 0
+        """So many orders do not arrive."""
+        self.slow: tuple[int, ...] = ()
+        """These ranks take until :meth:`settle` to leave."""
 
     async def standing(self) -> InstanceStanding:
         await asyncio.sleep(0)
@@ -44,14 +56,22 @@ class Instance:
             raise ConnectionError("no supervisor answers")
         return self.now
 
-    async def give(self, order: Order, name: str) -> None:
+    async def give(self, order: Order, name: str) -> bool:
         if self.refuse is not None:
             raise OrderRefused(self.refuse)
+        if name in self.known:
+            return False
+        if self.lost_orders:
+            self.lost_orders -= 1
+            raise ConnectionError("no supervisor answers")
+        self.known.add(name)
         self.given.append((name, order))
         rank = order.rank
         match order.action:
             case "remove":
-                self.now = with_rank(self.now, rank, status="down", is_in=False, wanted=False)
+                self.now = with_rank(self.now, rank, status="leaving", wanted=False)
+                if rank not in self.slow:
+                    self.settle(rank)
             case "launch":
                 life = self.now.ranks[rank].incarnation + 1
                 fields = {"status": "ready", "is_in": True, "incarnation": life, "wanted": True}
@@ -60,7 +80,13 @@ class Instance:
                 self.now = with_rank(self.now, rank, **fields)
             case "kill" | "drill":
                 self.now = with_rank(self.now, rank, incarnation=self.now.ranks[rank].incarnation + 1)
+            case "experts" | "both":
+                self.now = with_rank(self.now, rank, role=order.action)
             case "drain":
                 self.now = replace(self.now, draining=True)
             case "undrain":
                 self.now = replace(self.now, draining=False)
+        return True
+
+    def settle(self, rank: int) -> None:
+        self.now = with_rank(self.now, rank, status="down", is_in=False)

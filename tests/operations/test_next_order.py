@@ -104,6 +104,7 @@ def test_a_server_is_drained_when_no_request_is_open() -> None:
     assert step(request, standing(open_requests=3)) == order
     assert isinstance(step(request, standing(open_requests=3, draining=True), order), OrdersWait)
     assert isinstance(step(request, standing(draining=True), order), OrdersDone)
+    assert isinstance(step(request, standing(open_requests=3), order), OrdersFailed), "another operator has ended it"
     assert step(asks("undrain"), standing(draining=True)) == Order("undrain")
     assert isinstance(step(asks("undrain"), standing()), OrdersDone)
 
@@ -133,9 +134,90 @@ def test_a_drill_needs_the_leave_of_the_server() -> None:
 
 def test_what_was_done_is_taken_back() -> None:
     half_grown = with_rank(standing(), 4, status="ready", is_in=True, wanted=True)
-    assert undo(asks("scale", ranks=6), standing(), half_grown) == (Order("remove", 4),)
+    assert undo(asks("scale", ranks=6), standing(), half_grown, {4, 5}) == (Order("remove", 4),)
+    assert undo(asks("scale", ranks=6), standing(), half_grown, {5}) == (), "another operator has launched it"
     half_shrunk = with_rank(standing(), 3, status="down", is_in=False, wanted=False)
-    assert undo(asks("scale", ranks=3), standing(), half_shrunk) == (Order("launch", 3),)
-    assert undo(asks("drain"), standing(), standing(draining=True)) == (Order("undrain"),)
-    assert undo(asks("drain"), standing(draining=True), standing(draining=True)) == ()
-    assert undo(asks("kill", 1), standing(), half_shrunk) == ()
+    assert undo(asks("scale", ranks=3), standing(), half_shrunk, {3}) == (Order("launch", 3),)
+    assert undo(asks("drain"), standing(), standing(draining=True), ()) == (Order("undrain"),)
+    assert undo(asks("drain"), standing(draining=True), standing(draining=True), ()) == ()
+    assert undo(asks("kill", 1), standing(), half_shrunk, {1}) == ()
+
+
+def roles(now: InstanceStanding, **named: str) -> InstanceStanding:
+    for name, role in named.items():
+        now = with_rank(now, int(name[1:]), role=role)
+    return now
+
+
+def test_a_rank_serves_experts_only_when_its_last_request_is_gone() -> None:
+    request, order = asks("role", 2, role="experts"), Order("experts", 2)
+    assert step(request, standing()) == order
+    told = roles(standing(), r2="experts")
+    assert step(request, with_rank(told, 2, requests=3), order) == OrdersWait("rank 2 still serves 3 requests")
+    assert step(request, told, order) == OrdersDone("rank 2 serves experts only")
+    assert isinstance(step(request, told), OrdersDone), "it does already"
+    assert isinstance(step(request, standing(), order), OrdersFailed), "another operator has changed it back"
+
+
+def test_a_rank_serves_requests_again_at_once() -> None:
+    request, now = asks("role", 2, role="both"), roles(standing(), r2="experts")
+    assert step(request, now) == Order("both", 2)
+    assert isinstance(step(request, standing(), Order("both", 2)), OrdersDone)
+
+
+def test_a_role_that_was_not_reached_in_time_is_taken_back() -> None:
+    request = asks("role", 2, role="experts")
+    experts = roles(standing(), r2="experts")
+    assert undo(request, standing(), experts, {2}) == (Order("both", 2),)
+    assert undo(request, standing(), standing(), {2}) == ()
+    assert undo(request, experts, standing(), {2}) == (), "another operator has changed it back"
+
+
+@pytest.mark.parametrize("action", ["role", "remove", "replace"])
+def test_the_last_rank_that_serves_requests_stays_as_it_is(action: str) -> None:
+    request = asks(action, 0, role="experts" if action == "role" else None)
+    last = roles(standing(), r1="experts", r2="experts", r3="experts")
+    assert isinstance(why_refused(request, last), OrdersFailed)
+    leaving = with_rank(roles(standing(), r1="experts", r2="experts"), 3, status="leaving", wanted=False)
+    assert isinstance(why_refused(request, leaving), OrdersFailed), "the other one leaves"
+    starting = with_rank(roles(standing(), r1="experts", r2="experts"), 3, status="starting", is_in=False)
+    assert isinstance(why_refused(request, starting), OrdersFailed), "the other one is not back yet"
+    assert why_refused(request, roles(standing(), r1="experts", r2="experts")) is None
+
+
+def test_a_rank_without_requests_may_go_while_those_with_requests_are_on_their_way_back() -> None:
+    now = with_rank(roles(standing(5), r1="experts", r2="experts", r3="experts", r4="experts"), 0, is_in=False)
+    assert why_refused(asks("remove", 2), now) is None
+
+
+def test_a_server_shrinks_by_ranks_other_than_the_last_that_serves_requests() -> None:
+    now = roles(standing(), r0="experts", r1="experts", r2="experts")
+    assert step(asks("scale", ranks=3), now) == Order("remove", 2)
+
+
+def test_the_ranks_of_other_hosts_serve_no_requests_of_this_one() -> None:
+    now = with_rank(roles(standing(), r1="experts", r2="experts"), 3, elsewhere=True)
+    assert isinstance(why_refused(asks("role", 0, role="experts"), now), OrdersFailed)
+    assert isinstance(why_refused(asks("role", 3, role="experts"), now), OrdersFailed), "its own server says so"
+    assert why_refused(asks("remove", 3), now) is None
+
+
+def test_ranks_that_are_not_in_are_kept_too_and_not_all_of_them_can_be_removed() -> None:
+    forming = standing(serve=0, phase="FORMING")
+    for rank in range(4):
+        forming = with_rank(forming, rank, status="starting", wanted=True)
+    assert why_refused(asks("remove", 3), forming) is None
+    three = with_rank(forming, 3, status="down", wanted=False)
+    refused = why_refused(asks("remove", 2), three)
+    assert refused is not None
+    assert "2 ranks would serve or come back, and it takes 3" in refused.reason
+    assert why_refused(asks("remove", 3), three) is None, "it is out already"
+    one = replace(with_rank(with_rank(three, 2, status="down"), 1, status="down"), fewest_ranks=0)
+    assert isinstance(why_refused(asks("remove", 0), one), OrdersFailed), "the last one stays in any case"
+
+
+@pytest.mark.parametrize("status", ["leaving", "fencing", "ending"])
+def test_a_rank_that_ends_is_launched_when_it_has_ended(status: str) -> None:
+    ending = with_rank(standing(), 3, status=status, is_in=False, wanted=False)
+    assert step(asks("launch", 3), ending) == OrdersWait(f"rank 3 is {status}")
+    assert step(asks("launch", 3), with_rank(ending, 3, status="down")) == Order("launch", 3)

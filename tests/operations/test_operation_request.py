@@ -25,6 +25,23 @@ def test_a_request_is_read_as_it_was_written() -> None:
     [
         ({"action": "drain"}, "id"),
         ({"id": "a b", "action": "drain"}, "id"),
+        ({"id": "a\n", "action": "drain"}, "id"),
+        ({"id": "..", "action": "drain"}, "id"),
+        ({"id": "", "action": "drain"}, "id"),
+        ({"id": "é", "action": "drain"}, "id"),
+        ({"id": "a/b", "action": "drain"}, "id"),
+        ({"id": 7, "action": "drain"}, "id"),
+        ({"id": "x", "action": ["drain"]}, "action"),
+        ({"id": "x", "action": None}, "action"),
+        ({"id": "x", "action": "kill", "rank": True}, "rank"),
+        ({"id": "x", "action": "kill", "rank": 1.0}, "rank"),
+        ({"id": "x", "action": "kill", "rank": 1 << 80}, "rank"),
+        ({"id": "x", "action": "scale", "ranks": "6"}, "ranks"),
+        ({"id": "x", "action": "role", "rank": 1, "role": "all"}, "role"),
+        ({"id": "x", "action": "drain", "deadline_s": True}, "deadline_s"),
+        ({"id": "x", "action": "drain", "deadline_s": -0.0}, "deadline_s"),
+        ({"id": "x", "action": "drain", "deadline_s": float("nan")}, "malformed"),
+        ({"id": "x", "action": "drain", "deadline_s": float("inf")}, "malformed"),
         ({"id": "x" * 65, "action": "drain"}, "id"),
         ({"id": "x", "action": "format"}, "action"),
         ({"id": "x", "action": "remove"}, "needs 'rank'"),
@@ -43,7 +60,20 @@ def test_a_request_that_is_wrong_is_refused_by_its_field(fields: dict[str, Any],
         parse(**fields)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'"drain"', b" " * (MOST_BYTES + 1)])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"null",
+        b"[" * 10_000,
+        b'{"id": "\\ud800", "action": "drain"}',
+        b'"drain"',
+        b" " * (MOST_BYTES + 1),
+    ],
+)
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(BadOperation):
         parse_request(body)
