@@ -18,6 +18,10 @@ REVOKED = "eep: revoked"
 RENEWED = "eep: renewed"
 """The text of an abort message to all ranks: the detokenizer that a rank sends to is gone. The rank is to stop all that it
 serves, and to send what it makes from now on to the next one."""
+MOVED_AWAY = "eep: moved away"
+"""The text of an abort message to all ranks: another rank goes on with the request of exactly this wire id."""
+ROLE = "eep: role "
+"""How the text of an abort message to all ranks begins whose id is the number of a rank, and whose rest is its role."""
 _LIFE = "eep life "
 
 

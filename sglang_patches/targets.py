@@ -193,6 +193,7 @@ TARGETS = (
     HookTarget(
         "managers.scheduler.Scheduler.process_input_requests", "what is for another life is dropped", ("recv_reqs",)
     ),
+    HookTarget("managers.scheduler.Scheduler.flush_cache", "what is given up of a cache stays so"),
     HookTarget("managers.scheduler.Scheduler._add_request_to_queue", "a replayed request goes on where it was"),
     HookTarget("sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "its penalties too", ("batch",)),
     HookTarget("layers.sampler.Sampler._sync_token_ids_across_tp", "a rank samples for itself alone"),
@@ -216,6 +217,11 @@ TARGETS = (
         "layers.moe.fused_moe_triton.layer.FusedMoE.__init__", "every model has redundant slots", ("num_experts",)
     ),
     HookTarget("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "our dispatcher", ("moe_runner_config",)),
+    HookTarget(
+        "layers.moe.fused_moe_triton.layer.FusedMoE.forward_impl",
+        "a layer runs once for each portion of a step",
+        ("hidden_states", "topk_output"),
+    ),
     HookTarget(
         "layers.moe.moe_runner.base.FusedOpPool.get_fused_func",
         "Triton's experts, fused into one call",

@@ -55,10 +55,10 @@ def matrix() -> list[Case]:
         elif point.startswith("join."):
             cases.append(Case("joiner", point))
         # No part of a recovery, or not of every one.
-        elif not point.startswith(("request.", "kv.", "balance.", "spare.")):
+        elif not point.startswith(("request.", "kv.", "balance.", "behind.", "room.", "role.", "spare.")):
             cases += [Case("survivor", point), Case("rank 0", point)]
             cases += [Case("joiner", point)] if point.startswith(_ENTERING) else []
-    kernels = [point for point in faults.kernel_points() if not point.startswith("send.")]
+    kernels = [point for point in faults.kernel_points() if not point.startswith(("send.", "hosts."))]
     return cases + [Case("second victim", point) for point in kernels if point != FIRST_LOSS]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from eep.console.rank_argument import rank_number
 from eep.console.server_choice import directory_of
 from eep.drill import drill_command
 
@@ -25,8 +26,8 @@ def register(commands: Any) -> argparse.ArgumentParser:
         choices=ACTIONS,
         help="slow: it runs half of the time; drop: what it sends is lost; drill: random kills; arm: at a named point",
     )
-    parser.add_argument("number", type=int, nargs="?", metavar="RANK", help="which rank; not for a drill")
-    parser.add_argument("--rank", type=int, help="the same")
+    parser.add_argument("number", type=rank_number, nargs="?", metavar="RANK", help="which rank; not for a drill")
+    parser.add_argument("--rank", type=rank_number, help="the same")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to be slow, or to drill (default: 30)")
     parser.add_argument(
         "--share", type=float, default=0.5, help="slow: the share of the time that it runs (default: 0.5)"

@@ -37,8 +37,20 @@ class Device:
         """With SGLang's prefix cache, which drills do without: with it, answers depend more on what was asked before."""
         return replace(self, flags=tuple(flag for flag in self.flags if flag != _NO_PREFIX_CACHE))
 
+    def for_ranks(self, ranks: int) -> Device:
+        """As it is, but for so many ranks."""
+        if _CORES not in self.environment:
+            return self
+        return replace(self, environment={**self.environment, _CORES: _cores_of(ranks)})
+
+
+def _cores_of(ranks: int) -> str:
+    """One core for each rank, as SGLang reads it."""
+    return "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(ranks))
+
 
 _NO_PREFIX_CACHE = "--disable-radix-cache"
+_CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 _EVERYWHERE = ("--random-seed", "1", _NO_PREFIX_CACHE, "--skip-server-warmup")
 
 CPU = Device(
@@ -51,7 +63,7 @@ CPU = Device(
     environment={
         "EEP_CPU_GAPS": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(4)),
+        _CORES: _cores_of(4),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     },

@@ -27,7 +27,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--steady", type=float, help="seconds of load before the first fault (default: 5)")
     parser.add_argument("--seed", type=int, help="decides requests and faults (default: 1)")
     parser.add_argument("--clients", type=int, help="how many ask at once (default: 16)")
-    parser.add_argument("--spares", type=int, help="warm processes that ranks are made from (default: 1)")
+    parser.add_argument("--spares", type=int, help="ranks in waiting to keep (default: 1)")
     parser.add_argument("--dtype", help="float32 (exact), or bfloat16 (agreement with a control) (default: float32)")
     parser.add_argument("--fp8", action="store_true", default=None, help="experts in blocks of fp8")
     parser.add_argument(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,9 @@ from eep.drill.unasked_losses import find_unasked
 RANKS = 4
 _SHOWN = 20
 """How many wrong or failed answers a result tells in full."""
+_BROUGHT = re.compile(r" has (\d+) of \d+ tokens from ")
+_COMPUTED = " is computed again, "
+"""As the ranks say it in the log (``sglang_patches/rank/kv/report.py``)."""
 _STEADY_FIRST = 2.0
 """Seconds of load before the first fault."""
 
@@ -65,6 +69,9 @@ class DrillPlan:
     records_steps: bool = False
     """The ranks write down what is in each of their batches, so that the result names the step of a wrong token."""
 
+    needs_contexts: bool = False
+    """The drill passes only if contexts of lost ranks came along to others."""
+
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ValueError(f"there is no device {self.device!r}: choose from {', '.join(DEVICES)}")
@@ -89,7 +96,7 @@ def run_drill(plan: DrillPlan, place: Path, say: Callable[[str], None]) -> dict[
         server = Server(model, _arguments(plan), place / "server.log", environment, place / "d", device)
         with server:
             result = drill_server(plan, server.url, place / "d", say, steps)
-            result["log"] = {"moved": server.log.count("replaying ")}
+            result["log"] = {"moved": server.log.count("replaying "), **_contexts(server.log)}
         result["left_over"] = server.leftovers()
     result["passed"] = not _complaints(result)
     for complaint in _complaints(result):
@@ -187,6 +194,12 @@ def _arguments(plan: DrillPlan) -> tuple[str, ...]:
     )
 
 
+def _contexts(log: str) -> dict[str, int]:
+    """What became of the contexts of requests that moved, by the log of a server."""
+    brought = [int(tokens) for tokens in _BROUGHT.findall(log)]
+    return {"contexts": len(brought), "context_tokens": sum(brought), "contexts_computed": log.count(_COMPUTED)}
+
+
 def _complaints(result: dict[str, Any]) -> list[str]:
     """Why a drill has not passed."""
     told = [
@@ -197,6 +210,10 @@ def _complaints(result: dict[str, Any]) -> list[str]:
         (not result["all_back"], "not all ranks came back"),
         (result["silences"], f"no client heard anything although ranks ran: {result['silences']}"),
         (result["left_over"], f"left over: {result['left_over']}"),
+        (
+            result["plan"]["needs_contexts"] and not result["log"]["contexts"],
+            f"no context of a lost rank came along; {result['log']['contexts_computed']} were computed again",
+        ),
     ]
     return [text for is_so, text in told if is_so]
 

@@ -49,17 +49,23 @@ class Server:
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         device: Device = CPU,
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
     ) -> None:
-        """``directory``: where the supervisor is to have its private things, for those who want to ask it."""
+        """``directory``: where the supervisor is to have its private things, for those who want to ask it. ``host``: where it
+        listens. ``within``: a command that runs another one, such as one that enters a network namespace first."""
         self.port = _free_port()
         self.directory = directory
+        self._host = host
         self._mark = uuid.uuid4().hex
         self._log = log
         self._mapped: set[Path] = set()
         """The files in shared memory that its processes were seen with."""
         self._has_eep = "--ep-backend" in arguments
         self._command = [
-            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)),
+            *within,
+            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)),
+            *("--host", host, "--port", str(self.port)),
             *device.flags,
             *arguments,
         ]
@@ -87,7 +93,7 @@ class Server:
     def __enter__(self) -> Server:
         self.launch()
         try:
-            self._wait_until_it_answers()
+            self.wait_until_it_answers()
         except BaseException:
             self.kill()
             raise
@@ -104,7 +110,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     @property
     def log(self) -> str:
@@ -188,7 +194,7 @@ class Server:
                 yield json.loads(line[6:])
 
     def _post(self, path: str, body: Mapping[str, object]) -> Iterator[bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = http.client.HTTPConnection(self._host, self.port, timeout=120)
         try:
             connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
             response = connection.getresponse()
@@ -198,13 +204,14 @@ class Server:
         finally:
             connection.close()
 
-    def _wait_until_it_answers(self) -> None:
-        end, last = time.monotonic() + START_WITHIN, ""
+    def wait_until_it_answers(self, within: float = START_WITHIN) -> None:
+        """AssertionError, with the end of its log, if it ends before or does not answer for so many seconds."""
+        end, last = time.monotonic() + within, ""
         while time.monotonic() < end:
             if (code := self._process.poll()) is not None:
                 raise AssertionError(f"the server ended with {code} before it answered\n{self.log[-6000:]}")
             with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+                connection = http.client.HTTPConnection(self._host, self.port, timeout=5)
                 try:
                     connection.request("GET", "/health")
                     if connection.getresponse().status == 200:
@@ -216,7 +223,7 @@ class Server:
                 print(f"starting: {newest}", flush=True)
                 last = newest
             time.sleep(0.25)
-        raise AssertionError(f"the server did not answer within {START_WITHIN} s\n{self.log[-6000:]}")
+        raise AssertionError(f"the server did not answer within {within:g} s\n{self.log[-6000:]}")
 
 
 def _free_port() -> int:

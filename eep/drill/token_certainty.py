@@ -25,18 +25,28 @@ LEAST = 1e-3
 """How far the likeliest token must be ahead, in nats: a thousand times what float32 differs by from batch to batch."""
 
 
-def margin(url: str, prompt: Sequence[int], tokens: int, timeout: float = 120.0) -> float:
-    """By how much the likeliest token is ahead of the next, at the closest place of the greedy answer to ``prompt``."""
+def weigh_answer(
+    url: str, prompt: Sequence[int], tokens: int, timeout: float = 120.0, rank: int | None = None
+) -> tuple[list[int], float]:
+    """The greedy answer to ``prompt``, and by how much the likeliest token is ahead of the next at its closest place. If
+    ``rank`` is given, that one is to serve it."""
     body = {
         "input_ids": list(prompt),
         "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
         "return_logprob": True,
         "top_logprobs_num": 2,
+        **({} if rank is None else {"routed_dp_rank": rank}),
     }
     request = urllib.request.Request(f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        places = json.load(answer)["meta_info"]["output_top_logprobs"]
-    return min(float(first[0]) - float(second[0]) for first, second in places)
+    with urllib.request.urlopen(request, timeout=timeout) as reply:
+        answer = json.load(reply)
+    places = answer["meta_info"]["output_top_logprobs"]
+    return list(answer["output_ids"]), min(float(first[0]) - float(second[0]) for first, second in places)
+
+
+def margin(url: str, prompt: Sequence[int], tokens: int, timeout: float = 120.0) -> float:
+    """By how much the likeliest token is ahead of the next, at the closest place of the greedy answer to ``prompt``."""
+    return weigh_answer(url, prompt, tokens, timeout)[1]
 
 
 def goes_on_alike(url: str, prompt: Sequence[int], tokens: int) -> bool:

@@ -38,6 +38,7 @@ from eep.requests.request_records import (
     RequestState,
 )
 from eep.requests.waiting_line import WaitingLine
+from eep.requests.withheld_output import diverges, withhold
 
 
 class Ledger:
@@ -112,10 +113,10 @@ class Ledger:
             entry.first_counts = counts
         new, repeated = tuple(tokens), 0
         if entry.moves:
-            if self._diverges(entry, new):
+            if diverges(entry, new):
                 self._forget(entry)
                 return Delivery(entry.request.id, (), "", entry.first_counts, len(new), diverged=True)
-            new, text, repeated = self._without_what_it_has(entry, new, text)
+            new, text, repeated = withhold(entry, new, text)
         if new:
             self._blame.cleared(entry)
         entry.delivered += new
@@ -173,12 +174,21 @@ class Ledger:
 
     def unreceived(self, now: float, limit: float) -> list[str]:
         """The wire ids of requests that did not reach their ranks ``limit`` seconds after they were sent.
-        The caller tells the ranks not to begin them, and calls :meth:`never_received`."""
+        The caller tells the ranks not to begin them, and calls :meth:`taken_back`."""
         return [entry.wire for entry in self._receipts.overdue(now, limit)]
 
-    def never_received(self, wires: Iterable[str], now: float) -> LossOutcome:
-        """These requests wait for a rank again, under new wire ids: if they reached their ranks after all, what comes of it
-        is late."""
+    def movable(self, rank: int) -> list[str]:
+        """The wire ids of the requests that a rank serves, and that another could go on with. The caller tells the rank to
+        stop them, and calls :meth:`taken_back`."""
+        served = [entry for entry in self._entries.values() if entry.rank == rank]
+        return [
+            entry.wire
+            for entry in served
+            if entry.state is RequestState.RUNNING and not entry.request.immovable and entry.remaining != 0
+        ]
+
+    def taken_back(self, wires: Iterable[str], now: float) -> LossOutcome:
+        """These requests wait for a rank again, under new wire ids: what their ranks still make of them is late."""
         return self._lose([self._wires[wire] for wire in wires], now, rank_is_gone=False)
 
     @property
@@ -221,7 +231,7 @@ class Ledger:
         entry = self.entry(request_id)
         if entry.state is not RequestState.WAITING:
             raise ValueError(f"request {request_id!r} is {entry.state.value}; only a waiting request can be sent")
-        return self._replay(entry)
+        return entry.replay
 
     def give_up(self, now: float, limit: float) -> list[str]:
         """Forgets the requests that have waited for ``limit`` seconds; the caller tells their clients to try again."""
@@ -269,7 +279,7 @@ class Ledger:
                 harmful.append((entry.request.id, LOST_OFTEN.format(count=entry.fruitless_moves + 1)))
             else:
                 self._move(entry, now, rank_is_gone=rank_is_gone)
-                replays.append(self._replay(entry))
+                replays.append(entry.replay)
         return LossOutcome(tuple(replays), tuple(aborted), tuple(complete), tuple(failed), tuple(harmful))
 
     def _move(self, entry: LedgerEntry, now: float, *, rank_is_gone: bool) -> None:
@@ -287,30 +297,3 @@ class Ledger:
         entry.withhold_tokens = len(entry.delivered) if entry.request.manner is ReplayManner.RESTART else 0
         entry.withhold_text = entry.text_length
         self._line.add(entry)
-
-    def _replay(self, entry: LedgerEntry) -> Replay:
-        request = entry.request
-        return Replay(
-            request.id,
-            entry.wire,
-            request.manner,
-            tuple(entry.delivered),
-            entry.remaining,
-            request.inexact if entry.delivered else "",
-            entry.last_life,
-        )
-
-    def _diverges(self, entry: LedgerEntry, tokens: tuple[int, ...]) -> bool:
-        """Whether a life that began anew produced other tokens than its client has."""
-        start = len(entry.delivered) - entry.withhold_tokens
-        return any(mine != theirs for mine, theirs in zip(entry.delivered[start:], tokens, strict=False))
-
-    def _without_what_it_has(
-        self, entry: LedgerEntry, tokens: tuple[int, ...], text: str
-    ) -> tuple[tuple[int, ...], str, int]:
-        """The tokens and text that the client does not have yet, and how many tokens it has already."""
-        repeated = min(entry.withhold_tokens, len(tokens))
-        entry.withhold_tokens -= repeated
-        cut = min(entry.withhold_text, len(text))
-        entry.withhold_text -= cut
-        return tokens[repeated:], text[cut:], repeated

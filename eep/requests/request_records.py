@@ -139,3 +139,16 @@ class LedgerEntry:
     def remaining(self) -> int | None:
         limit = self.request.max_new_tokens
         return None if limit is None else max(limit - len(self.delivered), 0)
+
+    @property
+    def replay(self) -> Replay:
+        """How it goes on from here."""
+        return Replay(
+            self.request.id,
+            self.wire,
+            self.request.manner,
+            tuple(self.delivered),
+            self.remaining,
+            self.request.inexact if self.delivered else "",
+            self.last_life,
+        )

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 
 from eep.observe.event_feed import EventFeed
+from eep.observe.event_log import fields_of
 
 MOST_STREAMS = 32
 _LOOKS_EVERY = 0.5
@@ -45,9 +46,5 @@ class EventStreams:
 
 
 def encode_event(ident: str, line: str) -> bytes:
-    """One event. Its name is the phase of the line; a browser that asks for no name gets none, so the phase is in it too."""
-    try:
-        data = json.dumps(json.loads(line))
-    except ValueError:
-        data = json.dumps({"phase": "UNREADABLE", "cause": line[:200]})
-    return f"id: {ident}\ndata: {data}\n\n".encode()
+    """One event. A browser that asks for no name gets none, so the phase of the line is in it too."""
+    return f"id: {ident}\ndata: {json.dumps(fields_of(line))}\n\n".encode()

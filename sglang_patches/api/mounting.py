@@ -1,4 +1,4 @@
-"""Puts EEP's routes on SGLang's HTTP server, and lets probes and the page in without a key."""
+"""Puts EEP's routes on SGLang's HTTP server, and lets in without a key: probes, the page, and the user of its directory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches import hooks
+from sglang_patches.api.callers import opens
 
-_KEYLESS = re.compile(r"/eep/|/eep/ready|/eep/ranks/\d+/live")
+_KEYLESS = re.compile(r"/eep/|/eep/ready|/eep/ranks/\d+/(?:live|ready)")
 """Probes know no key, and the page holds nothing: what it shows it asks for, with the key that its user gives it."""
+
+_tokens: set[str] = set()
+"""The token that this server has left in its directory."""
 
 
 def register() -> None:
@@ -22,16 +26,22 @@ def is_keyless(method: str, path: str) -> bool:
 
 
 def _decide(original: Callable[..., Any], *, method: str, path: str, **named: Any) -> Any:
-    if is_keyless(method, path):
+    if is_keyless(method, path) or _is_own(path, named.get("authorization_header")):
         from sglang.srt.utils.auth import AuthDecision
 
         return AuthDecision(allowed=True)
     return original(method=method, path=path, **named)
 
 
+def _is_own(path: str, authorization: str | None) -> bool:
+    return path.startswith("/eep/") and any(opens(authorization, each) for each in _tokens)
+
+
 def _mount(server_args: Any, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
-    from sglang_patches.api import http_routes
+    from sglang_patches.api import http_routes, served_api
 
-    http_routes.mount(app, http_routes.serve(server_args, tokenizer_manager))
+    api = served_api.serve(server_args, tokenizer_manager)
+    _tokens.add(api.token)
+    http_routes.mount(app, api)

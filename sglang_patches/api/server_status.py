@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class SharedAnswer:
 
 
 class ServerStatus:
-    """``front_end()``: the front end, or None before its first request. ``loads()``: SGLang's figures of each rank."""
+    """``front_end()``: the front end, or None before its first request. ``loads()``: SGLang's figures of each rank.
+    ``masks``: whether ranks serve without the experts that none holds. ``elsewhere``: the ranks of other hosts."""
 
     def __init__(
         self,
@@ -48,12 +49,13 @@ class ServerStatus:
         front_end: Callable[[], Any],
         loads: Callable[[], list[Any]],
         devices: Callable[[int], str],
-        host: str,
         *,
         has_metrics: bool = False,
+        masks: bool = False,
+        elsewhere: Collection[int] = (),
     ) -> None:
         self._directory, self._front_end, self._loads, self._devices = directory, front_end, loads, devices
-        self._hostname, self._has_metrics = host, has_metrics
+        self._has_metrics, self._masks, self._elsewhere = has_metrics, masks, elsewhere
         self._host = SharedAnswer(lambda: read_status(directory), FRESH_S)
         self._lives: dict[int, int] = {}
         self._held_in = (-1, "")
@@ -66,6 +68,17 @@ class ServerStatus:
         front_end = self._front_end()
         status["open_requests"] = 0 if front_end is None else len(front_end.ledger)
         status["draining"] = front_end is not None and front_end.service.draining
+        if front_end is not None:
+            requests, role_of = front_end.ledger.loads.requests(), front_end.ranks.role_of
+            status["ranks"] = {
+                number: {
+                    **told,
+                    "role": role_of(int(number)),
+                    "requests": requests.get(int(number), 0),
+                    "elsewhere": int(number) in self._elsewhere,
+                }
+                for number, told in status["ranks"].items()
+            }
         return status
 
     async def experts(self) -> HeldExperts:
@@ -81,26 +94,24 @@ class ServerStatus:
         """For operators: each rank with what it holds and serves."""
         status, held = await self.host(), await self.experts()
         front_end = self._front_end()
-        requests = {} if front_end is None else front_end.ledger.loads.requests()
         caches = {load.dp_rank: load for load in self._loads()}
         ranks = {}
         for number, told in status["ranks"].items():
             rank, load = int(number), caches.get(int(number)) if told["in"] else None
+            given = told["room_tokens"]  # SGLang takes them for used
             ranks[number] = {
+                "requests": 0,
                 **told,
-                "host": self._hostname,
                 "device": self._devices(rank),
-                "requests": requests.get(rank, 0),
-                "kv_tokens": load.num_used_tokens if load is not None else None,
-                "kv_room": load.max_total_num_tokens if load is not None else None,
+                "kv_tokens": max(0, load.num_used_tokens - given) if load is not None else None,
+                "kv_room": max(0, load.max_total_num_tokens - given) if load is not None else None,
                 "experts": held.by_rank.get(rank),
             }
-        margin = status["margin"]
         return {
             **status,
             "ranks": ranks,
-            "margin": None if margin is None else {**margin, "hosts": []},
             "uncovered_experts": held.uncovered if held.copies else None,
+            "masked_experts": held.uncovered if held.copies and self._masks else 0,
             "delivered_tokens": 0 if front_end is None else front_end.ledger.delivered_tokens,
             "moved_requests": 0 if front_end is None else front_end.ledger.moved,
             "metrics": self._has_metrics,

@@ -20,8 +20,5 @@ def register() -> None:
 
 def _capture(original: Callable[..., None], runner: Any, *arguments: Any, **named: Any) -> None:
     plane = rank_data_plane.get_plane()
-    plane.use_for(all_decode=True)
-    try:
+    with plane.through(plane.decode_passage):
         original(runner, *arguments, **named)
-    finally:
-        plane.use_for(all_decode=False)

@@ -1,4 +1,5 @@
-"""Figures that a thread of the front end looks up now and then, for Prometheus: margin, coverage, spares, open requests.
+"""Figures that a thread of the front end looks up now and then, for Prometheus: margin, coverage, spares, open requests, and
+what is kept in memory.
 
 No step waits for it, and without ``--enable-metrics`` there is no thread.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from eep.anchor.held_kinds import sum_held
 from eep.control.private_directory import PrivateDirectory
 from eep.observe.metrics import DIRECTORY, MetricsWriter
 from eep.operations.held_experts import HeldExperts, read_held
@@ -31,9 +33,19 @@ def figures_of(status: Mapping[str, Any], held: HeldExperts, *, masks: bool) -> 
     if held.copies and status["phase"] == "RUN":
         found["uncovered"] = held.uncovered
         found["masked"] = held.uncovered if masks else 0
-    if status.get("spares"):
-        found["spares_ready"], found["spares_wanted"] = status["spares"]["ready"], status["spares"]["wanted"]
+    if status.get("backup") is not None:
+        found["backup_held"], found["backup_bytes"] = status["backup"]["held"], status["backup"]["bytes"]
+        if status["backup"]["wanted"] is not None:
+            found["backup_wanted"] = status["backup"]["wanted"]
     return found
+
+
+def spares_of(status: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    """Their kind, and how many there are. Pure."""
+    spares = status.get("spares")
+    if not spares:
+        return "", {}
+    return spares["kind"], {"spares_ready": spares["ready"], "spares_wanted": spares["wanted"]}
 
 
 class ServerGauges:
@@ -59,6 +71,11 @@ class ServerGauges:
         held = read_held(PrivateDirectory(self._directory).experts, lives)
         for figure, value in figures_of(status, held, masks=self._masks).items():
             self._writer.set(figure, value)
+        kind, spares = spares_of(status)
+        for figure, value in spares.items():
+            self._writer.set(figure, value, kind)
+        for kind, size in sum_held(status["anchored"] or ()).items():
+            self._writer.set("anchored_bytes", size, kind)
 
     def _run(self) -> None:
         while True:

@@ -40,7 +40,7 @@ _NO_OUTER_CACHE = (
     "--ep-backend eep has no prefix cache outside of the device. Use /flush_cache for the one that there is"
 )
 _NO_DRAFTS = "--ep-backend eep does not speculate, so it has no corpus to speculate from. Leave this out"
-_NO_ROLES = "with --ep-backend eep prefill and decode run on the same ranks, whose role does not change. Leave this out"
+_NO_ROLES = "with --ep-backend eep prefill and decode run on the same ranks. Leave this out"
 _NO_SOUND = "--ep-backend eep serves text alone: no model of sound has been tried. Use a server without eep"
 _DUMPS = (
     "with --ep-backend eep ranks write no tensors to files: their peers would wait for them. Use a server without eep"
@@ -122,15 +122,22 @@ OWN = frozenset(
         "/eep/",
         "/eep/apply",
         "/eep/events",
+        "/eep/evidence",
         "/eep/experts",
         "/eep/operations",
         "/eep/operations/{ident}",
+        "/eep/operations/{ident}/cancel",
         "/eep/ranks/{rank}/live",
+        "/eep/ranks/{rank}/ready",
         "/eep/ready",
         "/eep/status",
+        "/fault_tolerance/apply",
+        "/fault_tolerance/status",
+        "/v1/fault_tolerance/apply",
+        "/v1/fault_tolerance/status",
     )
 )
-"""EEP's own routes (:mod:`sglang_patches.api`)."""
+"""EEP's own routes (:mod:`sglang_patches.api`). The last four are SGLang's, should it have them."""
 
 _REFUSED_FOR: Mapping[str, tuple[str, ...]] = {
     CHANGE: (

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sglang_patches import hooks, options
-from sglang_patches.front_end import tokenizer_hooks
+from sglang_patches import hooks, options, store_access
+from sglang_patches.front_end import neighbours, tokenizer_hooks
 from sglang_patches.front_end.readiness import ReadinessGate
 from sglang_patches.server import detokenizer, resignation
 
@@ -29,6 +29,8 @@ _ANSWERS_WITHIN = 0.5
 """How long the answers to requests that were ended may take to their clients."""
 _LEAVES_WITHIN = 4.0
 """How long the other processes may take to end. Together with the rest it makes less than 10 s."""
+_STARTING = "Starting"
+"""As SGLang calls it. Its ``/health`` fails as long."""
 _TOLD_TO_END = "it was told to (SIGTERM)"
 
 
@@ -59,6 +61,16 @@ def _run_http_server(
 ) -> None:
     from sglang.srt.entrypoints.http_server import app
 
+    if (host := options.required().host) is not None:
+        registry = store_access.open_registry(options.required(), Path(os.environ[options.DIRECTORY]))
+        if (url := neighbours.own_url(server_args, host.address)) is not None:
+            neighbours.announce(registry, host.number, url)
+        app.add_middleware(
+            neighbours.NeighbourGate,
+            has_none=lambda: _has_no_rank(tokenizer_manager),
+            others=lambda: neighbours.find_others(registry, host.number),
+            answers_within=tokenizer_hooks.wait_limit(),
+        )
     app.add_middleware(
         ReadinessGate,
         why_ending=why_ending,
@@ -78,10 +90,19 @@ def why_ending() -> str | None:
 def why_not_ready(manager: Any, ranks: int = 1, unknown: str | None = None) -> str | None:
     """Why a request that came now would wait, or would be refused, or why fewer than ``ranks`` are in; None if not so.
     ``unknown``: the answer while no view has come."""
+    if getattr(getattr(manager, "server_status", None), "name", "") == _STARTING:
+        return "the server is starting: its first request has not been answered yet"
     front_end = tokenizer_hooks.front_end_of(manager)
-    if front_end is None or not front_end.has_view:
+    if front_end is None or not front_end.ranks.has_view:
         return unknown  # SGLang says that it starts
-    return front_end.service.why_not_ready(len(front_end.live), ranks, time.monotonic())
+    known = front_end.ranks
+    idle = () if known.serving else known.experts_only
+    return front_end.service.why_not_ready(len(known.live), ranks, time.monotonic(), idle)
+
+
+def _has_no_rank(manager: Any) -> bool:
+    front_end = tokenizer_hooks.front_end_of(manager)
+    return front_end is not None and front_end.ranks.has_view and not front_end.ranks.serving
 
 
 def _why_unhealthy(manager: Any) -> str | None:

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,16 @@ from eep.faults.orders import allow_in
 from eep.requests.rank_loads import Measure
 from eep.view import View
 from sglang_patches import garbage_collector, hooks, options
-from sglang_patches.addressed_life import RENEWED, REVOKED
 from sglang_patches.front_end import broadcasts
 from sglang_patches.front_end.gauges import ServerGauges
+from sglang_patches.front_end.rank_orders import RankOrders
 from sglang_patches.front_end.replay import DEFAULT_WAIT_LIMIT, FrontEnd
 from sglang_patches.front_end.request_limits import RequestLimits
 from sglang_patches.front_end.sampling_fields import check_fields
 from sglang_patches.front_end.service_state import ServiceState
 from sglang_patches.options import DIRECTORY
 from sglang_patches.sampling.seeds import Seeds
-from sglang_patches.server import detokenizer, private_sockets, resignation
+from sglang_patches.server import detokenizer, host_flags, private_sockets, resignation
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,9 @@ def _prepare_directory(*_: Any, **__: Any) -> None:
         private_sockets.check_paths(place, options.required().max_ranks)
     except ValueError as error:
         raise SystemExit(f"{DIRECTORY} cannot be used: {error}") from None
-    directory = PrivateDirectory.create(Path(wanted) if wanted else None).path
+    host = options.required().host
+    key = None if host is None else host_flags.read_key(host.key_file)
+    directory = PrivateDirectory.create(Path(wanted) if wanted else None, key).path
     private_sockets.prepare(directory)
     os.environ[DIRECTORY] = str(directory)
     if options.required().faults:
@@ -81,9 +84,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
         found = FrontEnd(
             lambda message: send(manager, message),
             lambda rid, reason, prompt: _answer(manager, AbortReq(rid=rid, finished_reason=reason), prompt),
-            lambda wire: send(manager, AbortReq(rid=wire)),
-            revoke=lambda wire: send(manager, AbortReq(rid=wire, abort_message=REVOKED)),
-            renew=lambda: send(manager, AbortReq(rid="", abort_all=True, abort_message=RENEWED)),
+            RankOrders.through(partial(send, manager)),
             deterministic=options.required().seeded,
             seeds=Seeds.for_server(manager.server_args),
             limits=_limits_of(manager),
@@ -93,6 +94,7 @@ def _front_end_of(manager: Any, dispatch: Callable[[Any, Any], None] | None = No
             wait_limit=wait_limit(),
             later=lambda seconds, call: manager.event_loop.call_later(seconds, call),
             lost_lives=partial(broadcasts.expect_answers, manager),
+            leave_limit=options.drain_limit(),
             service=ServiceState(options.required().least_to_serve),
         )
         setattr(manager, _ATTRIBUTE, found)
@@ -139,10 +141,10 @@ def _start_watching(_: None, manager: Any) -> None:
     front_end = _front_end_of(manager)
     if getattr(front_end, "watcher", None) is not None:
         return
-    call = manager.event_loop.call_soon_threadsafe
+    call, elsewhere = manager.event_loop.call_soon_threadsafe, options.required().remote_ranks
 
     def on_view(view: View, running: bool) -> None:
-        call(_apply_view, manager, front_end, view, running)
+        call(_apply_view, manager, front_end, view, running, elsewhere)
         if running:
             gauges.look_soon()
 
@@ -154,7 +156,7 @@ def _start_watching(_: None, manager: Any) -> None:
     gauges = ServerGauges(
         directory,
         lambda: (len(ledger), ledger.waiting_count),
-        masks=options.required().on_lost_coverage == "mask",
+        masks=options.required().masks,
     )
     front_end.watcher = Watcher(directory, on_view, on_gone)  # type: ignore[attr-defined]
     if (process := detokenizer.current()) is not None:
@@ -163,23 +165,30 @@ def _start_watching(_: None, manager: Any) -> None:
     garbage_collector.freeze_server(manager)
 
 
-def _apply_view(manager: Any, front_end: FrontEnd, view: View, running: bool) -> None:
-    front_end.on_view(view)
-    front_end.service.seen(len(front_end.live), running, time.monotonic())
-    broadcasts.expect_answers(manager, 0, len(front_end.live))
+def _apply_view(
+    manager: Any, front_end: FrontEnd, view: View, running: bool, elsewhere: frozenset[int] = frozenset()
+) -> None:
+    """``elsewhere``: the ranks of other hosts, which get no requests from here."""
+    front_end.on_view(replace(view, active=tuple(rank for rank in view.active if rank not in elsewhere)))
+    front_end.service.elsewhere = sum(rank in elsewhere for rank in view.active)
+    front_end.service.seen(len(front_end.ranks.live), running, time.monotonic(), len(front_end.ranks.serving))
+    broadcasts.expect_answers(manager, 0, len(front_end.ranks.live))
 
 
 def _apply_loss(front_end: FrontEnd, rank: int, incarnation: int, failed: bool) -> None:
-    was_in = front_end.live.get(rank) == incarnation
+    was_in, moved = front_end.ranks.live.get(rank) == incarnation, front_end.ledger.moved
     front_end.on_gone(rank, incarnation, failed)
+    if (moved := front_end.ledger.moved - moved) > 0:
+        front_end.watcher.say_moved(rank, incarnation, moved)  # type: ignore[attr-defined]
     if was_in:  # a view without it follows, and says that the others run
-        front_end.service.seen(len(front_end.live), False, time.monotonic())
+        front_end.service.seen(len(front_end.ranks.live), False, time.monotonic(), len(front_end.ranks.serving))
 
 
 def _generate_request(original: Callable[..., Any], manager: Any, obj: Any, *arguments: Any, **named: Any) -> Any:
     """Before SGLang makes a request of each sample. Ranges are checked when there is one message to a request."""
     check_fields(getattr(obj, "sampling_params", None), _fields_of(manager.sampling_params_class))
-    return original(manager, obj, *arguments, **named)
+    answers = original(manager, obj, *arguments, **named)
+    return _front_end_of(manager).masked.marking(answers) if options.required().masks else answers
 
 
 @functools.cache

@@ -5,6 +5,9 @@ for any backend that exchanges tokens inside the MoE layer. Here the class behin
 the plain ``FusedMoE``. It takes tokens in SGLang's STANDARD format (rows, the local slots that each row is for, -1 for "not
 here", and their weights) or in that of DeepEP's low latency. :mod:`.token_forms` decides which.
 
+Where a step has portions (:mod:`eep.data_plane.passage`), a layer runs once for each: dispatch, experts, combine. The gate
+has picked by then, for all tokens, and the portions of the output lie in one tensor.
+
 With ``--eep-on-lost-coverage mask`` there may be experts that no slot holds. :mod:`.masked_gate` keeps gates from them. Where
 too few others are left for a token, a pick of such an expert goes nowhere and weighs nothing.
 """
@@ -12,6 +15,7 @@ too few others are left for a token, a pick of such an expert goes nowhere and w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,21 +29,24 @@ from sglang_patches.rank.token_forms import MoeShape
 
 def register() -> None:
     hooks.hook("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", _create, "replace")
+    hooks.hook("layers.moe.fused_moe_triton.layer.FusedMoE.forward_impl", _forward)
     hooks.hook("layers.moe.ep_moe.layer.get_moe_impl_class", _impl_class, "replace")
     hooks.hook("layers.moe.utils.MoeA2ABackend.is_deepep", _is_deepep)
     if not cpu.is_asked_for():
         hooks.hook("layers.moe.moe_runner.base.FusedOpPool.get_fused_func", _kernels_in_one)
-    if options.required().on_lost_coverage == "mask":
+    if options.required().masks:
         masked_gate.register()
 
 
 def _create(moe_runner_config: Any, *_: Any, **__: Any) -> Any:
+    asked, slots = options.required(), moe_runner_config.num_local_experts
     shape = MoeShape(
-        experts=moe_runner_config.num_experts - options.required().redundant_experts,
-        slots_per_rank=moe_runner_config.num_local_experts,
+        experts=moe_runner_config.num_experts - asked.redundant_experts,
+        slots_per_rank=max(slots, asked.most_slots),
         hidden=moe_runner_config.hidden_size,
         topk=moe_runner_config.top_k,
         dtype=moe_runner_config.params_dtype,
+        open_slots=slots if asked.most_slots > slots else 0,
     )
     # Models scale what a backend that exchanges tokens returns. The kernels are those for no exchange, and would scale it
     # a second time.
@@ -65,14 +72,48 @@ def _kernels_in_one(original: Callable[..., Any], pool: Any, dispatch_name: str,
     return original(pool, "none" if runner_name == "triton" else dispatch_name, runner_name)
 
 
+def _forward(
+    original: Callable[..., torch.Tensor], moe_layer: Any, hidden_states: torch.Tensor, topk_output: Any, **named: Any
+) -> torch.Tensor:
+    passage = rank_data_plane.get_plane().passage
+    if passage.portions == 1:
+        return original(moe_layer, hidden_states, topk_output, **named)
+    routed = moe_layer.dispatcher.route(topk_output)
+    output = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+    for rows in passage.cut(len(hidden_states)):
+        # Rows that the caller has quantised itself (``named``) are those of this rank, and experts get rows of all ranks.
+        original(moe_layer, hidden_states[rows], routed.portion(rows, output))
+    return output
+
+
+@dataclass(frozen=True)
+class RoutedTokens:
+    """Where tokens go. The layer hands it to the dispatcher in place of what the gate has picked."""
+
+    slots: torch.Tensor
+    """int64 ``[tokens, k]``, -1 for none."""
+    weights: torch.Tensor
+    router_logits: torch.Tensor
+    """Of all tokens of the layer. Kernels want it to be there, and do not read it."""
+    output: torch.Tensor | None = None
+    """Where the sums go that come back; None for a tensor of their own."""
+
+    def portion(self, rows: slice, output: torch.Tensor) -> RoutedTokens:
+        return RoutedTokens(self.slots[rows], self.weights[rows], self.router_logits, output[rows])
+
+
 def make_dispatcher(plane: RankDataPlane, layer: int) -> Any:
     """A dispatcher for one MoE layer. The class is made in the function because its base is SGLang's."""
     from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
 
     class EepDispatcher(BaseDispatcher):  # type: ignore[misc]
+        def route(self, topk_output: Any) -> RoutedTokens:
+            return route_tokens(plane, layer, topk_output)
+
         def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> Any:
-            self._exchange = TokenExchange(plane, layer, hidden_states, topk_output.topk_ids, topk_output.topk_weights)
-            return self._exchange.received(topk_output.router_logits)
+            routed = topk_output if isinstance(topk_output, RoutedTokens) else self.route(topk_output)
+            self._exchange = TokenExchange(plane, hidden_states, routed)
+            return self._exchange.received(routed.router_logits)
 
         def combine(self, combine_input: Any) -> torch.Tensor:
             return self._exchange.combine(combine_input.hidden_states)
@@ -80,23 +121,28 @@ def make_dispatcher(plane: RankDataPlane, layer: int) -> Any:
     return EepDispatcher()
 
 
+def route_tokens(plane: RankDataPlane, layer: int, topk_output: Any) -> RoutedTokens:
+    """The slots of the experts that the gate of a layer has picked, and their weights."""
+    # As few kernels as possible, since prefill is eager. Rows that are only padding ask for expert -1: column 0.
+    column = topk_output.topk_ids + plane.one  # of the type of plane.one, in one kernel
+    slots = plane.choose(layer, column)
+    weights = topk_output.topk_weights.float()
+    plane.count(layer, column)
+    if plane.masks:
+        weights = torch.where(slots >= 0, weights, 0.0)
+    return RoutedTokens(slots.contiguous(), weights.contiguous(), topk_output.router_logits)
+
+
 class TokenExchange:
     """One dispatch and its combine. SGLang gets aliases of our memory, which it may dispose of."""
 
-    def __init__(
-        self, plane: RankDataPlane, layer: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
-    ) -> None:
+    def __init__(self, plane: RankDataPlane, x: torch.Tensor, routed: RoutedTokens) -> None:
         plane.advance()
-        # As few kernels as possible, since prefill is eager. Rows that are only padding ask for expert -1: column 0.
-        column = topk_ids + plane.one  # of the type of plane.one, in one kernel
-        chosen = plane.choose(layer, column)
-        weights = topk_weights.float()
-        plane.count(layer, column)
-        if plane.masks:
-            weights = torch.where(chosen >= 0, weights, 0.0)
         self._buffer = plane.buffer
-        self._dtype = x.dtype
-        self._tokens = self._buffer.dispatch(x.contiguous(), chosen.contiguous(), weights.contiguous())
+        self._dtype, self._output = x.dtype, routed.output
+        self._tokens = self._buffer.dispatch(x.contiguous(), routed.slots, routed.weights)
+        plane.run()
+        self._plane = plane
         self._rows: torch.Tensor | None = None
 
     def received(self, router_logits: torch.Tensor) -> Any:
@@ -111,7 +157,12 @@ class TokenExchange:
             outbox = self._buffer.combine_input()
             outbox[self._rows] = y.to(outbox.dtype)
             y = outbox
-        return self._buffer.combine(y.to(self._buffer.combine_dtype), self._tokens).to(self._dtype)
+        self._plane.advance()
+        combined = self._buffer.combine(y.to(self._buffer.combine_dtype), self._tokens, out=self._output).to(
+            self._dtype
+        )
+        self._plane.run()
+        return combined
 
     def _by_rank(self, tokens: RankTokens, router_logits: torch.Tensor) -> Any:
         """Rows, the local slots that each is for, and their weights."""

@@ -7,21 +7,33 @@ does a rank that is added later: no expert moves when it joins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from eep.experts.instance_hosts import LEAST_COPIES
 from eep.experts.placement.packing import EMPTY, IntArray
 from eep.experts.placement.slot_plan import Placement, plan_placement
 from eep.experts.routing_tables import RoutingTables
 from eep.recovery.contract import addresses_of, check_choice, check_routing
 
 
-def initial_placement(layers: int, experts: int, slots_per_rank: int, ranks: int, max_ranks: int) -> Placement:
+def initial_placement(
+    layers: int,
+    experts: int,
+    slots_per_rank: int,
+    ranks: int,
+    max_ranks: int,
+    topology: Sequence[int] | None = None,
+) -> Placement:
     """What each of ``max_ranks`` loads. The first ``ranks``, with which a server starts, hold every expert among them. The
-    others hold further copies. All are on one host."""
-    load, host = np.ones((layers, experts)), [0] * max_ranks
-    at_start = plan_placement(load, None, range(ranks), slots_per_rank, host)
-    return plan_placement(load, at_start, range(max_ranks), slots_per_rank, host)
+    others hold further copies. ``topology``: the host of each of ``max_ranks``; None if all are on one. Then second copies
+    are on another host, where slots allow."""
+    load, host = np.ones((layers, experts)), topology or [0] * max_ranks
+    least = LEAST_COPIES if len(set(host)) > 1 else 1
+    at_start = plan_placement(load, None, range(ranks), slots_per_rank, host, least_copies=least)
+    return plan_placement(load, at_start, range(max_ranks), slots_per_rank, host, least_copies=least)
 
 
 def experts_in_slots(placement: Placement, rank: int, layer: int) -> list[int]:

@@ -37,10 +37,13 @@ class ExpertWeights:
     """``[layer, slot]``: the experts that the last life has left here. None if they were loaded."""
 
 
-def adopt(layers: list[Any], placement: Placement, rank: int, device: str, keeps: bool = False) -> ExpertWeights:
+def adopt(
+    layers: list[Any], placement: Placement, rank: int, device: str, keeps: bool = False, loaded: int | None = None
+) -> ExpertWeights:
     """Move the expert parameters of ``layers``, which hold what ``placement`` says of ``rank``, into one region.
-    ``keeps``: the region outlives this process."""
-    layout, device = layout_of(layers, placement.slots_per_rank), torch.device(device).type
+    ``keeps``: the region outlives this process. ``loaded``: how many slots SGLang has made; None for all."""
+    loaded = loaded or placement.slots_per_rank
+    layout, device = layout_of(layers, loaded, placement.slots_per_rank), torch.device(device).type
     kept = kept_weights.take_experts(layout, device) if keeps else None
     if kept is None:
         shared = memory_of(device).create(f"eep-experts-{rank}", layout.region_bytes)
@@ -50,15 +53,18 @@ def adopt(layers: list[Any], placement: Placement, rank: int, device: str, keeps
         kept.index.clear()
     for index, layer in enumerate(layers):
         for name, view in memory.tensors(index).items():
-            view.copy_(getattr(layer, name).data)
+            view[:loaded].copy_(getattr(layer, name).data)
             give(layer, name, view)
     return ExpertWeights(memory, shared, Checksums.of_rank(memory, placement, rank), kept)
 
 
-def take_over(layers: list[Any], placement: Placement, device: str, unverified: bool = False) -> ExpertWeights:
+def take_over(
+    layers: list[Any], placement: Placement, device: str, unverified: bool = False, loaded: int | None = None
+) -> ExpertWeights:
     """Give the memory of the last life to the expert parameters of ``layers``, which have none. ``unverified``: a rank still
-    serves from it."""
-    kept = kept_weights.take_experts(layout_of(layers, placement.slots_per_rank), torch.device(device).type)
+    serves from it. ``loaded``: how many slots SGLang has made; None for all."""
+    slots = placement.slots_per_rank
+    kept = kept_weights.take_experts(layout_of(layers, loaded or slots, slots), torch.device(device).type)
     for index, layer in enumerate(layers):
         for name, view in kept.memory.tensors(index).items():
             give(layer, name, view)
@@ -77,8 +83,9 @@ def look_again(weights: ExpertWeights, placement: Placement) -> ExpertWeights:
     return replace(weights, held=held, checksums=checksums)
 
 
-def layout_of(layers: list[Any], slots: int) -> ExpertLayout:
-    """SystemExit if repair cannot replace single experts of these layers."""
+def layout_of(layers: list[Any], slots: int, most: int | None = None) -> ExpertLayout:
+    """Of layers with ``slots``, as they are when there are addresses for ``most``. SystemExit if repair cannot replace single
+    experts of these layers."""
     names = [name for name, each in layers[0].named_parameters(recurse=False) if each.dim() and each.shape[0] == slots]
     for name, _ in layers[0].named_parameters(recurse=False):
         if name not in names and name.endswith("input_scale"):
@@ -95,4 +102,4 @@ def layout_of(layers: list[Any], slots: int) -> ExpertLayout:
     specs = tuple(
         TensorSpec(name, tuple(getattr(layers[0], name).shape[1:]), getattr(layers[0], name).dtype) for name in names
     )
-    return ExpertLayout(len(layers), slots, specs)
+    return ExpertLayout(len(layers), most or slots, specs)

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 
+from eep.experts.placement.open_slots import widen
 from eep.experts.placement.slot_plan import Placement
 from sglang_patches import options
 from sglang_patches.rank import step_sizes
@@ -62,13 +63,16 @@ class ModelFacts:
     def first_placement(self) -> Placement:
         """What every rank loads when it starts."""
         shape = self.moe_shape
-        return initial_placement(
-            len(self.layer_ids), shape.experts, shape.slots_per_rank, self.options.ranks, self.options.max_ranks
+        hosts = [self.options.host_of(rank) for rank in range(self.options.max_ranks)]
+        loaded = initial_placement(
+            len(self.layer_ids), shape.experts, shape.loaded_slots, self.options.ranks, len(hosts), hosts
         )
+        return widen(loaded, shape.slots_per_rank)
 
     def experts_to_load(self, layer_id: int) -> list[int]:
         """The expert that each slot of this rank starts with, in the layer that SGLang calls ``layer_id``."""
-        return experts_in_slots(self.first_placement, self.rank, self.layer_ids.index(layer_id))
+        held = experts_in_slots(self.first_placement, self.rank, self.layer_ids.index(layer_id))
+        return held[: self.moe_shape.loaded_slots]
 
 
 _facts: ModelFacts | None = None

@@ -12,6 +12,7 @@ is in there was fetched, or after a second (:func:`when_free`).
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.member import obey_fault_orders
 from sglang_patches import garbage_collector
 
+logger = logging.getLogger(__name__)
 Beginning = Callable[[int], None]
 HELD_FOR = 1.0
 """Seconds for which a life leaves the caches to the requests of the last one."""
@@ -73,6 +75,7 @@ def look_whether_free() -> None:
     waiting, _takings[:] = list(_takings), []
     for take in waiting:
         take()
+    logger.info("this life takes requests, %d ms after its first step", (now - _joined_at) * 1e3)
 
 
 def await_beginning() -> None:

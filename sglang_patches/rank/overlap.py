@@ -113,7 +113,7 @@ class LaunchedStep:
         self._batch = _keep(batch)
         if batch.forward_mode.is_decode():
             self._began_with, self._batch.input_ids = batch.input_ids, None  # the future map has them
-        using = plane.using
+        passage = plane.passage
 
         def start() -> Any:
             made = forward()
@@ -123,10 +123,10 @@ class LaunchedStep:
             return made
 
         def again() -> Any:
-            with plane.through(using), _stream_context_of_its_own(self._scheduler):
+            with plane.through(passage), _stream_context_of_its_own(self._scheduler):
                 return self._run_again()
 
-        return session.begin(start, using, again=again, wait=self._wait, ahead=1)
+        return session.begin(start, passage, again=again, wait=self._wait, ahead=1)
 
     def _wait(self) -> None:
         if self._mark is not None:

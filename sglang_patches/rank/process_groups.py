@@ -19,7 +19,7 @@ import eep.pg
 from eep.control.private_directory import member_rendezvous
 from eep.process_group.world import World
 from sglang_patches import cpu, hooks, options
-from sglang_patches.rank import next_life
+from sglang_patches.rank import host_access, next_life
 from sglang_patches.rank.patience import between_steps_ms
 
 _BARRIER = "model_executor.model_runner_components.load_model_utils.dist_barrier_after_load"
@@ -80,6 +80,7 @@ def _start_alone(*arguments: Any, **named: Any) -> None:
             max_ranks=options.required().max_ranks,
             rendezvous=member_rendezvous() / "groups",
             devices=("cpu",) if cpu.is_asked_for() else ("cpu", "cuda"),
+            remote=host_access.remote_hosts(options.required(), "groups"),
         ),
     )
     if next_life.is_awaited():

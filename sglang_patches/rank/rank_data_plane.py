@@ -6,9 +6,10 @@ loaded, with this rank alone in them.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -18,12 +19,16 @@ import torch
 from eep.control.launch.processes import INCARNATION
 from eep.control.private_directory import member_rendezvous
 from eep.data_plane.buffer import Buffer
+from eep.data_plane.buffer_shape import BufferShape
+from eep.data_plane.passage import Passage, count_portions
+from eep.data_plane.region_size import choose_room, region_bytes
 from eep.data_plane.token_buffer import TokenBuffer
 from eep.experts.placement.packing import IntArray
-from sglang_patches.rank import next_life, token_forms
+from sglang_patches.rank import host_access, next_life, token_forms
 from sglang_patches.rank.expert_location import ExpertLocation, find_turns
 from sglang_patches.rank.model_facts import ModelFacts, get_facts
 from sglang_patches.rank.patience import StepPatience
+from sglang_patches.rank.token_forms import TokenForm
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +45,10 @@ class RankDataPlane:
         self._facts = facts
         self.rank, self.device = facts.rank, facts.device
         self.buffers: list[Buffer] = []
-        self.using = ANY_STEP
-        """The number of the buffer of the step under way. All ranks use the same."""
+        self._room = facts.max_tokens[ANY_STEP]
+        """For how many tokens of a rank the buffer of any step has room."""
+        self.passage = Passage(ANY_STEP)
+        """That of the step under way. All ranks take the same."""
         self._layers: Sequence[Any] = ()
         self._turns = torch.empty(0)
         """Of the tokens of the step under way."""
@@ -52,10 +59,12 @@ class RankDataPlane:
         asked = facts.options
         self.patience = StepPatience(asked.timeout_ms, asked.stall_timeout_s)
         """How long this rank waits for its peers, on a CPU. On a GPU no layer takes that long."""
-        self.masks = asked.on_lost_coverage == "mask"
+        self.masks = asked.masks
         """Whether there may be experts that no slot holds."""
         self.advance: Callable[[], object] = _nothing
         """Says that this rank gets on with its step. To be called at every exchange of tokens."""
+        self.run: Callable[[], object] = _nothing
+        """Says the same, and that this rank waits for no peer until it says anything else."""
 
     @cached_property
     def location(self) -> ExpertLocation:
@@ -116,7 +125,7 @@ class RankDataPlane:
         """The buffer of the step under way."""
         if not self.buffers:
             raise RuntimeError(f"rank {self.rank} has no buffers yet: they are made when its weights are loaded")
-        return self.buffers[self.using]
+        return self.buffers[self.passage.buffer]
 
     def start(self, layers: Sequence[Any]) -> None:
         """Make the buffers, with this rank alone in them. ``layers``: the loaded MoE layers of the model."""
@@ -128,31 +137,64 @@ class RankDataPlane:
             self._offsets  # noqa: B018
         forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
         logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
-        for number, (max_tokens, form) in enumerate(zip(facts.max_tokens, forms, strict=True)):
+        self._choose_room(forms[ANY_STEP])
+        for number, (tokens, form) in enumerate(zip((self._room, *facts.max_tokens[1:]), forms, strict=True)):
             buffer = Buffer(
                 self.rank,
+                **dataclasses.asdict(self._shape(form, tokens)),
                 rendezvous=member_rendezvous() / f"tokens-{number}",
-                max_ranks=facts.options.max_ranks,
-                max_tokens=max_tokens,
-                hidden=shape.hidden,
-                topk=shape.topk,
-                local_experts=shape.slots_per_rank,
-                layout=form.layout,
-                wire=form.wire,
                 device=self.device,
                 incarnation=None if awaited else int(os.environ[INCARNATION]),
                 timeout_ms=self.patience.within_step_ms if self.device == "cpu" else facts.options.timeout_ms,
                 shares_gpu=facts.options.shares_gpu,
                 claims=not awaited,
+                hosts=host_access.remote_hosts(facts.options, f"tokens-{number}"),
             )
             if awaited:
                 next_life.when_begun(buffer.claim)
             buffer.start_alone()
             self.buffers.append(buffer)
 
-    def use_for(self, all_decode: bool) -> None:
-        """Choose the buffer of the step that begins. ``all_decode``: every rank decodes in it."""
-        self.using = DECODE_STEP if all_decode and len(self._facts.max_tokens) > 1 else ANY_STEP
+    def _choose_room(self, form: TokenForm) -> None:
+        most = self._facts.max_tokens[ANY_STEP]
+        self._room = choose_room(
+            most, self._facts.options.portion_tokens, lambda tokens: region_bytes(self._shape(form, tokens))
+        )
+        if self._room < most:
+            logger.info("a step of more than %d tokens crosses ranks in portions; it may have %d", self._room, most)
+        # A rank that is alone has nobody to agree with, and may have a step of any size.
+        self.passage = Passage(ANY_STEP, count_portions([most], self._room))
+
+    def _shape(self, form: TokenForm, tokens: int) -> BufferShape:
+        shape = self._facts.moe_shape
+        return BufferShape(
+            max_ranks=self._facts.options.max_ranks,
+            max_tokens=tokens,
+            hidden=shape.hidden,
+            topk=shape.topk,
+            local_experts=shape.slots_per_rank,
+            layout=form.layout,
+            wire=form.wire,
+        )
+
+    def use_for(self, all_decode: bool, sizes: Iterable[int]) -> None:
+        """Choose the passage of the step that begins. ``all_decode``: every rank decodes in it; ``sizes``: how many tokens
+        each has. All ranks choose alike, since they have heard the same."""
+        if all_decode and len(self._facts.max_tokens) > 1:
+            self.passage = self.decode_passage
+        else:
+            self.passage = Passage(ANY_STEP, count_portions(sizes, self._room))
+
+    @property
+    def decode_passage(self) -> Passage:
+        """That of steps which are captured. A graph has no portions: their buffer has room for every request that a rank may
+        run at once. SystemExit if there is no such buffer."""
+        if len(self._facts.max_tokens) == 1:
+            raise SystemExit(
+                "--ep-backend eep: SGLang captures decode steps, but says that it captures none, and there is no buffer for "
+                "them; add --disable-cuda-graph"
+            )
+        return Passage(DECODE_STEP)
 
     def allow_for(self, prefills: bool) -> None:
         """Wait for peers for as long as the step that begins may take. ``prefills``: at least one rank does so in it."""
@@ -163,25 +205,25 @@ class RankDataPlane:
                     buffer.timeout_ms = self.patience.within_step_ms
 
     @contextmanager
-    def through(self, using: int) -> Iterator[None]:
-        """What runs in this context goes through the buffer with that number."""
-        before, self.using = self.using, using
+    def through(self, passage: Passage) -> Iterator[None]:
+        """What runs in this context takes that passage."""
+        before, self.passage = self.passage, passage
         try:
             yield
         finally:
-            self.using = before
+            self.passage = before
 
     def wait(self) -> None:
         """Until what this process has started on its device is done."""
         if self.device != "cpu":
             torch.cuda.current_stream().synchronize()
 
-    def run_empty(self, using: int) -> None:
+    def run_empty(self, passage: Passage) -> None:
         """Run a step without tokens of this rank's own: its experts serve the tokens of the others."""
         from sglang.srt.layers.moe.topk import StandardTopKOutput
 
         shape = self._facts.moe_shape
-        with torch.no_grad(), self.through(using):
+        with torch.no_grad(), self.through(passage):
             x = torch.empty((0, shape.hidden), dtype=shape.dtype, device=self.device)
             ids = torch.empty((0, shape.topk), dtype=torch.int32, device=self.device)
             weights = torch.empty((0, shape.topk), dtype=torch.float32, device=self.device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 from eep.errors import RankRemoved
 from sglang_patches import hooks
-from sglang_patches.rank import next_life, overlap, rank_data_plane, rank_session, warm_up
+from sglang_patches.rank import mask_notes, next_life, overlap, rank_data_plane, rank_session, warm_up
 from sglang_patches.rank.kv import context_notes
+from sglang_patches.rank.rank_data_plane import RankDataPlane
 
 T = TypeVar("T")
 
@@ -53,18 +54,21 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
         end_if_removed(plane.rank, lambda: _collect(gather, plane.patience.between_steps_ms / 1000))
         next_life.look_whether_free()
         plane.allow_for(prefills=info.is_extend_in_batch)
-    plane.use_for(all_decode=info.can_run_decode_cuda_graph)
+        plane.run()
+    plane.use_for(all_decode=info.can_run_decode_cuda_graph, sizes=info.global_num_tokens)
 
 
 def _collect(gather: Callable[[], None], timeout: float) -> None:
-    """``timeout``: how many seconds a peer may take to say which experts it has ready to move."""
+    """``timeout``: how many seconds a peer may take to say which experts it has ready."""
     here = rank_session.get_session()
     session = here.join()
-    if here.turns is None:
-        session.collect(gather)
-    else:
-        here.turns.switch_if_agreed()
-        session.collect(here.turns.asking(gather, timeout))
+    if here.overhead is not None:
+        here.overhead.stepped()
+    here.coverage.close_slots()
+    for turn in here.turns:
+        turn.switch_if_agreed()
+        gather = turn.asking(gather, timeout)
+    session.collect(gather)
 
 
 def _exchange_rows(global_flat: torch.Tensor, local_row: torch.Tensor, group: Any) -> None:
@@ -85,11 +89,14 @@ _is_stepping = False
 def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Generation is a forward pass and sampling. For other models the forward pass is the whole step."""
     session = rank_session.get_session().joined
-    if _is_stepping or session is None:  # this rank is still alone, and warms up
-        return original(*arguments, **named)
     plane = rank_data_plane.get_plane()
-    if (turns := rank_session.get_session().turns) is not None:
-        turns.balancer.stepped()
+    if _is_stepping or session is None:  # this rank is still alone, and warms up; or the step runs again
+        if session is not None:
+            _note_masked(plane, arguments)
+        return original(*arguments, **named)
+    if (balancer := rank_session.get_session().balancer) is not None:
+        balancer.stepped()
+    _note_masked(plane, arguments)
     work = partial(original, *arguments, **named)
     launched = overlap.current_launch()
     with _stepping():
@@ -98,11 +105,17 @@ def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
             return result
 
         def run_and_wait() -> T:
+            _note_masked(plane, arguments)  # the step may run again in another view
             result = work()
             plane.wait()
             return result
 
-        return end_if_removed(plane.rank, lambda: session.run(run_and_wait, plane.using))
+        return end_if_removed(plane.rank, lambda: session.run(run_and_wait, plane.passage))
+
+
+def _note_masked(plane: RankDataPlane, arguments: Sequence[Any]) -> None:
+    if plane.masks and plane.location.placement.degraded:
+        mask_notes.note(arguments[1])
 
 
 @contextlib.contextmanager
@@ -131,7 +144,7 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
             return original(scheduler, kept, *arguments, **named)
 
     if overlap.must_wait_for_last_step(batch):
-        end_if_removed(here.rank, lambda: session.settle(owed=rank_data_plane.get_plane().using))
+        end_if_removed(here.rank, lambda: session.settle(owed=rank_data_plane.get_plane().passage))
         overlap.count_tokens(scheduler, batch)
     with overlap.launch(scheduler, again) as launched:
         result = original(scheduler, batch, *arguments, **named)
@@ -156,7 +169,7 @@ def _process(original: Callable[..., T], scheduler: Any, batch: Any, result: Any
     global _owes_step
     here = rank_session.get_session()
     session = here.joined
-    owed = rank_data_plane.get_plane().using if _owes_step else None
+    owed = rank_data_plane.get_plane().passage if _owes_step else None
     _owes_step = False
     if session is not None and overlap.overlaps(scheduler):
         end_if_removed(here.rank, lambda: session.settle(overlap.count_launched_after(result), owed=owed))

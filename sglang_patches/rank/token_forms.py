@@ -30,6 +30,13 @@ class MoeShape:
     hidden: int
     topk: int
     dtype: torch.dtype
+    open_slots: int = 0
+    """How many of the slots usually have memory; 0: all of them, always."""
+
+    @property
+    def loaded_slots(self) -> int:
+        """How many slots of a rank SGLang loads."""
+        return self.open_slots or self.slots_per_rank
 
 
 @dataclass(frozen=True)

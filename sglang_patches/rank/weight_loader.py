@@ -66,7 +66,8 @@ def _take_over(original: Callable[..., None], model: Any, target_device: Any, in
     original(model, iter(()), target_device)
     facts = model_facts.get_facts()
     layers = _moe_layers(model, facts.layer_ids)
-    _experts = take_over(layers, facts.first_placement, facts.device, next_life.is_awaited())
+    loaded = facts.moe_shape.loaded_slots
+    _experts = take_over(layers, facts.first_placement, facts.device, next_life.is_awaited(), loaded)
     inheritance.give_to(model)
 
 
@@ -119,7 +120,8 @@ def _load_experts(
 def _after_loading(_: None, model_runner: Any) -> None:
     facts = model_facts.get_facts()
     layers = _moe_layers(model_runner.model, facts.layer_ids)
-    weights = _experts or adopt(layers, facts.first_placement, facts.rank, facts.device, _keeps())
+    loaded = facts.moe_shape.loaded_slots
+    weights = _experts or adopt(layers, facts.first_placement, facts.rank, facts.device, _keeps(), loaded)
     if _experts is None and weights.kept is not None:
         kept_weights.keep(model_runner.model, weights.kept, identity_of(model_runner.model_config))
     rank_session.start_session(weights, Path(model_runner.model_config.model_path))

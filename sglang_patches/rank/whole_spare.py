@@ -26,8 +26,7 @@ def hide_metrics(rank: int) -> None:
     shown = os.environ.get(metrics.DIRECTORY)
     if not shown:
         return
-    hidden = Path(shown) / f"spare-{rank}"
-    shutil.rmtree(hidden, ignore_errors=True)
+    hidden = Path(shown) / f"spare-{rank}-{os.getpid()}"
     hidden.mkdir()
     os.environ[metrics.DIRECTORY] = str(hidden)
 

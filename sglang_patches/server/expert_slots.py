@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 
 
-def redundant_experts(arguments: argparse.Namespace, experts: int | None) -> int:
-    """How many slots the ranks at the start have beyond the ``experts`` of the model, which are None if not known."""
+def redundant_experts(arguments: argparse.Namespace, experts: int | None, lost: int = 1) -> int:
+    """How many slots the ranks at the start have beyond the ``experts`` of the model, which are None if not known. Unless an
+    operator says, so many that the others hold every expert when any ``lost`` of them are lost at once."""
     ranks, asked = arguments.tp_size, arguments.eep_redundant_experts
     if asked is None:
         asked = getattr(arguments, "ep_num_redundant_experts", 0) or None
     if asked is None:
-        return 0 if experts is None else -(-experts // (ranks - 1)) * ranks - experts
+        return 0 if experts is None else -(-experts // max(1, ranks - lost)) * ranks - experts
     if asked < 0:
         raise SystemExit(f"--eep-redundant-experts {asked}: give 0 or more")
     if experts is not None and (spare := (experts + asked) % ranks):
@@ -50,6 +51,7 @@ def describe_capacity(experts: int, slots_per_rank: int, ranks: int, on_lost_cov
     beyond = {
         "refuse": "all wait until enough ranks are back",
         "mask": "those that are left serve without the least used experts",
+        "make-room": "those that are left give memory of their KV caches to more slots",
     }[on_lost_coverage]
     if covered == 0:
         return f"{slots}: every rank is needed; while one is lost, {beyond}"

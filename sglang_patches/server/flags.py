@@ -1,4 +1,4 @@
-"""The command line: our flags, and what they imply for SGLang's own."""
+"""The command line: our flags."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-from sglang_patches import cpu, hooks, installation, targets
+from sglang_patches import cpu, hooks, installation
 from sglang_patches.cpu import sinks
 from sglang_patches.cuda import gpu_sharing
 from sglang_patches.cuda import implied_flags as gpu_flags
@@ -16,19 +16,22 @@ from sglang_patches.options import ServerOptions
 from sglang_patches.server import (
     anchor_flag,
     balance_flags,
+    coverage_flags,
     expert_slots,
+    hardware_flags,
+    host_flags,
     kv_backup,
     launcher,
     machine_limits,
     model_shape,
+    portion_flag,
     refusals,
-    store_access,
+    sglang_flags,
+    store_flags,
 )
-from sglang_patches.server.stall_timeout import choose_stall_timeout
+from sglang_patches.server.stall_timeout import add_stall_flags, choose_hang_timeout, choose_stall_timeout
 
 logger = logging.getLogger(__name__)
-_RUNNING_PER_RANK = 256
-"""How many requests a rank runs at once unless ``--max-running-requests`` says. The token buffers are laid out for it."""
 _CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 _HEALTH_ASKS_A_RANK = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
 
@@ -73,14 +76,8 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         help="How long a rank may take to bring in the experts that a new view gives it. The supervisor relaunches a rank "
         "that takes longer; allow more where experts come from a slow disk (default: 120).",
     )
-    add(
-        "--eep-stall-timeout-s",
-        type=float,
-        metavar="S",
-        default=None,
-        help="How long a rank that runs may make no progress before the supervisor relaunches it; 0: for ever (default: 60, "
-        "or twice as long as a rank waits for a peer).",
-    )
+    add_stall_flags(add)
+    portion_flag.add_portion_flag(add)
     add(
         "--eep-redundant-experts",
         type=int,
@@ -98,14 +95,9 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         "(default: off).",
     )
     balance_flags.add_balance_flags(add)
-    store_access.add_store_flags(add)
-    add(
-        "--eep-on-lost-coverage",
-        choices=("refuse", "mask"),
-        default=None,
-        help="What to do when the slots that are left cannot hold every expert: 'refuse' waits for a rank to come back, "
-        "'mask' serves without the least used experts (default: refuse).",
-    )
+    store_flags.add_store_flags(add)
+    host_flags.add_host_flags(add)
+    coverage_flags.add_coverage_flags(add)
     add(
         "--eep-relaunch",
         choices=("on", "off"),
@@ -125,16 +117,17 @@ def _add_flags(_: None, parser: argparse.ArgumentParser) -> None:
         choices=("on", "off"),
         default=None,
         help="Whether the weights of a rank outlive it, so that its next life takes them over instead of loading them "
-        "(default: on; on a GPU off).",
+        "(default: on).",
     )
     anchor_flag.add_anchor_flag(add)
+    hardware_flags.add_hardware_flags(add)
     add(
         "--eep-spares",
         type=int,
         metavar="N",
         default=None,
-        help="Keep N processes ready that have imported everything and, on a GPU, have opened it. A rank that is relaunched "
-        "takes one of them (default: 0).",
+        help="Keep N spares: ranks in waiting, up to their first step. A rank that is lost comes back as its own. Ranks have "
+        "one each before one has two (default: 0).",
     )
     add(
         "--eep-faults",
@@ -153,7 +146,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         return original(cls, arguments)
     options = parse(arguments)
     machine_limits.require_limits(options.max_ranks)
-    imply(arguments, options)
+    sglang_flags.imply(arguments, options)
     options.publish()
     # An orchestrator must not restart a server that recovers: /health says that it lives, /health_generate that it is ready.
     os.environ.setdefault(_HEALTH_ASKS_A_RANK, "false")
@@ -166,7 +159,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, arguments: argparse.
         sinks.allow()
     else:
         gpu_flags.imply_gpu_flags(arguments)
-        if os.environ.get(launcher.FORKS_ON_GPU) == "1":
+        if os.environ.get(launcher.FORKS_ON_GPU) != "0":
             launcher.start_fork_server()
     installation.install_all()
     return original(cls, arguments)
@@ -191,11 +184,12 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         raise SystemExit(f"--eep-repair-timeout-s {repair_timeout}: give a number of seconds above 0 and below 1e6")
     experts = model_shape.experts_of(arguments)
     refusals.refuse_model(model_shape.architectures_of(arguments), model_shape.quantisation_of(arguments))
-    redundant = expert_slots.redundant_experts(arguments, experts)
-    store = store_access.parse_store(arguments)
+    store = store_flags.parse_store(arguments)
+    host = host_flags.parse_host(arguments, max_ranks, device_of(arguments))
+    redundant = expert_slots.redundant_experts(arguments, experts, 1 if host is None else host.ranks_each)
     refusals.check_services(arguments.eep_backup or "off", store)
     refusals.check_variables()
-    on_lost_coverage: Literal["refuse", "mask"] = arguments.eep_on_lost_coverage or "refuse"
+    on_lost_coverage, mask_after = coverage_flags.parse_coverage(arguments, repair_timeout)
     if experts is not None:
         logger.info(
             "%s", expert_slots.describe_capacity(experts, (experts + redundant) // ranks, ranks, on_lost_coverage)
@@ -209,7 +203,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
             "it knows which rank it will be; unset the variable, or leave out --eep-spares"
         )
     keeps_context = arguments.eep_keep_context != "off"
-    keeps_weights = (arguments.eep_keep_weights or ("on" if device_of(arguments) == "cpu" else "off")) == "on"
+    keeps_weights = arguments.eep_keep_weights != "off"
     return ServerOptions(
         ranks=ranks,
         max_ranks=max_ranks,
@@ -217,22 +211,32 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         timeout_ms=timeout,
         repair_timeout_s=repair_timeout,
         stall_timeout_s=choose_stall_timeout(arguments.eep_stall_timeout_s, timeout),
+        hang_timeout_s=choose_hang_timeout(arguments.eep_hang_timeout_s, device_of(arguments)),
         experts=experts,
+        portion_tokens=portion_flag.parse_portion(arguments.eep_portion_tokens),
         redundant_experts=expert_slots.redundant_in_all(redundant, experts, ranks, max_ranks),
         backup=arguments.eep_backup or "off",
         store=store,
+        host=host,
         on_lost_coverage=on_lost_coverage,
+        most_slots=coverage_flags.parse_room(
+            arguments, on_lost_coverage, experts, ((experts or 0) + redundant) // ranks, device_of(arguments)
+        ),
+        mask_after_s=mask_after,
         balance=balance_flags.parse_balance(arguments),
         shadows=arguments.eep_shadow_copies == "on",
+        hardware=hardware_flags.parse_hardware(arguments, device_of(arguments)),
         relaunch=arguments.eep_relaunch != "off",
         faults=arguments.eep_faults == "on",
+        json_log=getattr(arguments, "log_requests_format", None) == "json",
+        traces=bool(getattr(arguments, "enable_trace", False)),
         seeded=draws_by_seed(arguments),
         spares=spares,
         keeps_context=keeps_context,
         keeps_weights=keeps_weights,
         anchor=anchor_flag.parse_anchor(arguments.eep_anchor, keeps_weights=keeps_weights),
         kv_backup=kv_backup.parse_backup(arguments.eep_kv_backup, keeps_context=keeps_context),
-        running_per_rank=_running(arguments) // ranks,
+        running_per_rank=sglang_flags.running(arguments) // ranks,
         max_queued=getattr(arguments, "max_queued_requests", None),
         shares_gpu=device_of(arguments) != "cpu" and gpu_sharing.are_shared(arguments, max_ranks),
     )
@@ -254,56 +258,6 @@ def require_cores(max_ranks: int, cores: str) -> None:
             f"{_CORES}={cores} names cores for {groups} ranks, but there may be {max_ranks}; name a group of cores for each "
             "rank, separated by |"
         )
-
-
-def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
-    """Set the flags of SGLang that ``--ep-backend eep`` stands for. A log line says what may surprise an operator."""
-    ranks, max_ranks = options.ranks, options.max_ranks
-    if max_ranks > ranks:
-        logger.info(
-            "SGLang is told of %d ranks (--eep-max-ranks); the server starts the first %d of them", max_ranks, ranks
-        )
-    implied = {
-        # SGLang makes sockets, groups and tables once, for every rank that there may ever be. A rank that was not started
-        # yet looks to SGLang like a lost one.
-        "tp_size": max_ranks,
-        "dp_size": max_ranks,
-        "ep_size": max_ranks,
-        # The models branch on the name of a backend, and this one's branches do what ours needs; see dispatcher.py.
-        "moe_a2a_backend": "mooncake",
-        "ep_num_redundant_experts": options.redundant_experts,
-        # No collective between ranks remains in a step but the exchange of tokens and the one at its boundary.
-        "moe_dense_tp_size": 1,
-        "enable_dp_lm_head": True,
-        "enable_dp_attention_local_control_broadcast": True,
-        # SGLang divides these by the number of ranks; each rank gets what it gets without ranks that may be added.
-        "max_running_requests": _running(arguments) * max_ranks // ranks,
-        # The front end bounds the queue of all ranks. A rank that did would drop the requests of a lost one.
-        "max_queued_requests": None,
-        "disable_custom_all_reduce": True,
-        # What a context is restored from is a cache with the same slots in every layer, those with a window too.
-        "disable_hybrid_swa_memory": True,
-        # A shared expert that is fused into the routed ones would have to be placed like them.
-        "disable_shared_experts_fusion": True,
-    }
-    if options.on_lost_coverage == "mask":
-        # Later requests would find there what was computed while experts were masked.
-        implied["disable_radix_cache"] = True
-    if chunk := getattr(arguments, "chunked_prefill_size", None):
-        implied["chunked_prefill_size"] = chunk * max_ranks // ranks
-    balance_flags.hide_from_sglang(arguments)
-    for name, value in implied.items():
-        if not hasattr(arguments, name):
-            raise SystemExit(
-                f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version of SGLang does not have; "
-                f"install a version from {targets.OLDEST} to {targets.NEWEST}"
-            )
-        setattr(arguments, name, value)
-
-
-def _running(arguments: argparse.Namespace) -> int:
-    """How many requests the first ranks run at once, all together. Before :func:`imply` counts those that may be added."""
-    return int(arguments.max_running_requests or _RUNNING_PER_RANK * arguments.tp_size)
 
 
 def _one_device_each() -> bool:

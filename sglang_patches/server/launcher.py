@@ -3,8 +3,7 @@
 Two things go wrong when SGLang starts a child by ``spawn``. Importing SGLang takes longer than everything else that a rank
 does before it serves. And the child imports SGLang to find its function before any plugin is loaded. So each child runs a
 :class:`ChildProcess`, which loads the plugin first. Children are forked from a **fork server** that has imported everything
-and has opened no GPU (:mod:`sglang_patches.cuda.unopened_devices`). On a GPU that is so only if :data:`FORKS_ON_GPU` asks
-for it.
+and has opened no GPU (:mod:`sglang_patches.cuda.unopened_devices`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PRELOAD = "sglang_patches.server.preload"
 FORKED = "EEP_FORKED"
 """A variable of every process that is forked from the fork server. By it the keeper finds the ranks among them."""
 FORKS_ON_GPU = "EEP_FORK_ON_GPU"
-"""The variable that has processes forked on a machine with a GPU, too."""
+"""``0`` in this variable: on a machine with a GPU each process imports for itself."""
 _TITLES_SPARE_ENVIRONMENT = "SPT_NOENV"
 """SGLang's processes give themselves titles, which would be written over the variables by which the keeper finds them."""
 _SET_PARENT_DEATH_SIGNAL = 1

@@ -41,11 +41,10 @@ def refuse_combinations(arguments: argparse.Namespace) -> None:
         reason
         for is_wrong, reason in (
             (value("pp_size", 1) != 1, "--pp-size must be 1: eep cannot replace a lost pipeline stage yet"),
-            (value("nnodes", 1) != 1, "--nnodes must be 1: ranks share memory, which reaches no further than one host"),
             (
                 value("dist_init_addr") is not None,
-                "--dist-init-addr is not supported: the processes of one host talk over Unix sockets in the server's private "
-                "directory, and need no address; leave it out",
+                "--dist-init-addr is not supported: the processes of a host talk over Unix sockets in the server's private "
+                "directory, and hosts find each other through --eep-store; leave it out",
             ),
             (
                 value("grpc_port") is not None or value("grpc_mode") or value("smg_grpc_mode"),

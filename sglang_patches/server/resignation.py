@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 _MOST_BYTES = 4096
 
 
-def why_to_resign(ranks: Mapping[int, LocalRank], policy: Policy) -> str | None:
-    """Why the instance will not serve again by itself; None if it may. Where ranks are not relaunched, an operator launches
-    them, and no server resigns."""
+def why_to_resign(ranks: Mapping[int, LocalRank], policy: Policy, fewest: int) -> str | None:
+    """Why the instance will not serve again by itself; None if it may. ``fewest``: how many of ``ranks`` it takes. Where
+    ranks are not relaunched, an operator launches them, and no server resigns."""
     if policy.relaunch_limit == 0:
         return None
     out = (RankStatus.DOWN, RankStatus.STUCK)
@@ -30,7 +30,6 @@ def why_to_resign(ranks: Mapping[int, LocalRank], policy: Policy) -> str | None:
         if local.status is RankStatus.DOWN and local.failures > policy.relaunch_limit
     ]
     left = sum(local.status not in out for local in ranks.values())
-    fewest = max(policy.fewest_ranks, 1)
     if not given_up or left >= fewest:
         return None
     named = f"rank {given_up[0]}" if len(given_up) == 1 else f"ranks {', '.join(map(str, given_up))}"

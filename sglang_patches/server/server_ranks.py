@@ -9,29 +9,33 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
 from eep.control.launch.fork_launcher import ForkLauncher
+from eep.control.launch.kept_process import KeptProcess
 from eep.control.launch.processes import Launcher, SubprocessLauncher, command_of
 from eep.control.launch.refill import Refill
 from eep.control.launch.spare import ForkedSpares, StartedSpares
 from eep.control.launch.spare_launcher import SpareLauncher
 from eep.control.private_directory import PrivateDirectory
+from eep.control.store.embedded_store import RecordStore
 from eep.control.supervisor.background import BackgroundSupervisor
 from eep.control.supervisor.change_log import ChangeLog
-from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, StoreSettings
+from eep.control.supervisor.settings import DirectorySettings, LaunchSettings, LinkSettings, StoreSettings
 from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import Effect, Launch, Notify, Policy, RankGone
 from eep.membership.state import HostState
+from eep.observe.change_span import ChangeSpans
 from eep.observe.metrics import InstanceMetrics
 from eep.view import NEVER
 from sglang_patches import cpu, expert_backup, options, recipe
 from sglang_patches.cuda import spare_preparation as gpu_preload
 from sglang_patches.options import ServerOptions
 from sglang_patches.rank import rank_process, whole_spare
-from sglang_patches.server import controller_process, launcher, resignation, server_store
+from sglang_patches.server import controller_process, device_watcher, launcher, resignation, server_store
 
 _LOOKS_EVERY = 0.05
 _LOADED_WITHIN = 3600.0
@@ -58,6 +62,7 @@ def policy(wanted: ServerOptions) -> Policy:
         settle_deadline=wanted.repair_timeout_s,
         stall_deadline=wanted.stall_timeout_s,
         stopped_deadline=_STOPPED_WITHIN if wanted.stall_timeout_s else 0.0,
+        hung_deadline=wanted.hang_timeout_s if wanted.stall_timeout_s else 0.0,
     )
 
 
@@ -67,9 +72,11 @@ class LiveRanks:
     The supervisor's thread writes and the event loop reads: ``live`` is replaced whole, never changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Collection[int]) -> None:
+        """``own``: the ranks of this host. A server sends to no others."""
+        self._own = frozenset(own)
         self.live: dict[int, int] = {}
-        """The incarnation of every rank that is in and not gone."""
+        """The incarnation of every such rank that is in and not gone."""
         self.ended: deque[int] = deque()
         """Ranks with a life that ended, which the event loop has not seen yet."""
         self._gone: dict[int, int] = {}
@@ -81,7 +88,7 @@ class LiveRanks:
     def follow(self, effect: Effect) -> None:
         match effect:
             case Notify(view=view):
-                lives = {rank: view.incarnations[rank] for rank in view.active}
+                lives = {rank: view.incarnations[rank] for rank in view.active if rank in self._own}
                 self.live = {rank: life for rank, life in lives.items() if life > self._gone.get(rank, NEVER)}
             case RankGone(rank=rank):
                 self._gone[rank] = effect.incarnation
@@ -100,39 +107,65 @@ class ServerRanks:
 
     def __init__(self, directory: Path, wanted: ServerOptions) -> None:
         self.directory, self._wanted = directory, wanted
-        self.lives = LiveRanks()
+        self.lives = LiveRanks((*wanted.own_ranks, *wanted.standby_ranks))
         self._judged: HostState | None = None
+        self._backup: KeptProcess | None = None
         self._background = BackgroundSupervisor(self._make)
         self._background.start()
-        self._backup = expert_backup.start(directory, options.required().backup)
+        self._backup = expert_backup.start(directory, wanted.backup)
+        kept = self._backup, device_watcher.start_watching(directory, wanted.hardware)
+        self._kept = [process for process in kept if process is not None]
 
     def _make(self) -> Supervisor:
         wanted = self._wanted
         supervisor = Supervisor(
             _launcher(),
-            range(wanted.ranks),
+            wanted.own_ranks,
             policy(wanted),
-            standby=range(wanted.ranks, wanted.max_ranks),
+            standby=wanted.standby_ranks,
+            host=wanted.host_name,
             launch=LaunchSettings(
                 marks=tuple(f"{name}={os.environ[name]}" for name in [launcher.FORKED] if name in os.environ)
             ),
             directory=DirectorySettings(self.directory, remove=True),
-            store=StoreSettings(server_store.open_store(wanted.store, PrivateDirectory.create(self.directory).key())),
+            store=StoreSettings(self._open_store()),
+            links=self._links(),
         )
         supervisor.watch_effects(self.lives.follow)
         supervisor.watch_effects(InstanceMetrics())
-        supervisor.watch_effects(ChangeLog())
+        log = ChangeLog(as_json=wanted.json_log, also=ChangeSpans() if wanted.traces else None)
+        supervisor.watch_effects(log)
+        supervisor.watch_reports(log.hear)
+        supervisor.show("change", log.status)
+        supervisor.show("backup", self._backup_status)
         return supervisor
+
+    def _backup_status(self) -> dict[str, Any] | None:
+        """None without ``--eep-backup``."""
+        if self._wanted.backup == "off":
+            return None
+        process = {"pid": None, "starts": 0} if self._backup is None else self._backup.status()
+        return {"from": self._wanted.backup, **process}
+
+    def _open_store(self) -> RecordStore | None:
+        host, key = self._wanted.host, PrivateDirectory.create(self.directory).key()
+        return server_store.open_store(self._wanted.store, key, None if host is None else host.instance)
+
+    def _links(self) -> LinkSettings | None:
+        if (host := self._wanted.host) is None:
+            return None
+        return LinkSettings(host.address, PrivateDirectory(self.directory).key(), host_timeout_s=host.timeout_s)
 
     def pid(self, rank: int) -> int | None:
         return self._background.call(lambda supervisor: supervisor.pids.get(rank))
 
     def wait_until_loaded(self, rank: int) -> Any:
-        """The first message of a scheduler. A standby rank has none yet; it would say what rank 0 says.
+        """The first message of a scheduler. A standby rank has none yet, and one of another host has none here; they would
+        say what the first rank of this host says.
 
         Raises when the rank cannot be started: a server that never served should end.
         """
-        rank = rank if rank < self._wanted.ranks else 0
+        rank = rank if rank in self._wanted.own_ranks else self._wanted.own_ranks[0]
         path, deadline = rank_process.info_path(self.directory, rank), time.monotonic() + _LOADED_WITHIN
         while not path.exists():
             local = self._background.call(lambda supervisor: supervisor.state.ranks[rank])
@@ -151,11 +184,12 @@ class ServerRanks:
         if state is self._judged:
             return None
         self._judged = state
-        return resignation.why_to_resign(state.ranks, state.policy)
+        fewest = max(self._wanted.least_to_serve, 1) if self._wanted.host is None else 1
+        return resignation.why_to_resign(state.ranks, state.policy, fewest)
 
     def stop(self) -> None:
-        if self._backup is not None:
-            self._backup.stop()
+        for process in self._kept:
+            process.stop()
         self._background.stop()
 
 

@@ -15,9 +15,10 @@ from eep.control.store.etcd_store import EtcdStore
 from eep.control.store.key_value import ABSENT, LeaseEndedError, Swap
 from eep.control.store.record_seal import RecordSeal
 from eep.control.wire.sealed_frames import new_key
+from sglang_patches import store_access
 from sglang_patches.options import StoreOptions
-from sglang_patches.server import store_access
-from sglang_patches.server.store_access import StoreAccess
+from sglang_patches.server import store_flags
+from sglang_patches.store_access import StoreAccess
 
 logger = logging.getLogger(__name__)
 _KEPT_FOR = 3600.0
@@ -75,7 +76,7 @@ def check_reachable(wanted: StoreOptions) -> None:
     try:
         asyncio.run(_try_out(store_access.read_access(wanted)))
     except StoreRefusal as refusal:
-        raise SystemExit(f"--eep-store {wanted.url}: {refusal}; {store_access.advice(refusal, wanted)}") from None
+        raise SystemExit(f"--eep-store {wanted.url}: {refusal}; {store_flags.advice(refusal, wanted)}") from None
     except (ValueError, StoreError) as error:
         raise SystemExit(f"--eep-store {wanted.url}: {error}") from None
 
@@ -95,11 +96,14 @@ async def _try_out(access: StoreAccess) -> None:
                 raise StoreError(f"{error}; {_WHAT_TO_CHECK[access.tls is not None]}") from error
 
 
-def open_store(wanted: StoreOptions | None, key: bytes) -> RecordStore | None:
-    """The store for a supervisor, or None: then it uses the one inside it. A random name keeps the keys of servers apart.
-    What the store holds is sealed with ``key``, the one of the server's private directory."""
+def open_store(wanted: StoreOptions | None, key: bytes, instance: str | None = None) -> RecordStore | None:
+    """The store for a supervisor, or None: then it uses the one inside it. What the store holds is sealed with ``key``, the
+    one of the server's private directory. A random name keeps the keys of servers apart. The hosts of an ``instance`` share
+    its name, and its record stays in the store: a host that ends may be followed by others that go on."""
     if wanted is None:
         return None
+    if instance is not None:
+        return store_access.open_shared(wanted, key, instance)
     name = f"{socket.gethostname()}-{secrets.token_hex(6)}"
     logger.info("eep: the supervisor keeps its views in etcd at %s, under /eep/%s/", wanted.url, name)
     return _open(store_access.read_access(wanted), name, RecordSeal(key))

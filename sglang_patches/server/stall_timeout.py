@@ -1,12 +1,48 @@
-"""How long a rank may make no progress: ``--eep-stall-timeout-s``."""
+"""How long a rank may make no progress, and how long it may sleep without a reason: ``--eep-stall-timeout-s`` and
+``--eep-hang-timeout-s``."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from sglang_patches.rank.patience import between_steps_ms
 
 DEFAULT_S = 60.0
+_HANG_ON_CPU_S, _HANG_ON_GPU_S = 0.5, 2.0
+_LEAST_HANG_S = 0.3
+"""Three looks of the supervisor."""
 _WAITS = 2
 """A rank that waits for a hung peer makes no progress either. Its suspicion must come first, so that the peer goes alone."""
+
+
+def add_stall_flags(add: Callable[..., object]) -> None:
+    add(
+        "--eep-stall-timeout-s",
+        type=float,
+        metavar="S",
+        default=None,
+        help="How long a rank that runs or repairs may make no progress, and one that starts may do nothing at all, before "
+        "the supervisor relaunches it; 0: for ever (default: 60, or twice as long as a rank waits for a peer).",
+    )
+    add(
+        "--eep-hang-timeout-s",
+        type=float,
+        metavar="S",
+        default=None,
+        help="How long a rank that runs may sleep, though it waits for no peer, no device and no other program, before the "
+        "supervisor relaunches it; 0: for ever (default: 0.5, on a GPU 2).",
+    )
+
+
+def choose_hang_timeout(asked: float | None, device: str) -> float:
+    """Seconds, 0 for no limit."""
+    if asked is None:
+        return _HANG_ON_CPU_S if device == "cpu" else _HANG_ON_GPU_S
+    if asked != 0 and not _LEAST_HANG_S <= asked < 1e6:
+        raise SystemExit(
+            f"--eep-hang-timeout-s {asked:g}: give 0 to turn it off, or {_LEAST_HANG_S:g} s or more (and less than 1e6)"
+        )
+    return asked
 
 
 def choose_stall_timeout(asked: float | None, timeout_ms: float) -> float:

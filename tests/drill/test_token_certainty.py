@@ -9,12 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from eep.drill.token_certainty import clear_prompts, goes_on_alike, margin
+from eep.drill.token_certainty import clear_prompts, goes_on_alike, margin, weigh_answer
 
 
 class Server(BaseHTTPRequestHandler):
     """At each place of the answer to ``[n]`` the likeliest token is 1 ahead, but for the last: there it is 1/n. Its tokens
-    are n, n+1 and so on; if n is odd, they are others where an answer is continued after its third."""
+    are n, n+1 and so on; if n is odd, they are others where an answer is continued after its third. A rank r that is named
+    says n+r."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -24,7 +25,8 @@ class Server(BaseHTTPRequestHandler):
         assert (asked["return_logprob"], asked["top_logprobs_num"]) == (True, 2)
         ahead = [1.0] * (asked["sampling_params"]["max_new_tokens"] - 1) + [1 / asked["input_ids"][0]]
         places = [[[-0.5, 7, None], [-0.5 - each, 9, None]] for each in ahead]
-        body = json.dumps({"meta_info": {"output_top_logprobs": places}}).encode()
+        said = [asked["input_ids"][0] + number + asked.get("routed_dp_rank", 0) for number in range(len(ahead))]
+        body = json.dumps({"output_ids": said, "meta_info": {"output_top_logprobs": places}}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -56,6 +58,11 @@ def url() -> Iterator[str]:
 
 def test_the_closest_place_counts(url: str) -> None:
     assert margin(url, [4], 5) == pytest.approx(0.25)
+
+
+def test_an_answer_comes_with_how_sure_it_is_and_from_the_rank_that_is_named(url: str) -> None:
+    assert weigh_answer(url, [4], 3) == ([4, 5, 6], pytest.approx(0.25))
+    assert weigh_answer(url, [4], 3, rank=2)[0] == [6, 7, 8]
 
 
 def test_prompts_with_a_near_tie_are_left_out(url: str) -> None:

@@ -161,7 +161,7 @@ class Schedules(RuleBasedStateMachine):
     def notice_what_was_not_received(self, send: bool) -> None:
         """Some of it reached a rank that is slow to say so. That rank goes on with it."""
         wires = self.ledger.unreceived(self.now, 0.0)
-        self._answer(self.ledger.never_received(wires, self.now))
+        self._answer(self.ledger.taken_back(wires, self.now))
         if send:
             self.send_what_waits()
 

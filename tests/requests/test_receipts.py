@@ -26,7 +26,7 @@ def test_a_request_that_a_rank_does_not_acknowledge_is_noticed() -> None:
 
 def test_it_is_sent_again_and_what_comes_of_the_first_sending_is_late() -> None:
     ledger = sent("a")
-    (replay,) = ledger.never_received(ledger.unreceived(60.0, 60.0), 60.0).replays
+    (replay,) = ledger.taken_back(ledger.unreceived(60.0, 60.0), 60.0).replays
     assert replay.wire == "a~1"
     ledger.assigned("a", 1, 0, 60.0)
     ledger.received("a")
@@ -37,7 +37,7 @@ def test_it_is_sent_again_and_what_comes_of_the_first_sending_is_late() -> None:
 
 def test_each_sending_without_a_token_has_twice_the_time() -> None:
     ledger = sent("a")
-    ledger.never_received(["a"], 60.0)
+    ledger.taken_back(["a"], 60.0)
     ledger.assigned("a", 0, 0, 60.0)
     assert ledger.unreceived(179.0, 60.0) == []
     assert ledger.unreceived(180.0, 60.0) == ["a~1"]
@@ -52,5 +52,5 @@ def test_the_loss_of_a_rank_ends_the_wait_for_its_receipts() -> None:
 def test_an_aborted_request_that_was_not_received_is_answered_and_not_sent_again() -> None:
     ledger = sent("a")
     ledger.abort("a")
-    lost = ledger.never_received(["a"], 60.0)
+    lost = ledger.taken_back(["a"], 60.0)
     assert (lost.replays, lost.aborted) == ((), ("a",))

@@ -11,11 +11,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 _ANSWERS_WITHIN = 60.0
+SHOTS = "EEP_TEST_SCREENSHOTS"
+"""A directory in which tests leave what they saw, for people."""
 
 
 class Browser:
@@ -39,10 +42,15 @@ class Browser:
                     "--no-sandbox",
                     "--disable-gpu",
                     "--disable-dev-shm-usage",
-                    "--window-size=1280,1200",
+                    "--window-size=1280,1450",
                 ],
             }
-            wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+            # Certificates of tests are signed by no one whom Chromium knows.
+            wanted = {
+                "goog:chromeOptions": options,
+                "goog:loggingPrefs": {"browser": "ALL"},
+                "acceptInsecureCerts": True,
+            }
             self._session = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         except BaseException:
             self._driver.kill()
@@ -79,8 +87,11 @@ class Browser:
         entries = self._of_session("POST", "/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
-    def screenshot(self) -> bytes:
-        return base64.b64decode(self._of_session("GET", "/screenshot"))
+    def keep(self, name: str) -> None:
+        """What it shows now, as a picture, if anyone wants that."""
+        if os.environ.get(SHOTS):
+            picture = base64.b64decode(self._of_session("GET", "/screenshot"))
+            (Path(os.environ[SHOTS]) / name).write_bytes(picture)
 
     def _of_session(self, method: str, path: str, body: Any = None) -> Any:
         return self._ask(method, f"/session/{self._session}{path}", body)

@@ -40,10 +40,14 @@ class Drilled:
         seed: int = 3,
         *,
         continued: bool = False,
+        shortest: int = 4,
+        longest: int = 39,
     ) -> Drilled:
-        """``prompts`` of them, of whose answers of so many ``tokens`` the model is sure (``eep.drill.token_certainty``)."""
+        """``prompts`` of them, each of ``shortest`` to ``longest`` tokens, of whose answers of so many ``tokens`` the model
+        is sure (``eep.drill.token_certainty``)."""
         choose = random.Random(seed)
-        candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * prompts)]
+        lengths = (choose.randrange(shortest, longest + 1) for _ in range(4 * prompts))
+        candidates = [[choose.randrange(3, 250) for _ in range(length)] for length in lengths]
         clear = clear_prompts(server.url, candidates, prompts, tokens, continued=continued)
         wanted = Load.with_reference(server.url, clear, tokens=tokens).wanted
         return cls(server, ranks, clear, [list(each) for each in wanted])

@@ -16,6 +16,7 @@ from eep.drill.devices import CPU
 from eep.drill.load import Load, ask
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
+from eep.operations.host_status import read_status
 from eep.requests.kv.copy_layout import PAGE
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
@@ -93,3 +94,8 @@ def test_a_request_of_a_lost_gpu_takes_its_context_along(
     )
     assert sum(figures(server, 'eep_kv_restored_tokens_total{source="anchor"}')) == 0
     assert len(figures(server, "eep_kv_backup_covered_tokens{")) == RANKS
+    told = read_status(server.directory)
+    assert 0 < told["context_copies"]["bytes"] <= 64 << 20
+    assert told["context_copies"]["room_tokens"] > 0
+    assert len([held for held in told["anchored"] if held["name"] == "kv-copy"]) == RANKS
+    assert sum(figures(server, 'eep_anchored_bytes{kind="context-copies"}')) > 0

@@ -65,7 +65,6 @@ def test_nothing_of_warming_up_is_found_in_the_cache(caching: Server, network: A
     assert load.wanted == wanted(network, AS_IN_WARMING_UP)
 
 
-@pytest.mark.long
 def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
     assert caching.directory is not None
     choose = random.Random(7)
@@ -88,7 +87,6 @@ def test_a_request_that_moves_takes_its_context_along(caching: Server) -> None:
     assert all(had <= needed - 1 for had, needed in taken)
 
 
-@pytest.mark.long
 def test_a_prompt_that_moves_takes_its_computed_parts_along(caching: Server, network: Any) -> None:
     assert caching.directory is not None
     choose = random.Random(11)

@@ -16,7 +16,7 @@ from eep.drill.faults import Target
 from eep.drill.sglang_server import Server
 from tests.sglang.drills import check_end, wait_for
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 BOUND = 5
 ARGUMENTS = (

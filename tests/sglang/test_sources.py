@@ -30,6 +30,7 @@ from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
 from eep.experts.placement.slot_plan import Placement
+from eep.operations.host_status import read_status
 from sglang_patches import expert_backup
 from sglang_patches.options import ServerOptions, StoreOptions
 from sglang_patches.rank import dispatcher
@@ -146,6 +147,9 @@ def test_what_a_neighbour_writes_to_etcd_costs_nothing(served: Served) -> None:
 @pytest.mark.long
 def test_lost_experts_come_from_the_backup(served: Served) -> None:
     served.until_backed_up()
+    told = read_status(served.directory)["backup"]
+    assert (told["pid"], told["filled"]) == (served.backups()[-1], True)
+    assert told["held"] == told["wanted"] > 0
     story = served.story()
     with story.load:
         wait_for_answers(story.load)
@@ -234,7 +238,9 @@ class RecordingBuffer(TokenBuffer):
     def combine_input(self) -> torch.Tensor:
         raise NotImplementedError
 
-    def combine(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> torch.Tensor:
+    def combine(
+        self, x: torch.Tensor, tokens: RankTokens | ExpertTokens, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         raise NotImplementedError
 
 
@@ -244,6 +250,7 @@ def masking(masked: list[int]) -> Any:
     facts: Any = SimpleNamespace(
         rank=0,
         device="cpu",
+        max_tokens=(8,),
         first_placement=Placement(np.array([held]), 4, 4),
         options=ServerOptions(ranks=1, max_ranks=1, on_lost_coverage="mask"),
     )
@@ -256,7 +263,8 @@ def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
     plane = masking([2])
     ids = torch.tensor([[0, 2], [3, -1]], dtype=torch.int32)
     weights = torch.tensor([[0.7, float("-inf")], [0.5, 0.5]])
-    dispatcher.TokenExchange(plane, 0, torch.ones((2, 8)), ids, weights)
+    picked = SimpleNamespace(topk_ids=ids, topk_weights=weights, router_logits=None)
+    dispatcher.TokenExchange(plane, torch.ones((2, 8)), dispatcher.route_tokens(plane, 0, picked))
     assert plane.buffer.chosen.tolist() == [[0, -1], [2, -1]]
     assert plane.buffer.weights.tolist() == [[pytest.approx(0.7), 0.0], [0.5, 0.0]]
     assert plane.count_uses().tolist() == [[1, 0, 1, 1]]
@@ -265,10 +273,8 @@ def test_a_masked_expert_is_sent_nothing_and_weighs_nothing() -> None:
 def test_a_backup_from_the_checkpoint_waits_until_it_is_known_what_to_keep(tmp_path: Path) -> None:
     from tests.experts import model
 
-    process = expert_backup.BackupProcess.__new__(expert_backup.BackupProcess)
-    process._directory, process._from_checkpoint = tmp_path, True
-    assert process._command() is None
+    assert expert_backup.backup_command(tmp_path, from_checkpoint=True) is None
     expert_backup.describe_checkpoint(tmp_path, tmp_path / "model", [0, 2], model.layout(1))
-    command = process._command()
+    command = expert_backup.backup_command(tmp_path, from_checkpoint=True)
     assert command is not None
     assert command[-6:] == ["--checkpoint", str(tmp_path / "model"), "--layers", "0,2", "--dtypes", "float32,float32"]

@@ -59,6 +59,8 @@ class AnchoredPool:
         self.cache: Any = None
         """SGLang's, if all of it is in ``layers``."""
         self.layers: list[torch.Tensor] = []
+        self.memory: Memory | None = None
+        """That of ``layers``."""
 
         self._indices: torch.Tensor | None = None
         self._rows: npt.NDArray[np.int64] = np.empty(0, np.int64)
@@ -128,7 +130,8 @@ class AnchoredPool:
 
     def take_cache(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Layers of the shapes and types of ``like``."""
-        self.layers = as_layers(_bytes_of(self._take(CACHE, layers_bytes(like))), like)
+        self.memory = self._take(CACHE, layers_bytes(like))
+        self.layers = as_layers(_bytes_of(self.memory), like)
         # A kernel that is loaded when it is first needed waits for those under way, and one of them may wait for a peer.
         none = torch.zeros(1, dtype=torch.int64, device=self.layers[0].device)
         copy_rows(self.layers, self.layers, none, none)
@@ -167,7 +170,7 @@ def pool_of(device: object) -> AnchoredPool | None:
         asked = options.current()
         if asked is not None and asked.keeps_context:
             _pool = AnchoredPool(torch.device(str(device)).type)
-            _pool.backup_bytes = asked.kv_backup // asked.max_ranks
+            _pool.backup_bytes = asked.kv_backup // (asked.max_ranks - len(asked.remote_ranks))
     return _pool
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from eep import faults
 from eep.requests.kv.kv_journal import fingerprint
 from sglang_patches import hooks
+from sglang_patches.mask_mark import is_marked
 from sglang_patches.rank.kv.anchored_pool import HOST_ROWS, get_pool
 
 _POOLS = "mem_cache.memory_pool."
@@ -54,6 +55,6 @@ def note(batch: Any) -> None:
     faults.at("kv.journal")
     if not batch.forward_mode.is_decode():
         for request, row in zip(batch.reqs, rows.tolist(), strict=False):
-            if row_of(request) == row:
+            if row_of(request) == row and not is_marked(request):
                 pool.journal.name(row, fingerprint(request.rid))
     pool.journal.count(rows, batch.seq_lens_cpu.numpy())

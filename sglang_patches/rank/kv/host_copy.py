@@ -18,6 +18,7 @@ from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.copy_index import CopyWriter, bytes_for, pages_in
 from eep.requests.kv.copy_layout import PAGE
 from eep.requests.kv.copy_plan import CopyPlan
+from eep.requests.kv.copy_record import CopyRecord, CopyTeller
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
 from sglang_patches.rank.kv.copied_pages import COPY, CpuGather, GpuGather, kind_of, layout_of
 
@@ -53,6 +54,8 @@ class HostCopy:
             self._gather: CpuGather | GpuGather = GpuGather(pool.table, pool.layers, where, page_bytes, self._most)
         else:
             self._gather = CpuGather(pool.table, pool.layers, where)
+        self._teller = CopyTeller(pool.anchor.directory, pool.rank, pool.life)
+        self._room = (size, pages * PAGE)
         self._told, self._told_at = (-1, -1), -_TELL_S
         self._tell()
         self._closed = threading.Event()
@@ -65,6 +68,7 @@ class HostCopy:
     def close(self) -> None:
         self._closed.set()
         self._thread.join(10)
+        self._teller.close()
 
     def copy_some(self) -> bool:
         """One pass. Whether there is more to do at once."""
@@ -95,6 +99,7 @@ class HostCopy:
             self._told, self._told_at = figures, now
             for name, value in zip(("kv_backup_covered", "kv_backup_lag"), figures, strict=True):
                 self._metrics.set(name, value, str(self._rank))
+            self._teller.tell(CopyRecord(*self._room, *figures))
 
 
 _copy: HostCopy | None = None

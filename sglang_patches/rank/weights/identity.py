@@ -31,7 +31,7 @@ def identity_of(model_config: Any) -> str:
         "files": [(each.name, (stat := each.stat()).st_size, stat.st_mtime_ns) for each in files],
         "code": [targets.installed_version(), torch.__version__, _own_version()],
         "form": {name: str(getattr(arguments, name, None)) for name in _FORMS},
-        "slots": [asked.ranks, asked.max_ranks, asked.redundant_experts],
+        "slots": [asked.ranks, asked.max_ranks, asked.redundant_experts, asked.most_slots, len(asked.own_ranks)],
     }
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 

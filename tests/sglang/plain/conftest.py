@@ -10,10 +10,16 @@ from tests.sglang.drills import check_end
 
 # The slots that are there by default: the loss of a rank makes others bring in what it had, two lost ranks make all wait.
 # Without overlap scheduling, which the other servers have; and of an answer it sends what is new, where they send all of it.
-# With code that clients send: by that, a test ends ranks.
+# With code that clients send: by that, a test ends ranks. Prompts of more than 8 tokens cross ranks in portions.
 ARGUMENTS = (
     *(*FOUR_RANKS, "--eep-timeout-ms", "10000", "--eep-stall-timeout-s", "25", "--eep-faults", "on"),
-    *("--disable-overlap-schedule", "--incremental-streaming-output", "--enable-custom-logit-processor"),
+    *(
+        "--eep-portion-tokens",
+        "8",
+        "--disable-overlap-schedule",
+        "--incremental-streaming-output",
+        "--enable-custom-logit-processor",
+    ),
 )
 
 

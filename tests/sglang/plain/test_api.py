@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from eep.drill.sglang_server import Server
+from tests.sglang.drills import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -69,8 +70,22 @@ def test_probes_say_how_many_ranks_are_in(plain: Server) -> None:
     plain.generate("Say 1")
     assert ask(plain, "/eep/ready?ranks=4")[0] == 200
     assert ask(plain, "/eep/ready?ranks=5")[0] == 503
-    assert ask(plain, "/eep/ranks/3/live")[0] == 200
+    assert ask(plain, "/eep/ranks/3/live")[1]["state"] == "in"
+    assert ask(plain, "/eep/ranks/3/ready")[0] == 200
     assert ask(plain, "/eep/ranks/4/live")[0] == 404
+
+
+def test_ranks_are_shown_as_engines_and_one_is_taken_out_and_launched_again(plain: Server) -> None:
+    path, removed = "/v1/fault_tolerance", {"removed_dp_ranks": [3]}
+    down = {"instruction": "scale_down", "params": removed, "request_id": "down-3"}
+    assert ask(plain, f"{path}/apply", down)[0] == 202
+    wait_for(lambda: ask(plain, f"{path}/status")[1]["last_ft_request_id"] == "down-3", "the rank is removed")
+    told = ask(plain, f"{path}/status")[1]
+    assert (told["last_ft_failures"], told["total_engines"]) == ([], 4)
+    assert [engine["status"] for engine in told["engines"]][:3] == ["healthy"] * 3
+    assert ask(plain, "/eep/ranks/3/ready")[0] == 503
+    assert ask(plain, "/eep/apply?wait=60", {"id": "up-3", "action": "launch", "rank": 3})[1]["state"] == "done"
+    assert plain.generate("Say 1")
 
 
 def test_a_rank_is_replaced_once_however_often_it_is_asked_for_and_events_tell(plain: Server) -> None:
@@ -86,6 +101,24 @@ def test_a_rank_is_replaced_once_however_often_it_is_asked_for_and_events_tell(p
     assert reader.found["incarnation"] == lives + 1
     assert before not in reader.ids
     assert ask(plain, "/eep/apply", {**body, "rank": 3})[0] == 409
+
+
+def test_evidence_fences_a_rank_once_and_the_next_life_serves(plain: Server) -> None:
+    lives = ask(plain, "/eep/status")[1]["ranks"]["1"]["incarnation"]
+    reader = Reader(plain, ask(plain, "/eep/events?follow=false")[1][-1]["id"], "READY", 1)
+    body = {"id": "e-1", "reason": "xid.79", "rank": 1, "detail": "told by a test"}
+    for _ in range(2):
+        assert ask(plain, "/eep/evidence", body) == (
+            200,
+            {"id": "e-1", "reaction": "fence", "ranks": [1], "operations": []},
+        )
+        reader.join(60)
+        assert reader.found["incarnation"] == lives + 1
+    assert ask(plain, "/eep/evidence", {**body, "rank": 9})[0] == 404
+    assert ask(plain, "/eep/evidence", {**body, "detail": "\x1b"})[0] == 400
+    assert ask(plain, "/eep/apply?wait=60", {"id": "settled-1", "action": "launch", "rank": 1})[1]["state"] == "done"
+    assert ask(plain, "/eep/status")[1]["ranks"]["1"]["incarnation"] == lives + 1
+    assert plain.generate("Say 1")
 
 
 def test_a_server_that_drains_accepts_no_request_until_it_is_told_otherwise(plain: Server) -> None:

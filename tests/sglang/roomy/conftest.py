@@ -9,7 +9,10 @@ from eep.drill.sglang_server import FOUR_RANKS, Server
 from tests.sglang.drills import Drilled, check_end
 
 # Room for every expert on every rank: one rank alone can serve.
-ARGUMENTS = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000", "--enable-metrics")
+ARGUMENTS = (
+    *(*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000", "--enable-metrics"),
+    *("--log-requests-format", "json"),
+)
 
 
 @pytest.fixture(scope="package")

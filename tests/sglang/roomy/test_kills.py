@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,28 @@ def test_each_rank_in_turn(drilled: Drilled) -> None:
             assert story.wait_until_all_run(RANKS), drilled.server.log[-3000:]
     drilled.check(story)
     assert drilled.server.log[before:].count("this life takes over the weights of life") == RANKS
+
+
+def test_a_kill_has_a_json_line_of_each_survivor_and_one_of_the_change(drilled: Drilled) -> None:
+    story, before = drilled.story(), len(drilled.server.log)
+    with story.load:
+        wait_for_answers(story.load)
+        lives = lives_of(story, 2)
+        assert story.wait_until_noticed(story.kill(2))
+        assert story.wait_until_back(RANKS, lives), drilled.server.log[-3000:]
+        wait_for_answers(story.load)
+    drilled.check(story)
+
+    def told(event: str) -> list[dict[str, Any]]:
+        lines = (line[line.find("{") :] for line in drilled.server.log[before:].splitlines() if f'"{event}"' in line)
+        return [json.loads(line) for line in lines]
+
+    wait_for(lambda: any(each["lost"] == [2] for each in told("eep.change")), "the line of the change")
+    (change,) = (each for each in told("eep.change") if each["lost"] == [2])
+    settled = [each for each in told("eep.settled") if each["epoch"] == change["epoch"]]
+    assert sorted(each["rank"] for each in settled) == [0, 1, 3]
+    assert sum(each["experts"] for each in settled) == change["experts"]
+    assert all(0 < each["settled_ms"] <= change["total_ms"] for each in settled)
 
 
 @pytest.mark.parametrize("lost", [(0, 2), (0, 1, 3)], ids=["two", "three"])

@@ -21,7 +21,7 @@ from eep.drill.faults import Target
 from eep.drill.load import Load
 from eep.drill.sglang_server import Server
 from eep.drill.story import Story
-from sglang_patches.front_end.replay import MAY_DIFFER
+from sglang_patches.front_end.request_sender import MAY_DIFFER
 from tests.sglang import server_processes as processes
 from tests.sglang.drills import wait_for
 from tests.sglang.roomy.request_kinds import (

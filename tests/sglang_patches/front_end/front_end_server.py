@@ -7,6 +7,7 @@ from array import array
 from typing import Any
 
 from eep.view import View
+from sglang_patches.front_end.rank_orders import RankOrders
 from sglang_patches.front_end.replay import FrontEnd
 
 UNSENDABLE = 10**25
@@ -60,12 +61,21 @@ class BatchStrOutput:
     cached_tokens: list[int]
     output_token_logprobs_val: list[list[float]]
     input_token_logprobs_val: list[list[float]]
+    customized_info: dict[str, Any] | None = None
 
 
-def output(rid: str, tokens: list[int], text: str, completion: int, finished: bool = False) -> BatchStrOutput:
+def output(
+    rid: str,
+    tokens: list[int],
+    text: str,
+    completion: int,
+    finished: bool = False,
+    customized_info: dict[str, Any] | None = None,
+) -> BatchStrOutput:
     logprobs = [float(token) for token in tokens]
     reason = {"type": "stop"} if finished else None
-    return BatchStrOutput([rid], [tokens], [text], [reason], [2], [completion], [0], [logprobs], [[0.5, 0.5]])
+    counts, sums = ([2], [completion], [0]), ([logprobs], [[0.5, 0.5]])
+    return BatchStrOutput([rid], [tokens], [text], [reason], *counts, *sums, customized_info)
 
 
 class Server:
@@ -81,10 +91,14 @@ class Server:
         self.front_end = FrontEnd(
             self._dispatch,
             self._answer,
-            self.dropped.append,
+            RankOrders(
+                self.dropped.append,
+                self.revoked.append,
+                lambda wire: self.sent.append(("MOVE", wire)),
+                lambda: self.sent.append("RENEW"),
+                lambda rank, role: self.sent.append(("ROLE", rank, role)),
+            ),
             clock=lambda: self.now,
-            revoke=self.revoked.append,
-            renew=lambda: self.sent.append("RENEW"),
             wait_limit=30.0,
             **options,
         )

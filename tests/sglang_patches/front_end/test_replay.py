@@ -78,9 +78,9 @@ def test_a_view_that_still_has_a_rank_that_is_gone_does_not_bring_it_back() -> N
     server.view(1, r0=0, r1=0)
     server.front_end.on_gone(0, 0)
     server.view(1, r0=0, r1=0)
-    assert server.front_end.live == {1: 0}
+    assert server.front_end.ranks.live == {1: 0}
     server.view(3, r0=1, r1=0)
-    assert server.front_end.live == {0: 1, 1: 0}
+    assert server.front_end.ranks.live == {0: 1, 1: 0}
 
 
 def test_an_abort_is_answered_at_once_while_no_rank_has_the_request() -> None:
@@ -237,7 +237,7 @@ def test_an_output_that_says_less_of_some_requests_is_not_taken_for_one_of_fewer
 
 def test_a_directory_that_has_something_in_it_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be removed when the server ends, or be that of another server."""
-    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(faults=False, max_ranks=2))
+    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(faults=False, max_ranks=2, host=None))
     monkeypatch.setenv(options.DIRECTORY, str(tmp_path / "new"))
     tokenizer_hooks._prepare_directory()
     assert (tmp_path / "new" / "key").exists()

@@ -126,3 +126,12 @@ def test_a_server_that_resigns_tells_its_clients_why(manager: Manager, tmp_path:
         "the server ends: rank 0 failed; try again"
     ] * 2
     assert server_end._end.resigned
+
+
+def test_a_server_that_sglang_says_starts_is_not_ready(manager: Any) -> None:
+    manager.server.view(1, r0=0, r1=0, r2=0)
+    manager.server.front_end.service.seen(3, True, 0.0)
+    manager.server_status = SimpleNamespace(name="Starting")
+    assert "starting" in str(server_end.why_not_ready(manager))
+    manager.server_status = SimpleNamespace(name="Up")
+    assert server_end.why_not_ready(manager) is None

@@ -30,6 +30,16 @@ def test_ranks_that_cannot_hold_every_expert_are_not_ready_though_their_view_run
     assert "no rank is in" in str(state.why_not_ready(0, 1, 1.0))
 
 
+def test_a_host_serves_with_its_own_ranks_and_counts_those_of_others() -> None:
+    state = ServiceState(3)
+    state.elsewhere = 2
+    state.seen(1, True, 0.0)
+    assert state.why_not_ready(1, 3, 1.0) is None
+    state.seen(0, True, 1.0)
+    assert "no rank of this host is in" in str(state.why_not_ready(0, 1, 1.0))
+    assert state.why_unhealthy(10.0, 20.0) is not None
+
+
 def test_a_rollout_waits_for_as_many_ranks_as_it_wants() -> None:
     assert served().why_not_ready(3, 3, 1.0) is None
     assert served().why_not_ready(3, 4, 1.0) == "3 of 4 ranks are in"
@@ -61,3 +71,12 @@ def test_a_rank_that_dies_before_it_was_in_stops_nothing() -> None:
     assert front_end.service.why_not_ready(3, 1, much_later) is None
     tokenizer_hooks._apply_loss(front_end, 2, 0, False)
     assert front_end.service.why_not_ready(2, 1, much_later) is not None
+
+
+def test_a_server_whose_ranks_all_serve_experts_only_is_not_ready() -> None:
+    state = ServiceState(1)
+    state.seen(2, True, 0.0, serving=0)
+    assert "no rank that serves requests is in" in str(state.why_not_ready(2, 1, 0.1, experts_only=(0, 1)))
+    assert state.why_unhealthy(10.0, 11.0) is not None, "requests have waited for too long"
+    state.recount(2, 1, 12.0)
+    assert state.why_unhealthy(10.0, 30.0) is None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from eep.requests.kv.kv_journal import JournalReader, KvJournal, journal_bytes
+from sglang_patches.rank import mask_notes
 from sglang_patches.rank.kv import anchored_pool, context_notes
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
 
@@ -193,3 +194,16 @@ def test_a_rank_that_has_no_work_notes_nothing(scheduler: Scheduler) -> None:
 )
 def test_the_row_of_a_request_is_found_in_every_version(request_of_a_version: Any) -> None:
     assert context_notes.row_of(request_of_a_version) == 5
+
+
+def test_what_was_computed_while_experts_were_masked_is_no_context_for_another_rank(scheduler: Scheduler) -> None:
+    """Neither what a request had before, nor what comes later, nor another part of its prompt."""
+    clean, masked = Request("clean", 20, row=3), Request("masked", 40, row=5)
+    scheduler.hand_out(scheduler.launch((clean, 20), (masked, 20)))
+    assert scheduler.noted("masked") == 20
+    part = scheduler.launch((masked, 20))
+    mask_notes.note(part)
+    assert scheduler.noted("masked") == 0
+    scheduler.hand_out(part)
+    scheduler.hand_out(scheduler.decode(clean, masked))
+    assert (scheduler.noted("clean"), scheduler.noted("masked")) == (21, 0)

@@ -19,6 +19,7 @@ from eep import faults
 from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.copy_index import CopyReader, bytes_for
 from eep.requests.kv.copy_layout import PAGE
+from eep.requests.kv.copy_record import read_copies
 from eep.requests.kv.kv_journal import fingerprint
 from sglang_patches.rank.kv import copied_pages, host_copy, lost_pool
 from sglang_patches.rank.kv.copied_pages import COPY, GpuGather, kind_of, layout_of
@@ -316,3 +317,6 @@ def test_gauges_say_how_much_is_copied_and_how_much_is_not(rank: Copying, monkey
     monkeypatch.setattr(host_copy, "_TELL_S", 0.0)
     rank.copy.copy_some()
     assert told == {"kv_backup_covered": (PAGE, "2"), "kv_backup_lag": (PAGE, "2")}
+    assert read_copies(rank.ranks.lost.anchor.directory, {2: rank.ranks.lost.life}) == {
+        **{"bytes": rank.size, "room_tokens": ROOM * PAGE, "covered_tokens": PAGE, "lag_tokens": PAGE},
+    }

@@ -33,7 +33,7 @@ def test_kernels_do_not_scale_what_the_model_scales(monkeypatch: pytest.MonkeyPa
     facts = SimpleNamespace(add_layer=lambda layer, shape: layers.append((layer, shape)) or 0)
     monkeypatch.setattr(model_facts, "get_facts", lambda: facts)
     monkeypatch.setattr(rank_data_plane, "get_plane", lambda: None)
-    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(redundant_experts=8))
+    monkeypatch.setattr(options, "required", lambda: SimpleNamespace(redundant_experts=8, most_slots=0))
     monkeypatch.setattr(dispatcher, "make_dispatcher", lambda plane, layer: layer)
     described = runner()
     assert dispatcher._create(described) == 0

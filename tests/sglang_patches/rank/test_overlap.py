@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from eep.data_plane.passage import Passage
 from sglang_patches.rank import overlap
 
 
@@ -60,7 +61,7 @@ class Session:
         self.waits: list[Any] = []
         self._at_once = at_once
 
-    def begin(self, start: Any, using: int, *, again: Any, wait: Any, ahead: int) -> Any:
+    def begin(self, start: Any, passage: Passage, *, again: Any, wait: Any, ahead: int) -> Any:
         self.again.append(again)
         self.waits.append(wait)
         made = start()
@@ -68,7 +69,7 @@ class Session:
 
 
 @contextmanager
-def through(_: int) -> Iterator[None]:
+def through(_: Passage) -> Iterator[None]:
     yield
 
 
@@ -109,7 +110,7 @@ class Scheduler:
         self.barriers = 0
         self._samples_later = samples_later
         self._session: Any = session
-        self._plane: Any = SimpleNamespace(device=device, using=0, through=through)
+        self._plane: Any = SimpleNamespace(device=device, passage=Passage(), through=through)
 
     def launch(self, batch: Any) -> Any:
         def again(kept: Any) -> Any:

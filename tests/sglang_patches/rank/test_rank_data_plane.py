@@ -8,18 +8,27 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from eep.data_plane.passage import Passage
+from sglang_patches import cpu
 from sglang_patches.options import BalanceOptions, ServerOptions
+from sglang_patches.rank import dispatcher, rank_data_plane
+from sglang_patches.rank.dispatcher import RoutedTokens
 from sglang_patches.rank.model_facts import ModelFacts
 from sglang_patches.rank.rank_data_plane import ANY_STEP, DECODE_STEP, RankDataPlane
-from sglang_patches.rank.token_forms import MoeShape
+from sglang_patches.rank.token_forms import MoeShape, TokenForm
+
+cpu.fill_gaps()
 
 
 def plane(
     *max_tokens: int,
     on_lost_coverage: Literal["refuse", "mask"] = "refuse",
     balance: BalanceOptions | None = None,
+    portion_tokens: int | None = None,
 ) -> RankDataPlane:
-    asked = ServerOptions(ranks=2, max_ranks=2, on_lost_coverage=on_lost_coverage, balance=balance)
+    asked = ServerOptions(
+        ranks=2, max_ranks=2, on_lost_coverage=on_lost_coverage, balance=balance, portion_tokens=portion_tokens
+    )
     facts = ModelFacts(0, "cpu", max_tokens, asked)
     facts.add_layer(3, MoeShape(experts=16, slots_per_rank=8, hidden=64, topk=2, dtype=torch.float32))
     return RankDataPlane(facts)
@@ -30,10 +39,54 @@ def test_steps_in_which_all_decode_have_a_buffer_of_their_own_if_there_is_one(
     max_tokens: tuple[int, ...], decode: int
 ) -> None:
     here = plane(*max_tokens)
-    here.use_for(all_decode=True)
-    assert here.using == decode
-    here.use_for(all_decode=False)
-    assert here.using == ANY_STEP
+    here.use_for(all_decode=True, sizes=[3, 0])
+    assert here.passage == Passage(decode)
+    here.use_for(all_decode=False, sizes=[3, 0])
+    assert here.passage == Passage(ANY_STEP)
+
+
+def test_a_step_that_the_buffer_has_no_room_for_has_portions_and_one_in_which_all_decode_never_has() -> None:
+    here = plane(64, 8, portion_tokens=5)
+    here._choose_room(TokenForm("f32", "rank"))
+    assert here.passage.portions == 13, "a rank that is alone may have a step of any size"
+    for sizes, portions in (([0, 0], 1), ([5, 4], 1), ([0, 6], 2), ([64, 1], 13)):
+        here.use_for(all_decode=False, sizes=sizes)
+        assert here.passage == Passage(ANY_STEP, portions), sizes
+    here.use_for(all_decode=True, sizes=[8, 8])
+    assert here.passage == here.decode_passage == Passage(DECODE_STEP)
+
+
+def test_a_server_whose_steps_fit_has_no_portions_by_default() -> None:
+    here = plane(64)
+    here._choose_room(TokenForm("f32", "rank"))
+    assert here.passage == Passage(ANY_STEP)
+    here.use_for(all_decode=False, sizes=[64, 64])
+    assert here.passage == Passage(ANY_STEP)
+
+
+def test_steps_are_not_captured_where_no_buffer_has_room_for_them() -> None:
+    with pytest.raises(SystemExit, match="--disable-cuda-graph"):
+        _ = plane(64, portion_tokens=5).decode_passage
+
+
+def test_a_rank_without_tokens_takes_part_in_every_portion_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, ran = plane(64, portion_tokens=5), []
+    monkeypatch.setattr(rank_data_plane, "get_plane", lambda: here)
+
+    class MoeLayer:
+        dispatcher = SimpleNamespace(route=lambda picked: RoutedTokens(picked.topk_ids, picked.topk_weights, picked))
+
+        def __call__(self, x: torch.Tensor, picked: Any) -> torch.Tensor:
+            return dispatcher._forward(self.forward_portion, self, x, picked, pre_quant_input=None)
+
+        @staticmethod
+        def forward_portion(_: Any, x: torch.Tensor, routed: RoutedTokens) -> None:
+            ran.append((len(x), len(routed.slots)))
+
+    here._layers = [MoeLayer(), MoeLayer()]
+    here.run_empty(Passage(ANY_STEP, 3))
+    assert ran == [(0, 0)] * 6
+    assert here.passage == Passage(ANY_STEP), "the step under way keeps its own"
 
 
 def test_the_buffer_of_a_step_is_put_back_after_one_that_runs_again() -> None:
@@ -42,7 +95,7 @@ def test_the_buffer_of_a_step_is_put_back_after_one_that_runs_again() -> None:
     here.buffers = buffers
 
     def run_again() -> None:
-        with here.through(DECODE_STEP):
+        with here.through(Passage(DECODE_STEP)):
             raise ZeroDivisionError(here.buffer)
 
     with pytest.raises(ZeroDivisionError, match="decode"):

@@ -40,7 +40,7 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
 
     def session(*arguments: Any) -> SimpleNamespace:
         look("ready")
-        return SimpleNamespace(member=SimpleNamespace(advance=lambda: None))
+        return SimpleNamespace(member=SimpleNamespace(advance=lambda: None, run=lambda: None), bookkeeping=())
 
     (tmp_path / "experts").mkdir(mode=0o700)
     monkeypatch.setenv(INCARNATION, "5")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import eep
-from sglang_patches.rank.dispatcher import TokenExchange
+from sglang_patches.rank.dispatcher import TokenExchange, route_tokens
 from sglang_patches.rank.token_forms import ExpertKernels, MoeShape, TokenForm, choose_forms
 
 HIDDEN, SLOTS, TOPK, TOKENS = 256, 4, 2, 6
@@ -131,9 +131,10 @@ def exchange(place: Path, form: TokenForm, run: Callable[[Any], torch.Tensor]) -
             masks=False,
             buffer=buffer,
             advance=lambda: None,
+            run=lambda: None,
         )
         for _ in range(2):
-            step = TokenExchange(plane, 0, x, ids, weights)
+            step = TokenExchange(plane, x, route_tokens(plane, 0, StandardTopKOutput(weights, ids, x)))
             output = step.received(x)
             made = run(output)
             for tensor in (output.hidden_states, output.hidden_states_scale):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sglang_patches.options import BalanceOptions
-from sglang_patches.server import flags
+from sglang_patches.server import flags, sglang_flags
 from tests.sglang_patches.server.arguments import given
 
 
@@ -54,5 +54,5 @@ def test_what_is_out_of_range_is_refused(changes: dict[str, Any], message: str) 
 def test_sglang_starts_no_balancer_of_its_own() -> None:
     arguments = given(enable_eplb=True)
     options = flags.parse(arguments)
-    flags.imply(arguments, options)
+    sglang_flags.imply(arguments, options)
     assert arguments.enable_eplb is False

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_patches.server import expert_slots, flags
+from sglang_patches.server import expert_slots, flags, sglang_flags
 from tests.sglang_patches.server.arguments import with_model
 
 
@@ -62,7 +62,7 @@ def test_ranks_that_may_be_added_change_nothing_for_each_of_the_first(tmp_path: 
     for more in ({}, {"eep_max_ranks": 5}):
         known = with_model(tmp_path, {"num_experts": 16}, **two, **more)
         options = flags.parse(known)
-        flags.imply(known, options)
+        sglang_flags.imply(known, options)
         assert options.ranks == 2
         assert known.tp_size == known.dp_size == known.ep_size == options.max_ranks
         slots = 16 + known.ep_num_redundant_experts

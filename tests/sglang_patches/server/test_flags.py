@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from sglang_patches.cuda import gpu_sharing, implied_flags
-from sglang_patches.server import flags, server_ranks
+from sglang_patches.cuda import gpu_sharing
+from sglang_patches.cuda import implied_flags as gpu_flags
+from sglang_patches.server import flags, server_ranks, sglang_flags
 from tests.sglang_patches.server.arguments import given
 
 
@@ -30,6 +31,37 @@ def test_the_defaults() -> None:
 )
 def test_how_long_a_rank_may_stand_still(changes: dict[str, Any], seconds: float) -> None:
     assert server_ranks.policy(flags.parse(given(**changes))).stall_deadline == seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 0.5),
+        ({"device": "cuda"}, 2.0),
+        ({"eep_hang_timeout_s": 5.0}, 5.0),
+        ({"eep_hang_timeout_s": 0.0}, 0.0),
+        ({"eep_stall_timeout_s": 0.0}, 0.0),  # whoever debugs a rank turns all of it off
+    ],
+)
+def test_how_long_a_rank_may_sleep_without_a_reason(changes: dict[str, Any], seconds: float) -> None:
+    assert server_ranks.policy(flags.parse(given(**changes))).hung_deadline == seconds
+
+
+def test_how_many_tokens_cross_at_once() -> None:
+    assert flags.parse(given()).portion_tokens is None
+    assert flags.parse(given(eep_portion_tokens=128)).portion_tokens == 128
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 65536])
+def test_a_portion_that_no_buffer_can_have_is_refused(tokens: int) -> None:
+    with pytest.raises(SystemExit, match="--eep-portion-tokens"):
+        flags.parse(given(eep_portion_tokens=tokens))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.1, float("nan"), 1e9])
+def test_a_timeout_that_the_supervisor_cannot_keep_is_refused(seconds: float) -> None:
+    with pytest.raises(SystemExit, match="--eep-hang-timeout-s"):
+        flags.parse(given(eep_hang_timeout_s=seconds))
 
 
 @pytest.mark.parametrize(
@@ -67,14 +99,14 @@ def test_whether_ranks_share_gpus(
 
 def test_kernels_for_experts_on_a_gpu() -> None:
     known = given(device="cuda", dtype="bfloat16", moe_runner_backend="auto", disable_prefill_cuda_graph=False)
-    implied_flags.imply_gpu_flags(known)
+    gpu_flags.imply_gpu_flags(known)
     assert (known.moe_runner_backend, known.disable_prefill_cuda_graph) == ("triton", True)
     known.moe_runner_backend = "deep_gemm"
-    implied_flags.imply_gpu_flags(known)
+    gpu_flags.imply_gpu_flags(known)
     assert known.moe_runner_backend == "deep_gemm"
     known.moe_runner_backend = "flashinfer_cutlass"
     with pytest.raises(SystemExit, match="choose from triton, deep_gemm"):
-        implied_flags.imply_gpu_flags(known)
+        gpu_flags.imply_gpu_flags(known)
 
 
 def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +115,7 @@ def test_what_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None
     options = flags.parse(known)
     assert server_ranks.policy(options).settle_deadline == 900.0
     assert (options.backup, options.on_lost_coverage) == ("checkpoint", "mask")
-    flags.imply(known, options)
+    sglang_flags.imply(known, options)
     assert known.disable_radix_cache, "what was computed without some experts is not for those who come later"
 
 
@@ -132,7 +164,7 @@ def test_a_copy_that_there_cannot_be_is_refused(changes: dict[str, Any], why: st
 
 def test_what_the_flag_implies() -> None:
     known = given(eep_redundant_experts=8)
-    flags.imply(known, flags.parse(known))
+    sglang_flags.imply(known, flags.parse(known))
     assert not known.disable_overlap_schedule
     assert known.enable_dp_lm_head
     assert known.moe_dense_tp_size == 1
@@ -143,7 +175,7 @@ def test_what_the_flag_implies() -> None:
 def test_the_front_end_bounds_the_queue_and_the_ranks_do_not() -> None:
     known = given(max_queued_requests=10, max_running_requests=64)
     options = flags.parse(known)
-    flags.imply(known, options)
+    sglang_flags.imply(known, options)
     assert known.max_queued_requests is None, "a rank would drop the requests of a lost one"
     assert [options.most_open(ranks) for ranks in (0, 3, 4, 5)] == [74, 74, 74, 90]
     assert flags.parse(given()).most_open(4) is None

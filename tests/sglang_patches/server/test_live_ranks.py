@@ -19,7 +19,7 @@ BOTH = View(1, (0, 1), (0, 0))
 
 
 def running() -> LiveRanks:
-    ranks = LiveRanks()
+    ranks = LiveRanks(range(4))
     for effect in (Launch(0, 0, ""), Launch(1, 0, ""), Notify(BOTH, Phase.RUN)):
         ranks.follow(effect)
     return ranks
@@ -31,6 +31,12 @@ def test_a_rank_that_is_gone_is_no_longer_live() -> None:
     ranks.follow(RankGone(1, 0, "it exited"))
     assert ranks.live == {0: 0}
     assert list(ranks.ended) == [1]
+
+
+def test_ranks_of_other_hosts_get_nothing_from_here() -> None:
+    ranks = LiveRanks((2, 3))
+    ranks.follow(Notify(View(1, (0, 1, 2), (0, 0, 0, 0)), Phase.RUN))
+    assert ranks.live == {2: 0}
 
 
 def test_a_late_record_does_not_bring_a_gone_life_back() -> None:

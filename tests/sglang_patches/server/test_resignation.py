@@ -17,7 +17,7 @@ TAKEN_OUT = LocalRank(RankStatus.DOWN, keep=False)
 
 
 def why(*ranks: LocalRank, policy: Policy = POLICY) -> str | None:
-    return resignation.why_to_resign(dict(enumerate(ranks)), policy)
+    return resignation.why_to_resign(dict(enumerate(ranks)), policy, max(policy.fewest_ranks, 1))
 
 
 def test_a_server_goes_on_while_enough_ranks_are_left() -> None:

@@ -11,7 +11,8 @@ import pytest
 from eep.control.store.etcd_gateway import Cause, StoreRefusal
 from sglang_patches.options import StoreOptions
 from sglang_patches.server import flags
-from sglang_patches.server.store_access import advice, read_access
+from sglang_patches.server.store_flags import advice
+from sglang_patches.store_access import read_access
 from tests.control.store.certificates import Authority, why_no_certificates
 from tests.sglang_patches.server.arguments import given
 

@@ -1,31 +1,24 @@
-"""How this server gets into the etcd of ``--eep-store``: as which user, and with which certificates. The flags name files,
-so that no secret stands on a command line, which every user of the machine can read."""
+"""How the processes of a server get into the etcd of ``--eep-store``: as which user, and with which certificates. The flags
+name files, so that no secret stands on a command line, which every user of the machine can read."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from eep.control.store.etcd_gateway import StoreRefusal
-from sglang_patches.options import StoreOptions
+from eep.control.private_directory import PrivateDirectory
+from eep.control.store.etcd_store import EtcdStore
+from eep.control.store.record_seal import RecordSeal
+from eep.experts.registry.store_registry import StoreRegistry
+from sglang_patches.options import ServerOptions, StoreOptions
 
 logger = logging.getLogger(__name__)
 _MOST_PASSWORD_BYTES = 4096
-_NEEDED = {
-    "eep_store_user": "eep_store_password_file",
-    "eep_store_password_file": "eep_store_user",
-    "eep_store_cert": "eep_store_key",
-    "eep_store_key": "eep_store_cert",
-}
-"""Flags that mean nothing without another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,57 +27,6 @@ class StoreAccess:
     user: str | None = None
     password: str | None = None
     tls: ssl.SSLContext | None = None
-
-
-def add_store_flags(add: Callable[..., Any]) -> None:
-    """``add`` is ``add_argument`` of a parser."""
-    add(
-        "--eep-store",
-        metavar="URL",
-        default=None,
-        help="The etcd that keeps the views of the supervisor, e.g. https://host:2379, with commas between its nodes "
-        "(default: a store inside this server).",
-    )
-    add("--eep-store-user", metavar="NAME", default=None, help="The user of etcd (default: none).")
-    add(
-        "--eep-store-password-file",
-        metavar="FILE",
-        default=None,
-        help="The file with the password of that user. No other user of this machine may be able to read it.",
-    )
-    add(
-        "--eep-store-ca",
-        metavar="FILE",
-        default=None,
-        help="The CA certificates that etcd's certificate is checked with, as PEM. An https:// address needs them.",
-    )
-    add(
-        "--eep-store-cert",
-        metavar="FILE",
-        default=None,
-        help="The certificate of this server, as PEM, for an etcd that asks its clients for one (default: none).",
-    )
-    add("--eep-store-key", metavar="FILE", default=None, help="The private key of --eep-store-cert, as PEM.")
-
-
-def parse_store(arguments: argparse.Namespace) -> StoreOptions | None:
-    """What the flags say of a store; None if they name none. SystemExit if one of them lacks another."""
-    given = [name for name in (*_NEEDED, "eep_store_ca") if getattr(arguments, name) is not None]
-    if arguments.eep_store is None:
-        if given:
-            raise SystemExit(f"{', '.join(map(_flag, given))}: of use only together with --eep-store; add it")
-        return None
-    for name in given:
-        if name in _NEEDED and getattr(arguments, _NEEDED[name]) is None:
-            raise SystemExit(f"{_flag(name)} needs {_flag(_NEEDED[name])} too; add it, or leave out both")
-    return StoreOptions(
-        url=arguments.eep_store,
-        user=arguments.eep_store_user,
-        password_file=arguments.eep_store_password_file,
-        ca=arguments.eep_store_ca,
-        cert=arguments.eep_store_cert,
-        key=arguments.eep_store_key,
-    )
 
 
 def read_access(wanted: StoreOptions) -> StoreAccess:
@@ -103,6 +45,28 @@ def read_access(wanted: StoreOptions) -> StoreAccess:
     return StoreAccess(endpoints, wanted.user, _password(wanted.password_file), _tls(wanted) if secure else None)
 
 
+def open_shared(wanted: StoreOptions, key: bytes, instance: str) -> EtcdStore:
+    """What the hosts of an instance have in common, sealed with its key. ValueError as in :func:`read_access`."""
+    access = read_access(wanted)
+    return EtcdStore(
+        access.endpoints,
+        f"instance-{instance}",
+        user=access.user,
+        password=access.password,
+        tls=access.tls,
+        seal=RecordSeal(key),
+    )
+
+
+def open_registry(wanted: ServerOptions, directory: Path) -> StoreRegistry:
+    """Where the processes of all hosts tell each other how to be reached, and what they hold. ``directory``: the server's
+    own, with the key of the instance in it. The registry has a thread of its own."""
+    store, host, key = wanted.store, wanted.host, PrivateDirectory(directory).key()
+    if store is None or host is None:
+        raise RuntimeError("a server whose ranks are all on its host needs no registry of hosts")
+    return StoreRegistry(lambda: open_shared(store, key, host.instance))
+
+
 def parse_endpoints(url: str) -> tuple[str, ...]:
     """The nodes that ``url`` names, with commas between them. ValueError if one is not named as it should be."""
     found = tuple(each.strip() for each in url.split(","))
@@ -119,27 +83,6 @@ def parse_endpoints(url: str) -> tuple[str, ...]:
     return found
 
 
-def advice(refusal: StoreRefusal, wanted: StoreOptions) -> str:
-    """What to change about the flags after a refusal."""
-    match refusal.cause:
-        case "certificate":
-            return (
-                "give the certificate of the CA that signed it with --eep-store-ca, and a name that it has in the URL"
-            )
-        case "client-certificate" if wanted.cert is None:
-            return "give a certificate that etcd trusts with --eep-store-cert and --eep-store-key"
-        case "client-certificate":
-            return f"--eep-store-cert {wanted.cert} must be signed by a CA that etcd trusts, and must not have run out"
-        case "password" if wanted.user is None:
-            return "give --eep-store-user and --eep-store-password-file"
-        case "password":
-            return f"check --eep-store-user {wanted.user} and what {wanted.password_file} holds"
-        case "no-users":
-            return "leave out --eep-store-user and --eep-store-password-file, or turn authentication on in etcd"
-        case "permission":
-            return f"have etcd let user {wanted.user} read and write the keys that begin with /eep/"
-
-
 def _tls(wanted: StoreOptions) -> ssl.SSLContext:
     if wanted.ca is None:
         raise ValueError(
@@ -153,7 +96,7 @@ def _tls(wanted: StoreOptions) -> ssl.SSLContext:
         raise ValueError(f"--eep-store-ca {wanted.ca} holds no certificate in PEM: {error.reason or error}") from None
     if wanted.cert is not None and wanted.key is not None:
         _read("--eep-store-cert", wanted.cert)
-        _read_secret("--eep-store-key", wanted.key)
+        read_secret("--eep-store-key", wanted.key)
         try:
             # An empty password: without one, a key that is encrypted would be asked for on the terminal.
             context.load_cert_chain(wanted.cert, wanted.key, password="")
@@ -166,7 +109,7 @@ def _tls(wanted: StoreOptions) -> ssl.SSLContext:
 
 
 def _password(file: str) -> str:
-    raw = _read_secret("--eep-store-password-file", file)
+    raw = read_secret("--eep-store-password-file", file)
     try:
         password = raw.decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -179,7 +122,7 @@ def _password(file: str) -> str:
     return password
 
 
-def _read_secret(flag: str, file: str) -> bytes:
+def read_secret(flag: str, file: str) -> bytes:
     """ValueError if another user of the machine could read it, or could have written it."""
     raw = _read(flag, file)
     found = Path(file).stat()
@@ -205,7 +148,3 @@ def _is_loopback(endpoint: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
