@@ -5,11 +5,17 @@ no two alike, and others beside them ask short prompts. In mid-answer one rank g
 between tokens of the long requests that the rank had, of its short ones, and of the requests of other ranks; and how many
 tokens of contexts were restored from the memory of the lost rank, and how many were computed again. Lengths take turns on
 one server, and so do the ways: contexts restored, as they are by default, restored from the copy in host memory, if there is
-one (--kv-backup), and restoring switched off (see bench/context/restore_switch.py). Every token is compared with that of a
-fault-free answer.
+one (--kv-backup), and restoring switched off (see bench/context/restore_switch.py). In float32 every token is compared with
+that of a fault-free answer. In bfloat16 an answer depends on what else is in its batch, so there it is told how many differ.
 
-Writes context-DEVICE.json, .md and .png; if it is interrupted, of the kills that are over. The exit code is 0 only if all
-kills were done, no request failed, no token was wrong, contexts were restored, and nothing was left over.
+The longer the prompts, the fewer clients have one; the rank that is killed always has at least one.
+
+On a GPU each rank has a spare, and a kill waits until all spares are ready.
+
+Writes context-DEVICE.json, .md and .png; if it is interrupted, if --seconds are over, or if a rank does not come back, of the
+kills that are over. A kill that came after the end of all long answers of its rank is told and left out: ask for more
+--tokens. The exit code is 0 only if all kills were done, no request failed, no token was wrong, contexts were restored, and
+nothing was left over.
 """
 
 from __future__ import annotations
@@ -18,24 +24,25 @@ import argparse
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.common.arguments import add_files, make_parser, say_written
 from bench.common.provenance import provenance
 from bench.context.clients import SHORT, Known, LongClients, count_tokens, flush, learn
-from bench.context.pauses import Pauses, measure
-from bench.context.plan import COPIED, PREFILL, RESTORED, WAYS, Turn, parse_contexts, plan
+from bench.context.pauses import NothingMoved, Pauses, measure
+from bench.context.plan import COPIED, PREFILL, RESTORED, WAYS, Turn, count_long, parse_contexts, plan
 from bench.context.report import complaints, page, plot, summary, why_computed
 from bench.context.restore_switch import Switch
-from bench.failover.kills import kill_now
+from bench.failover.kills import kill_now, need_spares
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
 from eep.drill.models.checkpoint import make_model
@@ -49,6 +56,10 @@ CHUNK = 2048
 """Tokens that a rank prefills in a step: what SGLang's default of 8192 comes to with four ranks."""
 _SPARE_TOKENS = 4096
 """Room in the cache of a rank beside long requests."""
+_TOLD = ("device", "dtype", "contexts", "kills", "long", "short", "tokens", "seed")
+"""Options that the setting of a run repeats."""
+_TO_LEARN = 0.5
+"""Of --seconds: when this share is over, no further length is begun with."""
 
 
 @dataclass
@@ -59,6 +70,8 @@ class Outcome:
     answered: int = 0
     failed: list[str] = field(default_factory=list)
     wrong: list[dict[str, Any]] = field(default_factory=list)
+    ended_by: str = ""
+    """What went wrong with the server or a client, so that no further kill was done."""
 
     def add(self, turn: Turn, long: LongClients, short: Load) -> None:
         self.answered += len(long.answers) + len(short.answers)
@@ -71,6 +84,7 @@ def main() -> int:
     options = parse()
     gc.disable()  # or the clients stand still at times, while it looks through the answers that there are
     device = DEVICES[options.device].caching()
+    device = replace(device, flags=(*device.flags, "--dtype", options.dtype))
     with tempfile.TemporaryDirectory(prefix="eep-bench-") as place, device.prepared() as needed:
         results, kills = run(options, Path(place), device, needed)
     text = page(results)
@@ -88,13 +102,16 @@ def parse() -> argparse.Namespace:
         "  python -m bench.context                                       about six minutes on two cores\n"
         "  python -m bench.context --context 512 --kills 2 --no-files    does it work? two minutes\n"
         "  python -m bench.context --context 128,512,2048,8192 --kills 48\n"
-        "  python -m bench.context --device cuda --context 512,8192,32768",
+        "  python -m bench.context --device cuda --context 128,2048,8192 --kills 30\n"
+        "  python -m bench.context --device cuda --context 128,2048,8192,32768,100000 --kills 30 --dtype bfloat16 "
+        "--kv-backup 24GiB --seconds 400",
     )
     add = parser.add_argument
     add("--context", default="128,512,2048", metavar="N[,N...]", help="tokens of long prompts (default: 128,512,2048)")
     add("--kills", type=int, default=20, help="of all lengths and ways together (default: 20)")
     add("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
-    add("--long", type=int, default=8, help="clients with long prompts; at least four, a rank has some (default: 8)")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model (default: float32)")
+    add("--long", type=int, default=8, help="clients with long prompts, at most (default: 8)")
     add("--short", type=int, default=4, help="clients with short prompts (default: 4)")
     add("--tokens", type=int, default=64, help="of a long answer; the kill comes after a quarter (default: 64)")
     add(
@@ -102,6 +119,12 @@ def parse() -> argparse.Namespace:
         default="",
         metavar="SIZE",
         help="copy contexts to host memory too, and restore from there in turns",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="begin no kill later than this after the start (default: no limit)",
     )
     add("--seed", type=int, default=1, help="decides prompts and the order of kills (default: 1)")
     add("--note", default="", help="a sentence about the machine, for the page: what else ran on it (default: none)")
@@ -113,7 +136,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--context {error}")
     options.ways = [way for way in WAYS if way != COPIED or options.kv_backup]
     cells = len(options.contexts) * len(options.ways)
-    for name, least in {"kills": cells, "long": RANKS, "short": 0, "tokens": 8}.items():
+    for name, least in {"kills": cells, "long": 1, "short": 0, "tokens": 8}.items():
         if getattr(options, name) < least:
             parser.error(f"--{name} must be at least {least} here, got {getattr(options, name)}")
     return options
@@ -122,10 +145,11 @@ def parse() -> argparse.Namespace:
 def run(
     options: argparse.Namespace, place: Path, device: Device, needed: dict[str, str]
 ) -> tuple[dict[str, Any], list[Pauses]]:
+    end = time.monotonic() + options.seconds
     load_before = round(os.getloadavg()[0], 2)
     results: dict[str, Any] = provenance()  # before anything runs: the commit is the one that is measured
     switch = Switch(place / "switch")
-    arguments = server_arguments(options.contexts, options.long, options.tokens, spares=2 if device.shared else 0)
+    arguments = server_arguments(options.contexts, options.long, options.tokens, spares=RANKS if device.shared else 0)
     arguments += ("--eep-kv-backup", options.kv_backup) if options.kv_backup else ()
     context = max(options.contexts) + 2 * options.tokens
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
@@ -138,9 +162,10 @@ def run(
         device,
     )
     with server:
-        outcome = kill_in_turns(options, server, switch)
+        outcome = kill_in_turns(options, server, switch, end)
     results["setting"] = {
-        **{name: getattr(options, name) for name in ("device", "contexts", "kills", "long", "short", "tokens", "seed")},
+        **{name: getattr(options, name) for name in _TOLD},
+        "clients_with": {context: count_long(context, options.long) for context in options.contexts},
         "sglang": importlib.metadata.version("sglang"),
         "server": [*device.flags, *arguments],
         "ranks": RANKS,
@@ -157,14 +182,15 @@ def run(
     results |= {"problems": outcome.failed[:20], "wrong": outcome.wrong[:20], "why_computed": why_computed(server.log)}
     results |= {"left_over": server.leftovers(), "cells": summary(outcome.kills)}
     results["kills"] = [asdict(kill) for kill in outcome.kills]
+    results["ended_by"] = outcome.ended_by
     results["complaints"] = complaints(results)
     return results, outcome.kills
 
 
 def server_arguments(contexts: Sequence[int], long: int, tokens: int, spares: int) -> tuple[str, ...]:
-    """A cache has room for what a rank serves and, if all of it goes there, what another had. ``spares``: on a GPU a rank is
-    back four times sooner with one."""
-    room = 2 * -(-long // RANKS) * (max(contexts) + tokens) + _SPARE_TOKENS
+    """A cache has room for what a rank serves and, if all of it goes there, what another had. ``spares``: on a GPU a rank
+    takes seconds to come back without one."""
+    room = max(2 * -(-count_long(each, long) // RANKS) * (each + tokens) for each in contexts) + _SPARE_TOKENS
     return (
         *FOUR_RANKS,
         # Patience with ranks that share their cores: only deaths are measured here.
@@ -176,24 +202,44 @@ def server_arguments(contexts: Sequence[int], long: int, tokens: int, spares: in
     )
 
 
-def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch) -> Outcome:
-    """All kills. When interrupted it gives those that are over, if there are any: they took minutes."""
-    assert server.directory is not None
-    outcome, choose = Outcome(), random.Random(options.seed)
-    continued = options.device == "cuda"
+def learn_all(
+    options: argparse.Namespace, url: str, choose: random.Random, end: float
+) -> tuple[Known, dict[int, Known]]:
+    """The fault-free answers to short prompts, and to long ones of each length for which there is time."""
+    shared = {"ranks": RANKS, "continued": options.device == "cuda", "exact": options.dtype == "float32"}
     say("asking short prompts for their fault-free answers")
-    short = learn(server.url, choose, SHORT_PROMPTS, SHORT, SHORT_TOKENS, continued=continued)
+    short = learn(url, choose, SHORT_PROMPTS, SHORT, SHORT_TOKENS, **shared)
     known: dict[int, Known] = {}
     for context in options.contexts:
-        say(f"asking {options.long} prompts of {context} tokens for their fault-free answers")
-        known[context] = learn(
-            server.url, choose, options.long, (context, context), options.tokens, continued=continued
+        if known and time.monotonic() > end - (1 - _TO_LEARN) * options.seconds:
+            say(f"there is no time for contexts of {context} tokens")
+            break
+        count, began = count_long(context, options.long), time.monotonic()
+        known[context] = learn(url, choose, count, (context, context), options.tokens, **shared)
+        say(
+            f"{count} prompts of {context} tokens have their fault-free answers, after {time.monotonic() - began:.1f} s"
         )
+    return short, known
+
+
+def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch, end: float) -> Outcome:
+    """All kills that begin before ``end``. When something breaks, or when interrupted, it gives those that are over, if
+    there are any: they took minutes."""
+    assert server.directory is not None
+    outcome, choose = Outcome(), random.Random(options.seed)
+    short, known = learn_all(options, server.url, choose, end)
     story = Story(server.directory, Load(server.url, [], [], clients=0), say=lambda text: None)
-    turns = plan(options.contexts, options.ways, options.kills, RANKS, options.seed)
+    turns = plan(list(known), options.ways, options.kills, RANKS, options.seed)
     try:
         for number, turn in enumerate(turns, 1):
-            pauses = kill_once(options, server.url, story, switch, turn, known[turn.context], short, outcome)
+            if time.monotonic() > end:
+                say(f"the time is over after {len(outcome.kills)} of {len(turns)} kills")
+                break
+            try:
+                pauses = kill_once(options, server.url, story, switch, turn, known[turn.context], short, outcome)
+            except NothingMoved as error:
+                say(f"kill {number:2} of {len(turns)} is left out: {error}")
+                continue
             say(
                 f"kill {number:2} of {len(turns)}: {turn.context:6} tokens, {turn.way:8}: pause of {pauses.moved_requests} "
                 f"moved {1000 * pauses.moved:.0f} ms, of others {1000 * pauses.others:.0f} ms, usual "
@@ -203,6 +249,11 @@ def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch) -
         if not outcome.kills:
             raise
         say(f"interrupted after {len(outcome.kills)} of {len(turns)} kills")
+    except (RuntimeError, TimeoutError) as error:
+        if not outcome.kills:
+            raise
+        outcome.ended_by = str(error)
+        say(f"ended after {len(outcome.kills)} of {len(turns)} kills: {error}")
     finally:
         story.close()
     return outcome
@@ -220,11 +271,13 @@ def kill_once(
 ) -> Pauses:
     if not story.wait_until_all_run(RANKS):
         raise RuntimeError("not all ranks run, before a kill")
+    if DEVICES[options.device].shared:
+        need_spares(story.target, RANKS)
     flush(url)
     switch.set(restored=turn.way != PREFILL, caches=turn.way == RESTORED)
     before = count_tokens(url)
     with Load(url, short.prompts, short.wanted, options.short, ranks=RANKS) as beside:
-        clients = LongClients(url, known, RANKS)
+        clients = LongClients(url, known, RANKS, first=turn.rank)
         clients.wait_for_tokens(options.tokens // 4)
         fault = kill_now(story, turn.rank)
         if not (story.wait_until_noticed(fault) and story.wait_until_all_run(RANKS)):

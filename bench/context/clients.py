@@ -9,16 +9,18 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 from bench.context.plan import make_prompts
 from eep.drill.load import ask
 from eep.drill.query_answers import Answer
-from eep.drill.token_certainty import AT_ONCE, clear_prompts
+from eep.drill.token_certainty import AT_ONCE, LEAST, weigh_answer
 
 SHORT = (4, 40)
 """Tokens of a short prompt."""
 _WITHIN = 600.0
 """Seconds that an answer may take: on a busy CPU long prompts take minutes."""
+_CONTINUED_FROM = 8
 _CANDIDATES = 4
 """For each prompt that is needed: the model is not sure of every answer."""
 
@@ -32,29 +34,61 @@ class Known:
 
 
 def learn(
-    url: str, choose: random.Random, count: int, lengths: tuple[int, int], tokens: int, *, continued: bool
+    url: str,
+    choose: random.Random,
+    count: int,
+    lengths: tuple[int, int],
+    tokens: int,
+    *,
+    ranks: int,
+    continued: bool,
+    exact: bool = True,
 ) -> Known:
-    """Asks for the answers. Prompts of whose answers the model is not sure are left out (``eep.drill.token_certainty``)."""
-    candidates = make_prompts(choose, _CANDIDATES * count, *lengths)
-    prompts = clear_prompts(url, candidates, count, tokens, continued=continued, timeout=_WITHIN)
+    """Asks for the answers. Prompts of whose answers the model is not sure are left out (``eep.drill.token_certainty``),
+    unless answers need not be ``exact``. ``continued``: they must also go on alike from some of their places, at another
+    rank. To compute a long prompt takes seconds, so just two ranks do it. ValueError if too few are left."""
+    candidates = iter(make_prompts(choose, _CANDIDATES * count, *lengths))
+    known = Known([], [])
+    places = choose.sample(range(tokens), min(_CONTINUED_FROM, tokens)) if continued and exact else []
     with ThreadPoolExecutor(AT_ONCE) as clients:
-        answers = list(clients.map(lambda prompt: ask(url, prompt, tokens, timeout=_WITHIN), prompts))
-    for answer in answers:
-        if answer.problem:
-            raise RuntimeError(f"a prompt has no fault-free answer: {answer.problem}")
-    return Known(prompts, [answer.tokens for answer in answers])
+        while some := list(islice(candidates, count)):
+            jobs = range(len(some))
+            weighed = clients.map(lambda job: weigh_answer(url, some[job], tokens, _WITHIN, job % ranks), jobs)
+            for job, (answer, ahead) in enumerate(list(weighed)):
+                if exact and (ahead < LEAST or not _goes_on(url, some[job], answer, places, (job + 1) % ranks)):
+                    continue
+                known.prompts.append(some[job])
+                known.wanted.append(answer)
+                if len(known.prompts) == count:
+                    return known
+    raise ValueError(
+        f"of {_CANDIDATES * count} prompts of {lengths[0]} to {lengths[1]} tokens the model is sure of {len(known.prompts)} "
+        f"answers; {count} are needed: try another --seed"
+    )
+
+
+def _goes_on(url: str, prompt: Sequence[int], wanted: Sequence[int], places: Sequence[int], rank: int) -> bool:
+    """Whether the answer is the same from each of these places on, if what was before is prefilled."""
+
+    def is_alike(place: int) -> bool:
+        left = len(wanted) - place
+        rest = ask(url, [*prompt, *wanted[:place]], left, rank=rank, timeout=_WITHIN)
+        return not rest.problem and rest.tokens == list(wanted[place:])
+
+    with ThreadPoolExecutor(max(1, len(places))) as clients:
+        return all(clients.map(is_alike, places))
 
 
 class LongClients:
-    """Each asks one prompt of a rank: those of ``known`` in turn, and the ranks in turn."""
+    """Each asks one prompt of a rank: those of ``known`` in turn, and the ranks in turn, from rank ``first`` on."""
 
-    def __init__(self, url: str, known: Known, ranks: int) -> None:
+    def __init__(self, url: str, known: Known, ranks: int, first: int = 0) -> None:
         self.answers: list[Answer] = []
         self._known = known
         self._seen = [0] * len(known.prompts)
         self._news = threading.Condition()
         self._threads = [
-            threading.Thread(target=self._ask, args=(url, number, number % ranks), daemon=True)
+            threading.Thread(target=self._ask, args=(url, number, (first + number) % ranks), daemon=True)
             for number in range(len(known.prompts))
         ]
         for thread in self._threads:

@@ -11,6 +11,10 @@ from eep.drill.query_answers import Answer
 from eep.drill.story import Fault
 
 
+class NothingMoved(ValueError):
+    """A kill shows nothing if the rank was answering no long request."""
+
+
 @dataclass(frozen=True)
 class Pauses:
     """Seconds. Each is the largest gap between tokens, of any request of a kind."""
@@ -39,13 +43,13 @@ class Pauses:
 def measure(
     turn: Turn, fault: Fault, long: Sequence[Answer], short: Sequence[Answer], restored: int, recomputed: int
 ) -> Pauses:
-    """``long`` and ``short``: the answers of the clients with such prompts, each with its rank. ValueError if the rank was
-    answering no long request, or did not come back."""
+    """``long`` and ``short``: the answers of the clients with such prompts, each with its rank. NothingMoved if the rank
+    was answering no long request, ValueError if it did not come back."""
     if fault.running is None or fault.rejoined is None:
         raise ValueError(f"rank {fault.rank} was lost and did not come back")
     moved = [answer for answer in long if _is_under_way(answer, fault) and answer.times[0] < fault.at]
     if not moved:
-        raise ValueError(f"rank {fault.rank} was answering no long request when it was killed: answers are too short")
+        raise NothingMoved(f"rank {fault.rank} was answering no long request when it was killed: answers are too short")
     repaired = fault.at + fault.running
     waits = [max(_gaps(answer, fault.at, repaired)) for answer in moved]
     until = max(repaired, *(end for _, end in waits))

@@ -12,6 +12,8 @@ WAYS = {
     COPIED: "restored from the copy in host memory",
     PREFILL: "computed again, by prefill",
 }
+PROMPT_TOKENS = 1 << 17
+"""Of all long prompts of a kill together, at most, unless it is a single one: to compute them before each kill takes time."""
 LEAST, MOST = 32, 1 << 20
 """Tokens of a context. Contexts that are shorter are hardly ever restored."""
 
@@ -35,6 +37,11 @@ def parse_contexts(text: str) -> list[int]:
     if found[0] < LEAST or found[-1] > MOST:
         raise ValueError(f"{text!r}: a context has from {LEAST} to {MOST} tokens")
     return found
+
+
+def count_long(context: int, most: int) -> int:
+    """How many clients have prompts of this length."""
+    return max(1, min(most, PROMPT_TOKENS // context))
 
 
 def plan(contexts: Sequence[int], ways: Sequence[str], kills: int, ranks: int, seed: int) -> list[Turn]:

@@ -58,9 +58,15 @@ def complaints(results: dict[str, Any]) -> list[str]:
     unrestored = [
         cell["context"] for cell in results["cells"] if cell["way"] != PREFILL and not cell["restored_tokens"]
     ]
+    lacking = sorted(set(setting["contexts"]) - {cell["context"] for cell in results["cells"]})
     told = [
         (requests["failed"], f"{requests['failed']} requests failed"),
-        (requests["wrong"], f"{requests['wrong']} answers have a wrong token"),
+        (
+            requests["wrong"] and setting["dtype"] == "float32",
+            f"{requests['wrong']} answers have a wrong token",
+        ),
+        (results["ended_by"], results["ended_by"]),
+        (lacking, f"contexts of {', '.join(map(str, lacking))} tokens were not measured"),
         (results["left_over"], f"left over: {', '.join(results['left_over'])}"),
         (
             len(results["kills"]) < setting["kills"],
@@ -85,11 +91,12 @@ def page(results: dict[str, Any]) -> str:
         *([f"{setting['note']}"] if setting["note"] else []),
         "",
         f"**{judged}**: {len(results['kills'])} kills, {requests['answered']} requests, {requests['failed']} failed, "
-        f"{requests['wrong']} with a wrong token.",
+        f"{requests['wrong']} with {'a wrong' if setting['dtype'] == 'float32' else 'another'} token.",
         "",
-        f"The real SGLang server, {setting['ranks']} ranks. For each kill {setting['long']} clients stream an answer of "
-        f"{setting['tokens']} tokens to a prompt of so many tokens, no two alike, and {setting['short']} clients beside them "
-        f"ask short prompts. A rank gets SIGKILL when all long answers are at least {setting['kill_after']} tokens long. "
+        f"The real SGLang server, {setting['ranks']} ranks, {setting['dtype']}. For each kill up to {setting['long']} "
+        f"clients ({_few(setting['clients_with'], setting['long'])}) stream an answer of {setting['tokens']} tokens to a "
+        f"prompt of so many tokens, no two alike, and {setting['short']} clients beside them ask short prompts. A rank gets "
+        f"SIGKILL when all long answers are at least {setting['kill_after']} tokens long. "
         "*Pause* is the largest gap between two tokens of any such request. Lengths and ways take turns on one server. "
         f"A rank prefills up to {setting['chunk']} tokens in a step.",
         "",
@@ -105,6 +112,11 @@ def page(results: dict[str, Any]) -> str:
         f"Why contexts were computed again: {_reasons(results['why_computed'])}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _few(clients: dict[int, int], most: int) -> str:
+    told = [f"{count} with {context} tokens" for context, count in clients.items() if count < most]
+    return ", ".join(told) or "as many with each length"
 
 
 def _row(cell: dict[str, Any]) -> str:

@@ -28,12 +28,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.common.phases import compare
 from bench.common.provenance import provenance
+from bench.common.steady_clients import Clients
+from bench.common.turns import OF_DEVICE, take_turns
 from bench.failover.fixed_membership import Switch
 from bench.failover.kills import brought_in, costs, kill_all, need_spares, victims, wrong_answers
-from bench.failover.report import draw_one, page, plot, summary
-from bench.failover.steady import Clients, compare
-from bench.failover.turns import OF_DEVICE, take_turns
+from bench.failover.report import NAMES, draw_one, page, plot, summary
 from eep.drill.devices import DEVICES, Device
 from eep.drill.faults import Target
 from eep.drill.load import Load, ask
@@ -66,7 +67,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
     parser.add_argument("--kills", type=int, default=20, help="how many (default: 20)")
-    parser.add_argument("--spares", type=int, default=0, help="warm processes that ranks are made from (default: 0)")
+    parser.add_argument("--spares", type=int, default=0, help="ranks in waiting to keep (default: 0)")
     parser.add_argument(
         "--redundant-experts",
         type=int,
@@ -151,8 +152,26 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         load = MixedLoad(server.url, known.usable, options.clients, options.seed, ranks=RANKS)
         need_spares(Target(place / "d"), options.spares)  # or they start beside the first phases
         say(f"{options.clients} clients, with and without elasticity in turns")
-        phases = compare(clients, switch, server.processes(), options.pairs, options.phase_seconds, say)
-        turns = take_turns(clients, switch, options.rounds, OF_DEVICE[options.device], options.seed, say)
+        phases = compare(
+            clients,
+            lambda elastic: switch.throw(elastic=elastic),
+            NAMES,
+            server.processes(),
+            options.pairs,
+            options.phase_seconds,
+            say,
+        )
+        turns = take_turns(
+            clients,
+            # The front end knows every request from its beginning, so it stays elastic.
+            lambda elastic: switch.throw(elastic=elastic, front_end=False),
+            switch.steps,
+            NAMES,
+            options.rounds,
+            OF_DEVICE[options.device],
+            options.seed,
+            say,
+        ).blocks
         story = Story(place / "d", load, say=lambda text: None)
         story.wait_until_all_run(RANKS)
         say(f"{options.clients} clients stream while ranks are killed")

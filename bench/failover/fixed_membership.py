@@ -10,7 +10,7 @@ switch is thrown the membership is taken for fixed, as if no rank could ever be 
 
 Everything else stays as it is: dispatch and combine, the process groups, the supervisor's threads. With overlap scheduling
 a step is then launched before the last one is known to be good, as SGLang does by itself. A rank that dies while the switch
-is thrown takes the server with it. However the switch is, the ranks note when their steps begin (see step_log.py).
+is thrown takes the server with it. However the switch is, the ranks note when their steps begin (bench/common/step_log.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.server_switch import ServerSwitch, find_switch
-from bench.failover import step_log
+from bench.common.step_log import note_steps, read_steps
 
 _MODULE = "bench.failover.fixed_membership"
 _ELASTIC, _FIXED, _RANKS_FIXED = 0, 1, 2
 
 OF_A_RANK: dict[str, Callable[..., Any]] = {
     "collect": lambda session, gather: gather(),
-    "run": lambda session, batch, buffer=0: batch(),
-    "begin": lambda session, batch, buffer=0, *, again=None, wait=None, ahead=0: batch(),
+    "run": lambda session, batch, passage=None: batch(),
+    "begin": lambda session, batch, passage=None, *, again=None, wait=None, ahead=0: batch(),
     "settle": lambda session, leave=0, *, owed=None: None,
 }
 """What the methods of :class:`eep.recovery.session.Session` do while the switch is thrown."""
@@ -57,7 +57,7 @@ class Switch(ServerSwitch):
 
     def steps(self) -> list[list[float]]:
         """When the latest steps of each rank began (``time.monotonic``)."""
-        return step_log.read_steps(self.folder)
+        return read_steps(self.folder)
 
 
 def register() -> None:
@@ -82,19 +82,4 @@ def register() -> None:
     for owner, methods in ((Session, OF_A_RANK), (LaunchedStep, OF_A_STEP_AHEAD), (FrontEnd, OF_THE_FRONT_END)):
         for name, fixed in methods.items():
             replace(owner, name, fixed)
-    _note_steps(Session, folder)
-
-
-def _note_steps(session: type[Any], folder: Path) -> None:
-    """They begin where ranks tell each other what is in their batches."""
-    collect = session.collect
-    log: step_log.StepLog | None = None  # made by the process that steps: it may have been forked from this one
-
-    def noting(self: Any, gather: Callable[[], Any]) -> Any:
-        nonlocal log
-        if log is None:
-            log = step_log.StepLog(folder)
-        log.note()
-        return collect(self, gather)
-
-    session.collect = noting
+    note_steps(folder)

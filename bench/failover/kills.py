@@ -79,7 +79,7 @@ def victims(ranks: int, kills: int, seed: int) -> list[int]:
 
 
 def kill_all(story: Story, ranks: int, order: Sequence[int], spares: int, say: Callable[[str], None]) -> list[Fault]:
-    """Does the kills, under load, each when a spare is ready, if there are to be any; RuntimeError if a rank does not come
+    """Does the kills, under load, each when all spares are ready; RuntimeError if a rank does not come
     back.
 
     When interrupted it gives those that are over, if there are any: they took minutes.
@@ -88,7 +88,7 @@ def kill_all(story: Story, ranks: int, order: Sequence[int], spares: int, say: C
     try:
         for number, rank in enumerate(order, 1):
             time.sleep(2 * WINDOW if number > 1 else WINDOW)
-            need_spares(story.target, min(spares, 1))
+            need_spares(story.target, spares)
             fault = kill_now(story, rank)
             if not (story.wait_until_noticed(fault) and story.wait_until_all_run(ranks)):
                 raise RuntimeError(f"kill {number}: rank {rank} was lost and did not come back")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.common.comparison import phases_table, sum_up_phases, sum_up_turns, turns_table
+from bench.common.phases import Phase
+from bench.common.turns import Block
 from bench.failover.kills import WINDOW, Kill
-from bench.failover.steady import Phase, mean_of, median_of, ratios
-from bench.failover.turns import Block, compared
 from eep.drill.story import Story
 from eep.observe.timeline import ActiveRanks, Moment, draw_timeline, rates
 
@@ -29,16 +29,8 @@ PAUSES = {
     "rejoining": "survivors at the rejoin, from the commit of the view until all run in it",
     "usual_gap": f"in the {WINDOW:g} s before a kill",
 }
-STEADY = {
-    "tokens_per_second": ("tokens per second", 0),
-    "ms_between_tokens": ("milliseconds between the tokens of a client, median of a phase", 2),
-    "cpu_ms_per_token": ("milliseconds of processor per token, all processes of the server", 2),
-}
-"""Of each figure of a phase: what it is called, and with how many digits it is told."""
-OF_TURNS = {
-    "of_all_steps": "all steps",
-    "without_stalls": "without stalls: steps that took more than twice the median of their kind",
-}
+NAMES = ("elastic", "fixed")
+"""The two ways that are compared."""
 _AROUND = 3.0
 
 
@@ -62,46 +54,13 @@ def throughput(kills: Sequence[Kill]) -> dict[str, float]:
     }
 
 
-def steady(phases: Sequence[Phase]) -> dict[str, Any]:
-    """Each figure with elasticity, without, and the ratio of the two in each pair of phases."""
-    told: dict[str, Any] = {}
-    for figure in STEADY:
-        found = ratios(phases, figure)
-        quartiles = statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
-        told[figure] = {
-            "elastic": round(median_of(phases, figure, elastic=True), 3),
-            "fixed": round(median_of(phases, figure, elastic=False), 3),
-            "elastic_over_fixed": round(statistics.median(found), 4),
-            "quartiles": [round(quartiles[0], 4), round(quartiles[2], 4)],
-            "of_all_phases": round(mean_of(phases, figure, elastic=True) / mean_of(phases, figure, elastic=False), 4),
-        }
-    return {**told, "pairs": len(phases) // 2, "phases": [asdict(phase) for phase in phases]}
-
-
-def in_turns(blocks: Sequence[Block]) -> dict[str, Any]:
-    """Steps with elasticity against those without, all of them and without stalls, and the share of stalls in the time."""
-    usual = compared([block.without_stalls for block in blocks])
-    fixed_ms = statistics.median(block.fixed_ms for block in blocks)
-    return {
-        "of_all_steps": asdict(compared([block.ratio for block in blocks])),
-        "without_stalls": asdict(usual),
-        "fixed_step_ms": round(fixed_ms, 4),
-        "elasticity_us_per_step": [
-            round(1000 * fixed_ms * (1 / ratio - 1), 1) for ratio in (usual.mean, usual.most, usual.least)
-        ],
-        "elastic_stalled": round(statistics.fmean(block.elastic_stalled for block in blocks), 4),
-        "fixed_stalled": round(statistics.fmean(block.fixed_stalled for block in blocks), 4),
-        "of_each_block": [{name: round(value, 4) for name, value in asdict(block).items()} for block in blocks],
-    }
-
-
 def summary(kills: Sequence[Kill], phases: Sequence[Phase], turns: Sequence[Block]) -> dict[str, Any]:
     return {
         "from_kill": {name: percentiles([getattr(kill, name) for kill in kills]) for name in TIMES},
         "largest_gap_between_tokens": {name: percentiles([getattr(kill, name) for kill in kills]) for name in PAUSES},
         "tokens_per_second": throughput(kills),
-        "steady": steady(phases),
-        "turns": in_turns(turns),
+        "steady": sum_up_phases(phases, NAMES),
+        "turns": sum_up_turns(turns, NAMES),
     }
 
 
@@ -110,7 +69,6 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
     machine, setting = head["machine"], head["setting"]
     times, gaps = told["from_kill"], told["largest_gap_between_tokens"]
     rate, level, turns = told["tokens_per_second"], told["steady"], told["turns"]
-    more, least, most = map(round, turns["elasticity_us_per_step"])
     lines = [
         f"# Failover of the real SGLang server, {setting['device']}",
         "",
@@ -120,7 +78,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
         f"{setting['load_average'][1]} at the end; Python {machine['python']}, torch {machine['torch']}, "
         f"SGLang {setting['sglang']}.",
         f"{setting['ranks']} ranks, {setting['clients']} clients that stream {setting['tokens']} tokens per request, "
-        f"{setting['kills']} kills (seed {setting['seed']}), every rank in turn, {setting['spares'] or 'no'} warm spares.",
+        f"{setting['kills']} kills (seed {setting['seed']}), every rank in turn, {setting['spares'] or 'no'} spares.",
         f"{setting['redundant_experts']} expert slots beyond the number of experts; {_brought_in(head['brought_in'])}.",
         "",
         f"{head['requests']['answered']} requests under kills, {head['requests']['failed']} failed, "
@@ -146,26 +104,13 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
             else "`bench/failover/fixed_membership.py` says what a membership that is taken for fixed leaves out."
         ),
         "",
-        "| | elastic | membership fixed | elastic/fixed of a pair: median, quartiles | of the means of all phases |",
-        "|---|---:|---:|---:|---:|",
-        *(
-            f"| {text} | {level[figure]['elastic']:.{digits}f} | {level[figure]['fixed']:.{digits}f} | "
-            f"{level[figure]['elastic_over_fixed']:.3f}, {level[figure]['quartiles'][0]:.3f} to "
-            f"{level[figure]['quartiles'][1]:.3f} | {level[figure]['of_all_phases']:.3f} |"
-            for figure, (text, digits) in STEADY.items()
-        ),
+        *phases_table(level, NAMES, ("elastic", "membership fixed")),
         "",
         f"The ranks alone, in turns of some {setting['turns']['turn']:g} s while every client streams an answer of "
         f"{setting['turns']['tokens']} tokens, {len(turns['of_each_block'])} blocks of four turns; each client gets a token "
         "in every step:",
         "",
-        "| steps per second, elastic/fixed | mean | 95 % interval | median |",
-        "|---|---:|---:|---:|",
-        *(f"| {text} | {_as_cells(turns[name])} |" for name, text in OF_TURNS.items()),
-        "",
-        f"A step that is no stall takes {turns['fixed_step_ms']:.2f} ms without elasticity, and with it {more} us more "
-        f"(95 % interval {least} to {most}). Stalls took {100 * turns['elastic_stalled']:.1f} % of the time with "
-        f"elasticity and {100 * turns['fixed_stalled']:.1f} % without.",
+        *turns_table(turns, NAMES),
     ]
     return "\n".join(lines) + "\n"
 
@@ -173,10 +118,6 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
 def _brought_in(told: dict[str, int]) -> str:
     sources = ", ".join(f"{size / 1024:.1f} MiB from {tier}" for tier, size in told.items() if tier != "experts")
     return f"ranks brought in {told['experts']} experts of a layer" + (f" ({sources})" if sources else "")
-
-
-def _as_cells(told: dict[str, float]) -> str:
-    return f"{told['mean']:.4f} | {told['least']:.4f} to {told['most']:.4f} | {told['median']:.4f}"
 
 
 def plot(path: Path, story: Story, kills: Sequence[Kill], phases: Sequence[Phase], subject: str) -> None:
@@ -202,7 +143,7 @@ def plot(path: Path, story: Story, kills: Sequence[Kill], phases: Sequence[Phase
     axes["kills"].set(xscale="log", xlabel="milliseconds from SIGKILL; the mark is the median")
     axes["kills"].grid(True, axis="x", which="both", alpha=0.3)
     for elastic, colour, text in ((True, "#0b6e4f", "elastic"), (False, "#7a7a7a", "membership fixed")):
-        found = [phase.tokens_per_second for phase in phases if phase.elastic == elastic]
+        found = [phase.tokens_per_second for phase in phases if phase.on == elastic]
         axes["steady"].plot(range(1, len(found) + 1), found, "o-", color=colour, label=text, markersize=4)
     axes["steady"].set(xlabel="pair of phases", ylabel="tokens per second", ylim=(0, None), title="steady state")
     axes["steady"].xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))

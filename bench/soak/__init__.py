@@ -1,1 +1,1 @@
-"""A server that loses ranks a thousand times: ``footprint`` is what it occupies, ``flatness`` whether that grew."""
+"""A server over a long time: ``__main__`` kills ranks and looks for growth, ``load`` runs beside busy processes."""

@@ -30,17 +30,15 @@ from bench.common.arguments import add_files, make_parser, say_written
 from bench.common.provenance import provenance
 from bench.soak.flatness import allowance_of, judge_growth
 from bench.soak.footprint import Places, measure
+from bench.soak.light_load import make_light_load
 from bench.soak.report import complaints, page
 from eep.control.wire.client import ask_supervisor
 from eep.control.wire.messages import AskOperation
-from eep.drill.load import Load
 from eep.drill.models.checkpoint import make_model
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
-from eep.drill.token_certainty import clear_prompts
 
 RANKS, AT_ONCE = 4, 3
-PROMPTS, TOKENS = 8, 16
 ARGUMENTS = (*FOUR_RANKS, "--eep-redundant-experts", "48", "--eep-timeout-ms", "20000", "--enable-metrics")
 _BACK_WITHIN = 240.0
 
@@ -82,12 +80,10 @@ def parse() -> argparse.Namespace:
 
 def soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     places = Places(place)
-    # SGLang 0.5.21 waits in the end for requests that it keeps a state of, fault or not.
-    environment = {**places.environment(), "SGL_FORCE_SHUTDOWN": "1"}
-    server = Server(make_model(place / "model"), ARGUMENTS, place / "log", environment, places.private)
+    server = Server(make_model(place / "model"), ARGUMENTS, place / "log", places.environment(), places.private)
     told = provenance()
     with server:
-        load = _load(server, options.clients)
+        load = make_light_load(server.url, options.clients)
         story = Story(places.private, load, say=lambda text: None)
         try:
             story.wait_until_all_run(RANKS)
@@ -113,13 +109,6 @@ def soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     }
     results["complaints"] = complaints(results)
     return results
-
-
-def _load(server: Server, clients: int) -> Load:
-    choose = random.Random(3)
-    candidates = [[choose.randrange(3, 250) for _ in range(choose.randrange(4, 40))] for _ in range(4 * PROMPTS)]
-    prompts = clear_prompts(server.url, candidates, PROMPTS, TOKENS)
-    return Load.with_reference(server.url, prompts, tokens=TOKENS, clients=clients)
 
 
 def _kill_and_look(

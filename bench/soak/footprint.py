@@ -30,7 +30,12 @@ class Places:
             each.mkdir()
 
     def environment(self) -> dict[str, str]:
-        return {"PROMETHEUS_MULTIPROC_DIR": str(self.metrics), "TMPDIR": str(self.temporary)}
+        """For the server. SGLang 0.5.21 waits in the end for requests that it keeps a state of, unless it is forced."""
+        return {
+            "PROMETHEUS_MULTIPROC_DIR": str(self.metrics),
+            "TMPDIR": str(self.temporary),
+            "SGL_FORCE_SHUTDOWN": "1",
+        }
 
 
 def measure(server: Server, places: Places) -> dict[str, float]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import random
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.context import clients, copy_pass, restore_switch
 from bench.context.__main__ import CHUNK, server_arguments
-from bench.context.clients import Known, LongClients, count_tokens
-from bench.context.pauses import Pauses, measure
-from bench.context.plan import PREFILL, RESTORED, Turn, make_prompts, parse_contexts, plan
+from bench.context.clients import Known, LongClients, count_tokens, learn
+from bench.context.pauses import NothingMoved, Pauses, measure
+from bench.context.plan import PREFILL, RESTORED, Turn, count_long, make_prompts, parse_contexts, plan
 from bench.context.report import complaints, page, plot, summary, why_computed
 from bench.context.restore_switch import NO_CACHES_BY_SWITCH, OFF_BY_SWITCH, Switch
 from eep.drill.query_answers import Answer
@@ -132,11 +135,13 @@ def results(**changes: Any) -> dict[str, Any]:
         "setting": {
             **{"device": "cpu", "kills": 5, "long": 8, "short": 4, "tokens": 64, "kill_after": 16, "ranks": 4},
             **{"chunk": 2048, "sglang": "0.5", "note": "Busy.", "load_average": [1, 2]},
+            **{"dtype": "float32", "contexts": [128, 512], "clients_with": {128: 8, 512: 4}},
         },
         "requests": {"answered": 50, "failed": 0, "wrong": 0},
         "kills": KILLS,
         "cells": summary(KILLS),
         "left_over": [],
+        "ended_by": "",
         "why_computed": {OFF_BY_SWITCH: 6},
     }
     return {**made, **changes}
@@ -148,19 +153,54 @@ def results(**changes: Any) -> dict[str, Any]:
         ({}, []),
         ({"requests": {"failed": 2, "wrong": 1}}, ["2 requests failed", "1 answers have a wrong token"]),
         ({"left_over": ["process 7"]}, ["left over: process 7"]),
+        ({"ended_by": "rank 1 was lost", "kills": KILLS[:4]}, ["rank 1 was lost", "only 4 of 5 kills were done"]),
         ({"kills": KILLS[:4]}, ["only 4 of 5 kills were done"]),
-        ({"cells": summary([pauses(512, RESTORED, 0.4)])}, ["no context of 512 tokens was restored"]),
-        ({"cells": summary([pauses(512, PREFILL, 0.4)])}, []),
+        (
+            {"cells": summary([pauses(512, RESTORED, 0.4), pauses(128, PREFILL, 0.4)])},
+            ["no context of 512 tokens was restored"],
+        ),
+        ({"cells": summary([pauses(512, PREFILL, 0.4)])}, ["contexts of 128 tokens were not measured"]),
     ],
 )
 def test_why_a_run_has_not_passed(changes: dict[str, Any], said: list[str]) -> None:
     assert complaints(results(**changes)) == said
 
 
+def test_a_run_keeps_the_kills_that_were_over_when_something_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = iter([pauses(128, RESTORED, 0.3), NothingMoved("answers are too short"), RuntimeError("rank 1 was lost")])
+
+    def kill_once(*arguments: Any) -> Pauses:
+        found = next(came)
+        if isinstance(found, Exception):
+            raise found
+        arguments[-1].kills.append(found)
+        return found
+
+    bench = importlib.import_module("bench.context.__main__")
+    monkeypatch.setattr(bench, "kill_once", kill_once)
+    monkeypatch.setattr(bench, "learn_all", lambda *_: (Known([], []), {128: Known([], [])}))
+    monkeypatch.setattr(bench, "Story", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    options = SimpleNamespace(seed=1, ways=[RESTORED], kills=9)
+    server = SimpleNamespace(directory="d", url="")
+    outcome = bench.kill_in_turns(options, server, Switch(tmp_path / "switch"), math.inf)
+    assert [kill.moved for kill in outcome.kills] == [0.3]
+    assert outcome.ended_by == "rank 1 was lost"
+
+
+def test_in_bfloat16_answers_may_differ() -> None:
+    made = results(requests={"answered": 50, "failed": 0, "wrong": 3})
+    made["setting"]["dtype"] = "bfloat16"
+    assert complaints(made) == []
+    assert "3 with another token" in page({**made, "complaints": []})
+
+
 def test_the_page_has_a_row_for_each_length_and_way(tmp_path: Path) -> None:
     text = page({**results(), "complaints": []})
     assert "| 512 | prefill | 3 | 1000 (1900) | 300 (300) | 100 (100) | 0 | 27 |" in text
     assert "Busy." in text
+    assert "up to 8 clients (4 with 512 tokens)" in text
     assert f"{OFF_BY_SWITCH} (6)" in text
 
 
@@ -214,6 +254,73 @@ def test_long_clients_ask_ranks_in_turn_and_check_their_tokens(monkeypatch: pyte
     assert sorted((answer.prompt, answer.rank) for answer in asking.answers) == [(0, 0), (1, 1), (2, 0)]
     assert asking.failed == []
     assert [answer.prompt for answer in asking.wrong] == [0]
+
+
+def test_the_rank_that_is_to_be_killed_has_the_first_long_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "ask", lambda *_, number, rank, **__: Answer(number, 0.0, rank=rank))
+    asking = LongClients("", KNOWN, ranks=4, first=3)
+    asking.join()
+    assert sorted((answer.prompt, answer.rank) for answer in asking.answers) == [(0, 3), (1, 0), (2, 1)]
+
+
+class Model:
+    """Answers a prompt with numbers that follow its first token. It is not sure of prompts that begin with one of ``ties``.
+    Those in ``unlike`` go on otherwise when they are continued."""
+
+    def __init__(self, ties: set[int] = frozenset(), unlike: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        self.ties, self.unlike = ties, unlike
+        self.weighed: list[tuple[int, int]] = []
+        self.continued: list[tuple[int, int]] = []
+
+    def weigh(self, url: str, prompt: list[int], tokens: int, timeout: float, rank: int) -> tuple[list[int], float]:
+        self.weighed.append((prompt[0], rank))
+        return [prompt[0] + each for each in range(tokens)], 1e-5 if prompt[0] in self.ties else 1.0
+
+    def ask(self, url: str, prompt: list[int], tokens: int, *, rank: int, **_: Any) -> Answer:
+        self.continued.append((prompt[0], rank))
+        said = [prompt[0] + len(prompt) - 3 + each for each in range(tokens)]
+        return Answer(0, 0.0, [-1] * tokens if prompt[0] in self.unlike else said)
+
+
+def learned(monkeypatch: pytest.MonkeyPatch, model: Model, **how: bool) -> Known:
+    monkeypatch.setattr(clients, "make_prompts", lambda *_: [[first, 1, 1] for first in range(16)])
+    monkeypatch.setattr(clients, "weigh_answer", model.weigh)
+    monkeypatch.setattr(clients, "ask", model.ask)
+    return learn("", random.Random(1), 4, (3, 3), 16, ranks=4, **how)  # type: ignore[arg-type]
+
+
+def test_prompts_of_whose_answers_the_model_is_not_sure_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(ties={1}, unlike={2})
+    known = learned(monkeypatch, model, continued=True)
+    assert [prompt[0] for prompt in known.prompts] == [0, 3, 4, 5]
+    assert known.wanted[1] == list(range(3, 19))
+    assert len(model.weighed) == 8, "each prompt is asked once, and no more of them than are needed"
+    rank_of, of_continued = dict(model.weighed), dict(model.continued)
+    assert all(of_continued[first] == (rank_of[first] + 1) % 4 for first in of_continued)
+    assert 1 not in of_continued
+    assert [first for first, _ in model.continued].count(3) == 8
+
+
+def test_where_answers_need_not_be_exact_all_prompts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(ties={0, 1, 2, 3})
+    assert len(learned(monkeypatch, model, continued=True, exact=False).prompts) == 4
+    assert model.continued == []
+
+
+def test_too_few_sure_answers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="sure of 2 answers; 4 are needed"):
+        learned(monkeypatch, Model(ties=set(range(14))), continued=False)
+
+
+@pytest.mark.parametrize(("context", "clients"), [(128, 8), (8192, 8), (32768, 4), (100000, 1), (1 << 20, 1)])
+def test_the_longer_the_prompts_the_fewer_clients(context: int, clients: int) -> None:
+    assert count_long(context, 8) == clients
+
+
+def test_a_cache_has_room_for_the_longest_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = server_arguments([8192, 100000], long=8, tokens=64, spares=0)
+    room = int(arguments[arguments.index("--max-total-tokens") + 1])
+    assert 2 * 100064 < room < 3 * 100064
 
 
 def test_long_clients_that_fail_before_the_kill_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 
+from bench.common import moment_log
+from bench.common.comparison import sum_up_phases, sum_up_turns
+from bench.common.phases import Phase, _cpu_seconds, _cpu_seconds_since
 from bench.common.provenance import command_line
-from bench.failover import kills, step_log
+from bench.common.steady_clients import Clients
+from bench.common.turns import Turn, _while_all_stream, blocks, compared, planned
+from bench.failover import kills
 from bench.failover.fixed_membership import OF_A_RANK, OF_A_STEP_AHEAD, OF_THE_FRONT_END, Switch, register
 from bench.failover.kills import WINDOW, Wrong, brought_in, costs, kill_all, victims, wrong_answers
-from bench.failover.report import _brought_in, in_turns, percentiles, steady, throughput
-from bench.failover.steady import Clients, Phase, _cpu_seconds, _cpu_seconds_since
-from bench.failover.turns import Turn, _while_all_stream, blocks, compared, planned
+from bench.failover.report import NAMES, _brought_in, percentiles, throughput
 from eep.drill.load import Load
 from eep.drill.query_answers import Answer
 from eep.drill.story import Fault
@@ -129,7 +132,8 @@ def test_every_rank_is_killed_as_often_and_the_seed_decides() -> None:
 
 
 def test_phases_are_compared_in_pairs_whichever_came_first() -> None:
-    told = steady([Phase(True, 90, 6, 11), Phase(False, 100, 5, 10), Phase(False, 50, 5, 20), Phase(True, 45, 6, 22)])
+    phases = [Phase(True, 90, 6, 11), Phase(False, 100, 5, 10), Phase(False, 50, 5, 20), Phase(True, 45, 6, 22)]
+    told = sum_up_phases(phases, NAMES)
     assert told["tokens_per_second"]["elastic_over_fixed"] == pytest.approx(0.9)
     assert told["ms_between_tokens"]["elastic_over_fixed"] == pytest.approx(1.2)
     assert told["cpu_ms_per_token"]["elastic_over_fixed"] == pytest.approx(1.1)
@@ -142,7 +146,7 @@ def steps_in_turns(turns: list[Turn], elastic: float, drift: float) -> list[floa
     began, now = [], 0.0
     while now < turns[-1].ended + 1:
         began.append(now)
-        is_elastic = any(turn.elastic and turn.began <= now < turn.ended for turn in turns)
+        is_elastic = any(turn.on and turn.began <= now < turn.ended for turn in turns)
         now += (elastic if is_elastic else 0.01) * (1 + drift * now)
     return began
 
@@ -161,7 +165,7 @@ def test_elasticity_that_takes_twice_as_long_is_not_taken_for_stalls() -> None:
     turns = [Turn(elastic, 1.0 + at, 2.0 + at) for at, elastic in enumerate([True, False, False, True])]
     (found,) = blocks([steps_in_turns(turns, elastic=0.03, drift=0)], turns)
     assert found.without_stalls == pytest.approx(1 / 3, abs=0.01)
-    assert found.fixed_ms == pytest.approx(10)
+    assert found.off_ms == pytest.approx(10)
 
 
 def test_only_blocks_count_in_which_every_client_streams() -> None:
@@ -192,10 +196,10 @@ def test_what_comes_every_second_hits_both_kinds_of_turns_alike() -> None:
     assert len(found) == 100
     assert told.least < 1 < told.most
     assert told.most - told.least < 0.05
-    assert {turn.elastic for turn in turns[::4]} == {True, False}
+    assert {turn.on for turn in turns[::4]} == {True, False}
     assert (usual.least, usual.most) == pytest.approx((1, 1), abs=0.001)  # and without them there is nothing to tell
-    in_all = in_turns(found)
-    assert in_all["elasticity_us_per_step"] == pytest.approx([0, 0, 0], abs=3)
+    in_all = sum_up_turns(found, NAMES)
+    assert in_all["us_more_per_step"] == pytest.approx([0, 0, 0], abs=3)
     assert in_all["fixed_step_ms"] == pytest.approx(3, abs=0.01)
     assert (
         in_all["fixed_stalled"] == pytest.approx(0.05, abs=0.01) == pytest.approx(in_all["elastic_stalled"], abs=0.01)
@@ -203,18 +207,20 @@ def test_what_comes_every_second_hits_both_kinds_of_turns_alike() -> None:
 
 
 def test_a_rank_notes_when_its_steps_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_log, "_KEPT", 4)
-    log = step_log.StepLog(tmp_path)
+    monkeypatch.setattr(moment_log, "_KEPT", 4)
+    log = moment_log.MomentLog(tmp_path, "steps")
     before = time.monotonic()
     for count in range(1, 7):
-        log.note()
-        (noted,) = step_log.read_steps(tmp_path)
+        log.note(10 * count)
+        (both,) = moment_log.read_moments(tmp_path, "steps")
+        noted = [moment for moment, _ in both]
+        assert [number for _, number in both] == [10 * each for each in range(max(1, count - 3), count + 1)]
         assert len(noted) == min(count, 4)
         assert noted == sorted(noted)
         assert before <= noted[0] <= noted[-1] <= time.monotonic()
         newest = noted[-1]
     log.note()
-    assert step_log.read_steps(tmp_path)[0][-2] == newest  # the oldest have gone, not the newest
+    assert moment_log.read_moments(tmp_path, "steps")[0][-2][0] == newest  # the oldest have gone, not the newest
 
 
 def test_what_was_brought_in_is_read_off_the_log() -> None:

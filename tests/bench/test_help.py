@@ -17,7 +17,10 @@ def test_benchmarks_are_found() -> None:
     assert {"bench.exchange", "bench.failover", "bench.repair"} <= set(BENCHMARKS)
 
 
-@pytest.mark.parametrize("module", [*BENCHMARKS, "bench.collectives.cuda"])
+@pytest.mark.parametrize(
+    "module",
+    [*BENCHMARKS, "bench.collectives.cuda", "bench.context.copy_cost", "bench.detection.stuck", "bench.soak.load"],
+)
 def test_help_is_shown(module: str) -> None:
     command = [sys.executable, "-m", module, "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

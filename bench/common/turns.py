@@ -1,14 +1,14 @@
-"""A step with and without elasticity, in quick turns under one load: what a rank does for it in every step, told exactly.
+"""A step with something on and off, in quick turns under one load: what a rank does for it in every step, told exactly.
 
 Phases of seconds differ by several per cent, by how the beginnings of requests fall and by what else the machine does. Here
 every client streams one long answer, so that all steps decode the same batch, and the switch is thrown several times in
 a second. Four turns are a *block*, the first and the last of one kind, so that what drifts hits both alike. Of which kind,
-and how long its turns are, is drawn for each block, so that what comes every second does not always hit the same. Only the
-ranks take turns: the front end knows every request from its beginning, so it stays elastic.
+and how long its turns are, is drawn for each block, so that what comes every second does not always hit the same. Requests
+are under way when the switch is thrown, so it may only be one that ranks do not mind then.
 
 Steps are timed by the ranks. If one takes many times as long as the others, the machine has done something else. Where such
-a *stall* falls is chance, and a few of them would be more than all that elasticity costs. So the steps are compared with and
-without stalls, and it is told how much of the time stalls took with elasticity, and how much without.
+a *stall* falls is chance, and a few of them would be more than what is looked for. So the steps are compared with and
+without stalls, and it is told how much of the time stalls took of each kind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.failover.fixed_membership import Switch
-from bench.failover.steady import Clients, join
+from bench.common.steady_clients import Clients, join
 from eep.drill.query_answers import Answer
 
 _ORDERS = ((True, False, False, True), (False, True, True, False))
@@ -49,29 +48,29 @@ OF_DEVICE = {"cpu": Lengths(1.0, 400), "cuda": Lengths(0.25, 3000)}
 
 @dataclass(frozen=True)
 class Turn:
-    elastic: bool
+    on: bool
     began: float
     ended: float
 
 
 @dataclass(frozen=True)
 class Block:
-    """Of the steps of four turns, with and without elasticity."""
+    """Of the steps of four turns, two of each kind."""
 
     ratio: float
-    """Steps per second with elasticity over those without."""
+    """Steps per second with it on over those with it off."""
     without_stalls: float
     """The same, of the steps that were none."""
-    fixed_ms: float
-    """What such a step takes without elasticity."""
-    elastic_stalled: float
-    fixed_stalled: float
+    off_ms: float
+    """What such a step takes with it off."""
+    on_stalled: float
+    off_stalled: float
     """Which share of the time stalls took."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Steps per second with elasticity over those without, of all blocks."""
+    """Steps per second with it on over those with it off, of all blocks."""
 
     blocks: int
     mean: float
@@ -82,34 +81,57 @@ class Compared:
     """Of the blocks: what a few that were disturbed hardly change."""
 
 
+OF_TURNS = {
+    "of_all_steps": "all steps",
+    "without_stalls": "without stalls: steps that took more than twice the median of their kind",
+}
+
+
+@dataclass(frozen=True)
+class Taken:
+    blocks: list[Block]
+    turns: list[Turn]
+    """Those that count, four for each block."""
+
+
 def planned(choose: random.Random, length: float) -> Iterator[tuple[bool, float]]:
-    """Whether each turn is elastic, and how many seconds it is to last, block after block."""
+    """Whether it is on in each turn, and how many seconds the turn is to last, block after block."""
     while True:
         seconds = length * choose.uniform(_SHORTER, _LONGER)
-        for elastic in choose.choice(_ORDERS):
-            yield elastic, seconds
+        for on in choose.choice(_ORDERS):
+            yield on, seconds
 
 
 def take_turns(
-    clients: Clients, switch: Switch, rounds: int, lengths: Lengths, seed: int, say: Callable[[str], None]
-) -> list[Block]:
-    """Those of as many ``rounds`` of long answers. RuntimeError if an answer is not right."""
-    found: list[Block] = []
+    clients: Clients,
+    throw: Callable[[bool], None],
+    steps: Callable[[], list[list[float]]],
+    names: tuple[str, str],
+    rounds: int,
+    lengths: Lengths,
+    seed: int,
+    say: Callable[[str], None],
+) -> Taken:
+    """Those of as many ``rounds`` of long answers. ``steps``: of every rank, when its steps began. ``names``: what on and off
+    are called. RuntimeError if an answer is not right."""
+    found = Taken([], [])
     choose = random.Random(seed)
     for number in range(rounds):
-        answers, turns = _round(clients, switch, lengths, choose)
+        answers, turns = _round(clients, throw, lengths, choose)
         if problems := clients.problems(answers):
             raise RuntimeError(f"while ranks took turns: {problems[0]}")
-        found += blocks(switch.steps(), _while_all_stream(answers, turns))
-        say(f"round {number + 1:2} of {rounds} in turns of {lengths.turn:g} s: {_said(found)}")
+        whole = _while_all_stream(answers, turns)
+        found.turns.extend(whole)
+        found.blocks.extend(blocks(steps(), whole))
+        say(f"round {number + 1:2} of {rounds} in turns of {lengths.turn:g} s: {_said(found.blocks, names)}")
     return found
 
 
-def _said(found: Sequence[Block]) -> str:
+def _said(found: Sequence[Block], names: tuple[str, str]) -> str:
     if len(found) < 2:
         return "too few blocks yet"
     so_far = {
-        "elastic/fixed": compared([block.ratio for block in found]),
+        "/".join(names): compared([block.ratio for block in found]),
         "without stalls": compared([block.without_stalls for block in found]),
     }
     told = (f"{what} {each.mean:.4f} ({each.least:.4f} to {each.most:.4f})" for what, each in so_far.items())
@@ -117,7 +139,7 @@ def _said(found: Sequence[Block]) -> str:
 
 
 def _round(
-    clients: Clients, switch: Switch, lengths: Lengths, choose: random.Random
+    clients: Clients, throw: Callable[[bool], None], lengths: Lengths, choose: random.Random
 ) -> tuple[list[Answer], list[Turn]]:
     """One long answer for every client, and the turns that were taken meanwhile."""
     answers: list[Answer] = []
@@ -132,14 +154,14 @@ def _round(
         thread.start()
     turns: list[Turn] = []
     try:
-        for elastic, seconds in planned(choose, lengths.turn):
-            switch.throw(elastic=elastic, front_end=False)
+        for on, seconds in planned(choose, lengths.turn):
+            throw(on)
             began = time.monotonic()
             if one_is_over.wait(seconds):
                 break
-            turns.append(Turn(elastic, began, time.monotonic()))
+            turns.append(Turn(on, began, time.monotonic()))
     finally:
-        switch.throw(elastic=True)
+        throw(True)
     join(threads, 180)
     return answers, turns
 
@@ -162,7 +184,7 @@ def blocks(steps: Sequence[Sequence[float]], turns: Sequence[Turn]) -> list[Bloc
     for first in range(0, len(turns), 4):
         took: dict[bool, list[float]] = {True: [], False: []}
         for turn in turns[first : first + 4]:
-            took[turn.elastic] += _steps_of(steps, turn)
+            took[turn.on] += _steps_of(steps, turn)
         found.append(_block(took[True], took[False]))
     return found
 
@@ -182,15 +204,15 @@ def _steps_of(steps: Sequence[Sequence[float]], turn: Turn) -> list[float]:
     return took
 
 
-def _block(elastic: Sequence[float], fixed: Sequence[float]) -> Block:
-    # Of each kind, or steps that are twice as long because of elasticity would all be taken for stalls.
-    usual_elastic, usual_fixed = _without_stalls(elastic), _without_stalls(fixed)
+def _block(on: Sequence[float], off: Sequence[float]) -> Block:
+    # Of each kind, or steps that are twice as long because it is on would all be taken for stalls.
+    usual_on, usual_off = _without_stalls(on), _without_stalls(off)
     return Block(
-        ratio=statistics.fmean(fixed) / statistics.fmean(elastic),
-        without_stalls=statistics.fmean(usual_fixed) / statistics.fmean(usual_elastic),
-        fixed_ms=1000 * statistics.fmean(usual_fixed),
-        elastic_stalled=1 - sum(usual_elastic) / sum(elastic),
-        fixed_stalled=1 - sum(usual_fixed) / sum(fixed),
+        ratio=statistics.fmean(off) / statistics.fmean(on),
+        without_stalls=statistics.fmean(usual_off) / statistics.fmean(usual_on),
+        off_ms=1000 * statistics.fmean(usual_off),
+        on_stalled=1 - sum(usual_on) / sum(on),
+        off_stalled=1 - sum(usual_off) / sum(off),
     )
 
 

@@ -1,0 +1,206 @@
+"""How soon a lost rank is back as a spare, how much a server still does while ranks are lost all the time, and whether
+anything grows.
+
+Starts the server with four ranks and a spare for each, and drives a load whose every token is checked. Three phases: calm;
+*kills*, each when all spares are ready; a *storm*, with a kill every --every seconds whether they are ready or not. Told are
+the tokens per second of calm and storm, in turns; the time from each kill until the rank is back; and what the processes hold
+before the first kill and after the last.
+
+When --seconds are over, no further storm begins, and one that has begun kills no more.
+
+Writes takeover-DEVICE.json and .md into --out. The exit code is 0 only if no request failed, no token was wrong and nothing
+was left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import random
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.common.drilled_server import (
+    RESULTS,
+    choose_prompts,
+    describe_requests,
+    describe_server,
+    exit_code,
+    say,
+    write_results,
+)
+from bench.common.provenance import provenance
+from bench.failover.kills import kill_now, need_spares
+from bench.takeover.holdings import holdings_of
+from bench.takeover.report import TIMES, page
+from eep.drill.devices import DEVICES, Device
+from eep.drill.load import Load
+from eep.drill.models.checkpoint import make_model
+from eep.drill.sglang_server import FOUR_RANKS, Server
+from eep.drill.story import Fault, Story
+
+RANKS = 4
+WITHIN = 240.0
+"""Seconds for a rank to be back, and for spares to be ready."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    kills: int
+    """None of them: calm."""
+    began: float
+    ended: float
+
+    def told(self, token_times: Sequence[float]) -> dict[str, float]:
+        """To be asked when the load has ended: an answer counts when it is whole."""
+        seconds = self.ended - self.began
+        tokens = bisect_left(token_times, self.ended) - bisect_left(token_times, self.began)
+        return {"kills": self.kills, "seconds": round(seconds, 2), "tokens_per_second": round(tokens / seconds, 1)}
+
+
+def main() -> int:
+    options = parse()
+    gc.disable()  # or the clients stand still at times, while it looks through the answers that there are
+    device = DEVICES[options.device]
+    with tempfile.TemporaryDirectory(prefix="eep-bench-") as place, device.prepared() as needed:
+        return measure(options, Path(place), device, needed)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
+    add("--kills", type=int, default=20, help="how many, each when all spares are ready (default: 20)")
+    add("--storms", type=int, default=2, help="how many storms, with a calm before each (default: 2)")
+    add("--storm-kills", type=int, default=8, help="kills in a storm (default: 8)")
+    add("--every", type=float, default=2.0, help="seconds between kills in a storm (default: 2)")
+    add("--calm", type=float, default=8.0, help="seconds of calm before a storm (default: 8)")
+    add("--spares", type=int, default=RANKS, help=f"how many to keep (default: {RANKS})")
+    add("--clients", type=int, default=16, help="how many stream at once (default: 16)")
+    add(
+        "--tokens",
+        type=int,
+        default=64,
+        help="the length of the longest answers; the shortest have half of that (default: 64)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="kill no rank later than this after the start (default: no limit)",
+    )
+    add("--seed", type=int, default=1, help="decides the order of ranks (default: 1)")
+    add("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
+    options = parser.parse_args()
+    least = {"kills": 1, "storms": 0, "storm_kills": 1, "every": 0.1, "calm": 1, "spares": 1, "clients": 1, "tokens": 2}
+    for name, value in least.items():
+        if getattr(options, name) < value:
+            parser.error(f"--{name.replace('_', '-')} must be at least {value}, got {getattr(options, name)}")
+    return options
+
+
+def measure(options: argparse.Namespace, place: Path, device: Device, needed: dict[str, str]) -> int:
+    head = provenance()
+    end = time.monotonic() + options.seconds
+    choose = random.Random(options.seed)
+    spares = ("--eep-spares", str(options.spares))
+    arguments = (*FOUR_RANKS, *spares, "--eep-timeout-ms", "20000", "--incremental-streaming-output")
+    say("making a small random model, and starting SGLang with four ranks")
+    began = time.monotonic()
+    model = make_model(place / "model", size=device.model)
+    server = Server(model, arguments, place / "server.log", needed, place / "d", device)
+    with server:
+        say(f"the server is up after {time.monotonic() - began:.0f} s")
+        prompts = choose_prompts(server.url, choose, options.tokens, device)
+        known = Load.with_reference(server.url, prompts, tokens=options.tokens)
+        load = Load(server.url, prompts, shortened(known.wanted), options.clients)
+        story = Story(place / "d", load, say=lambda text: None)
+        story.wait_until_all_run(RANKS)
+        need_spares(story.target, options.spares)
+        with load:
+            time.sleep(2.0)  # until every kernel is loaded that the load needs
+            before = holdings_of(server)
+            backs = kill_in_turn(story, options, choose)
+            phases: list[Phase] = []
+            for _ in range(options.storms):
+                if time.monotonic() + options.calm > end:
+                    say("the time is over: no further storm")
+                    break
+                phases.append(calm(options.calm))
+                phases.append(storm(story, options, choose, end))
+                if not story.wait_until_all_run(RANKS, WITHIN):
+                    raise RuntimeError("after a storm not all ranks came back")
+                need_spares(story.target, options.spares)
+            after = holdings_of(server)
+        story.close()
+    left = server.leftovers()
+    head["setting"] = {
+        **{name: getattr(options, name) for name in ("device", "spares", "clients", "tokens", "every", "seed")},
+        **describe_server(device, arguments),
+    }
+    head["requests"] = describe_requests(load)
+    times = load.token_times()
+    told = {
+        "kills": [{name: round(getattr(fault, name), 4) for name in TIMES} for fault in backs],
+        "phases": [phase.told(times) for phase in phases],
+        "before": asdict(before),
+        "after": asdict(after),
+    }
+    write_results(options.out / f"takeover-{options.device}", head, told, page)
+    return exit_code(load, left)
+
+
+def shortened(answers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """From half of their length to all of it. Answers of one length would begin and end together, until a kill parts them:
+    then each begins with a step of its own, and that would be taken for a cost of the kill."""
+    return [
+        list(each[: len(each) * (len(answers) + number + 1) // (2 * len(answers))])
+        for number, each in enumerate(answers)
+    ]
+
+
+def kill_in_turn(story: Story, options: argparse.Namespace, choose: random.Random) -> list[Fault]:
+    """Each rank as often as any other, each kill when all spares are ready."""
+    found: list[Fault] = []
+    while len(found) < options.kills:
+        for rank in choose.sample(range(RANKS), RANKS)[: options.kills - len(found)]:
+            need_spares(story.target, options.spares)
+            time.sleep(choose.uniform(0.3, 0.9))  # or kills meet requests that begin together always at the same place
+            fault = kill_now(story, rank)
+            if not (story.wait_until_noticed(fault) and story.wait_until_all_run(RANKS, WITHIN)):
+                raise RuntimeError(f"rank {rank} was lost and did not come back")
+            found.append(fault)
+            say(f"kill {len(found):3} of {options.kills}: {fault}")
+    return found
+
+
+def calm(seconds: float) -> Phase:
+    began = time.monotonic()
+    time.sleep(seconds)
+    return Phase(0, began, time.monotonic())
+
+
+def storm(story: Story, options: argparse.Namespace, choose: random.Random, end: float) -> Phase:
+    """Ranks in an order of chance, but none twice before each of the others was killed. No kill comes after ``end``."""
+    began, order, kills = time.monotonic(), list[int](), 0
+    while len(order) < options.storm_kills:
+        order += choose.sample(range(RANKS), RANKS)
+    for number, rank in enumerate(order[: options.storm_kills]):
+        time.sleep(max(0.0, began + number * options.every - time.monotonic()))
+        story.wait_until_all_run(RANKS, WITHIN)
+        if kills and time.monotonic() > end:
+            break
+        kill_now(story, rank)
+        kills += 1
+    time.sleep(max(0.0, began + kills * options.every - time.monotonic()))
+    return Phase(kills, began, time.monotonic())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
