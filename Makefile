@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-failover bench-context bench-gpu bench-serving-gpu demo demo-gpu drill drill-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long rdma-packages test-rdma test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-hosts bench-detection bench-host-loss bench-failover bench-context bench-takeover bench-shrink bench-gpu bench-serving-gpu demo demo-gpu drill drill-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -22,6 +22,9 @@ setup: $(VENV)/.ready  ## virtual environment with everything the other targets 
 # Apart from the rest, so that what is native can be built while packages are fetched.
 $(VENV)/.tools: Makefile
 	command -v g++ >/dev/null || { apt-get update -q && apt-get install -qy g++; }
+	# Without its headers the library is built all the same, and says so when a second host is asked for.
+	test -e /usr/include/rdma/fabric.h || { apt-get update -q && apt-get install -qy --no-install-recommends libfabric-dev; } || \
+	    echo "could not install libfabric-dev: the native library is built without links between hosts"
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) cmake==4.4.4 ninja==1.13.2
@@ -30,8 +33,8 @@ $(VENV)/.tools: Makefile
 # An editable install knows where each package was; one that was added or moved asks for it again.
 $(VENV)/.ready: $(VENV)/.tools pyproject.toml $(shell find eep sglang_patches -name __init__.py)
 	$(PIP) $(TORCH)
-	# "make build" builds what is used from the tree, CUDA included; this build only has to satisfy pip.
-	$(PIP) --config-settings=cmake.define.EEP_CUDA=OFF -e '.[dev,backup]'
+	# Without the native libraries: "make build" puts those of the tree beside the sources.
+	$(PIP) --config-settings=wheel.cmake=false -e '.[dev,backup]'
 	touch $@
 
 setup-sglang: $(VENV)/.sglang  ## SGLang for a CPU, in the same environment
@@ -44,13 +47,16 @@ $(VENV)/.sglang: $(VENV)/.ready $(wildcard sglang_patches/cpu/requirements*.txt)
 	touch $@
 
 # Debian names. Where they cannot be had, the tests that need them are skipped and say so.
-system-packages:  ## etcd, spin, iproute2, openssl, libibverbs1, chromium and prometheus, which some tests need
+system-packages:  ## etcd, spin, iproute2, openssl, libibverbs1, chromium, prometheus, zsh and fish, which some tests need
 	{ command -v etcd && command -v spin && command -v ip && command -v openssl && dpkg -s libibverbs1; } > /dev/null 2>&1 || \
 	    { apt-get update -q && apt-get install -qy --no-install-recommends etcd-server spin iproute2 openssl libibverbs1; } || \
 	    echo "could not install etcd-server, spin, iproute2, openssl and libibverbs1: tests that need them will be skipped"
 	{ command -v chromedriver && command -v promtool; } > /dev/null 2>&1 || \
 	    { apt-get update -q && apt-get install -qy --no-install-recommends chromium chromium-driver prometheus; } || \
 	    echo "could not install chromium, chromium-driver and prometheus: tests that need them will be skipped"
+	{ command -v zsh && command -v fish; } > /dev/null 2>&1 || \
+	    { apt-get update -q && apt-get install -qy --no-install-recommends zsh fish; } || \
+	    echo "could not install zsh and fish: tests that need them will be skipped"
 
 build: setup native  ## the native library, built into eep/lib (incremental)
 
@@ -59,13 +65,24 @@ native: $(VENV)/.tools
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log || { cat build.log; exit 1; }
 	env -u MAKEFLAGS $(VENV)/bin/cmake --build build/dev
 
-# Most tests wait for processes, so two files at a time; a server takes all that there is.
+# Most tests wait for processes, so four files at a time. While one server starts, which one core does, another is tested.
 test: system-packages setup-sglang build sanitize  ## every test that this machine can run
-	$(PY) -m pytest -n 2 --dist loadfile --durations 12 --ignore tests/sglang
-	$(PY) -m pytest --durations 12 -m "not long" tests/sglang
+	$(PY) -m pytest -n 4 --dist loadfile --durations 12 -m "not long" --ignore tests/sglang --ignore tests/rdma
+	$(PY) -m pytest -n 2 --dist loadgroup --durations 12 -m "not long" tests/sglang
 
 test-long: system-packages setup-sglang build  ## servers that grow, that lose experts, and that are killed for longer: minutes more
-	$(PY) -m pytest -m long tests/sglang
+	$(PY) -m pytest -m long tests/sglang tests/control tests/experts tests/process_group
+
+# The kernel of the guests is Debian's too. It is fetched into build/rdma, and not installed.
+RDMA_QEMU := $(if $(filter aarch64,$(shell uname -m)),qemu-system-arm,qemu-system-x86)
+RDMA_PACKAGES := $(RDMA_QEMU) busybox-static iproute2 libfabric1 ibverbs-providers
+rdma-packages:
+	dpkg -s $(RDMA_PACKAGES) > /dev/null 2>&1 || { \
+	    echo "installing what test-rdma needs: $(RDMA_PACKAGES)"; \
+	    apt-get update -q && apt-get install -qy --no-install-recommends $(RDMA_PACKAGES); }
+
+test-rdma: rdma-packages build  ## dispatch and combine over verbs: two emulated machines with soft-RoCE, one is lost and returns; installs QEMU with apt
+	$(PY) -m pytest --durations 3 -s tests/rdma
 
 build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
 	cmake -G Ninja -S eep_cuda -B build/gpu -DCMAKE_BUILD_TYPE=Release -DEEP_OUTPUT_DIRECTORY=$(CURDIR)/eep/lib > build.log
@@ -120,11 +137,28 @@ bench-serving-gpu: build-gpu  ## four ranks against one on a GPU, and where the 
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) -m bench.serving --device cuda
 
+bench-hosts: system-packages build  ## dispatch and combine between two hosts, which are network namespaces; needs root
+	$(PY) -m bench.hosts
+
+bench-detection: system-packages build  ## how soon a lost rank or host is known on other hosts, which are network namespaces; needs root
+	$(PY) -m bench.detection
+
+bench-host-loss: system-packages build setup-sglang  ## what the loss of a rank and of a host costs the clients of another; needs root
+	$(PY) -m bench.host_loss
+
 bench-failover: build setup-sglang  ## what a kill costs the clients of the real SGLang server, and what readiness costs
 	$(PY) -m bench.failover
 
-bench-context: build setup-sglang  ## what a kill costs requests with long contexts, restored and computed again
+bench-context: build setup-sglang  ## what a kill costs requests with long contexts, restored and computed again, and what their copy costs
 	$(PY) -m bench.context
+	$(PY) -m bench.context.copy_cost
+
+bench-takeover: build setup-sglang  ## how soon ranks are back as spares, and what a server does while they are lost all the time
+	$(PY) -m bench.takeover
+
+bench-shrink: build setup-sglang  ## losing 1, 2 and 4 of 8 ranks at once, and 1, 2, 4 and 8 of 16
+	$(PY) -m bench.shrink --ranks 8 --lose 1,2,4
+	$(PY) -m bench.shrink --ranks 16 --lose 1,2,4,8
 
 bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks on one GPU; after test-gpu has built the libraries
 	PYTHONPATH=. bash tests/gpu/with_mps.sh $(PYTHON) -m bench.exchange --device cuda
@@ -133,9 +167,9 @@ bench-gpu:  ## dispatch, combine and collectives on CUDA tensors, several ranks 
 demo: build setup-sglang  ## the real SGLang server loses a rank under load, every token checked; timeline.png and .html
 	$(PY) examples/serve_and_kill.py
 
-demo-gpu: build-gpu  ## as demo, with four ranks on one GPU and a warm spare; needs a Python that has SGLang for CUDA
+demo-gpu: build-gpu  ## as demo, with four ranks on one GPU and a spare for each; needs a Python that has SGLang for CUDA
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
-	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) examples/serve_and_kill.py --device cuda --spares 1
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) examples/serve_and_kill.py --device cuda --spares 4
 
 drill: build setup-sglang  ## mixed load and faults at random against the real server, every token checked; SECONDS=, SEED=, CASE=
 	$(VENV)/bin/eep drill --case $(or $(CASE),storm-cpu) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))

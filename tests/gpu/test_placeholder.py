@@ -20,7 +20,7 @@ def test_a_graph_over_a_placeholder_runs_over_the_memory_that_it_becomes(size: i
 
     def add_up() -> None:
         total.copy_(shown.sum(dtype=torch.int64).reshape(1))
-        shown[-1] = 9
+        shown[-1:].fill_(9)
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -86,6 +86,7 @@ def test_quoted_texts_are_in_the_sources() -> None:
     """What stands in the first column of a table of error texts, between the places of names and numbers."""
     said = " ".join(strings("eep", "sglang_patches"))
     section = (ROOT / "docs" / "troubleshoot.md").read_text().split("\n## By error text\n")[1]
+    section += (ROOT / "docs" / "troubleshoot-library.md").read_text()
     quoted = [
         quote for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for quote in re.findall(r"`(.+?)`", row)
     ]

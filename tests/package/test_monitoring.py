@@ -48,6 +48,35 @@ def test_no_two_panels_have_the_same_place() -> None:
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
 
 
+def test_the_dashboard_shows_every_metric() -> None:
+    """But for those that a histogram shows better, and those with which the panels of counters begin."""
+    asked = set().union(*(named(each) for each in expressions(json.loads((PLACE / "dashboard.json").read_text()))))
+    missing = {
+        metric.name for metric in METRICS.values() if not asked & {metric.name + end for end in SHOWN[metric.kind]}
+    }
+    assert {name for name in missing if not name.startswith("eep_last_")} == {"eep_rank_deaths"}
+
+
+def test_the_containers_find_what_is_mounted() -> None:
+    yaml = pytest.importorskip("yaml")
+
+    def read(path: str) -> Any:
+        return yaml.safe_load((PLACE / path).read_text())
+
+    services = read("compose.yaml")["services"]
+    mounted = {name: dict(each.split(":")[:2] for each in service["volumes"]) for name, service in services.items()}
+    files = {source: target for each in mounted.values() for source, target in each.items() if source.startswith("./")}
+    assert [source for source in files if not (PLACE / source).exists()] == []
+    (rules,) = read("prometheus.yml")["rule_files"]
+    assert files[f"./{rules}"] == f"/etc/prometheus/{rules}", "it looks beside its own file"
+    (provider,) = read("grafana/provisioning/dashboards/eep.yml")["providers"]
+    assert files["./dashboard.json"] == f"{provider['options']['path']}/dashboard.json"
+    assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == files["./dashboard.json"]
+    (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    assert f"--web.listen-address={source['url'].removeprefix('http://')}" in services["prometheus"]["command"]
+    assert {service["network_mode"] for service in services.values()} == {"host"}, "the server listens on this machine"
+
+
 COMMANDS = ("check rules eep_rules.yml", "check config prometheus.yml", "test rules eep_rules_test.yml")
 
 

@@ -30,6 +30,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: pathlib.Path) -> None:
     (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages, built, cwd=tmp_path)
     assert (packages / "sglang_patches" / "api" / "page.html").exists()
+    assert (packages / "eep" / "hardware" / "reactions.toml").exists()
     # Torch from where it is; path entries in a .pth file do not bring the editable install of this checkout along.
     (packages / "torch.pth").write_text("\n".join(site.getsitepackages()))
     program = """

@@ -21,8 +21,7 @@ SLOTS_FOR_ALL = ("--eep-redundant-experts", "48")
 """Every rank holds every expert, so that the last one can serve."""
 AS_IN_WARMING_UP = [[first, *[1] * (length - 1)] for first in range(1, 24) for length in (2, 5, 17)]
 """Prompts that begin as those do with which a rank warms up."""
-SPARES_OF_ROOMY = 6
-"""Enough for two losses of three ranks, so that the second need not wait for new spares."""
+A_SPARE_EACH = ("--eep-spares", "4")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,12 +87,12 @@ def serving(
 @pytest.fixture(scope="module")
 def bounded(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
     """The slots that there are by default: tokens cross ranks, and a loss makes others bring in experts."""
-    with serving(model, tmp_path_factory.mktemp("bounded"), mps, *FOUR_RANKS, "--eep-spares", "2") as server:
+    with serving(model, tmp_path_factory.mktemp("bounded"), mps, *FOUR_RANKS, *A_SPARE_EACH) as server:
         yield Drilled.of(server, prompts=8, tokens=64, continued=True)
 
 
 @pytest.fixture(scope="module")
 def roomy(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drilled]:
     place = tmp_path_factory.mktemp("roomy")
-    with serving(model, place, mps, *FOUR_RANKS, *SLOTS_FOR_ALL, "--eep-spares", str(SPARES_OF_ROOMY)) as server:
+    with serving(model, place, mps, *FOUR_RANKS, *SLOTS_FOR_ALL, *A_SPARE_EACH) as server:
         yield Drilled.of(server, prompts=8, tokens=64, continued=True)

@@ -12,7 +12,7 @@ import pytest
 from eep.drill.devices import CUDA
 from eep.drill.load import ask
 from eep.drill.sglang_server import FOUR_RANKS, Server
-from tests.gpu.sglang.conftest import SLOTS_FOR_ALL, Alone, serving
+from tests.gpu.sglang.conftest import A_SPARE_EACH, SLOTS_FOR_ALL, Alone, serving
 from tests.gpu.sglang.long_contexts import check_that_contexts_come_along
 from tests.sglang.drills import Drilled, wait_for_answers
 from tests.sglang.lone_requests import check_that_lone_requests_go_on_as_from_a_prefix
@@ -27,7 +27,7 @@ ROOM = ("--max-total-tokens", "65536")
 def caching(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With the slots that are there by default, so that a rank alone cannot reach all experts."""
     place = tmp_path_factory.mktemp("caching")
-    with serving(model, place, mps, *FOUR_RANKS, *ROOM, "--eep-spares", "2", device=CUDA.caching()) as server:
+    with serving(model, place, mps, *FOUR_RANKS, *ROOM, *A_SPARE_EACH, device=CUDA.caching()) as server:
         yield server
 
 
@@ -55,6 +55,6 @@ def test_in_bfloat16_lone_requests_go_on_as_from_a_prefix(model: Path, mps: dict
     computed again goes through the attention of a prefill, which adds up in another order than that of a decode."""
     device = CUDA.caching()
     device = replace(device, flags=(*device.flags, "--dtype", "bfloat16"))
-    flags = (*FOUR_RANKS, *SLOTS_FOR_ALL, *ROOM, "--eep-spares", "1")
+    flags = (*FOUR_RANKS, *SLOTS_FOR_ALL, *ROOM, *A_SPARE_EACH)
     with serving(model, tmp_path, mps, *flags, device=device) as server:
         check_that_lone_requests_go_on_as_from_a_prefix(server, RANKS, (60, 333, 1500, 3000))

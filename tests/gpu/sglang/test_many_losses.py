@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import pytest
 
 from eep.drill.story import Story
-from tests.gpu.sglang.conftest import SPARES_OF_ROOMY
 from tests.sglang.drills import Drilled, descriptors, wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
@@ -33,7 +32,7 @@ def usual_gap(story: Story) -> float:
 def calm(drilled: Drilled, seconds: float = 5.0) -> Story:
     """Load without faults, when everything is there again that takes memory of the device."""
     story = drilled.story(clients=16)
-    assert len(story.target.wait_for_spares(SPARES_OF_ROOMY)) == SPARES_OF_ROOMY
+    assert len(story.target.wait_for_spares(drilled.ranks)) == drilled.ranks
     with story.load:
         time.sleep(seconds)  # gaps between tokens are measured for so long
     drilled.check(story)

@@ -18,7 +18,7 @@ KILLS = 4
 
 def test_kills_without_mps(model: Path, tmp_path: Path) -> None:
     """Under MPS the driver may end every process of the GPU with the killed one. Here the other rank lives on, each time."""
-    with serving(model, tmp_path, {}, *TWO_RANKS, "--eep-redundant-experts", "16", "--eep-spares", "1") as server:
+    with serving(model, tmp_path, {}, *TWO_RANKS, "--eep-redundant-experts", "16", "--eep-spares", "2") as server:
         drilled = Drilled.of(server, ranks=2, prompts=8, tokens=16, continued=True)
         story = drilled.story(clients=16)
         with story.load:
