@@ -6,6 +6,7 @@ is asked for nothing else than to be of the same user; the kernel says so.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -48,7 +49,8 @@ def make_private(path: Path) -> Path:
     """Makes the directory ``path`` if it is not there yet, and those above it, all private. :class:`NotPrivate` if other
     users could enter it."""
     for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another process made it first
+            missing.mkdir(mode=0o700)
     return check_private(path)
 
 

@@ -24,6 +24,8 @@ from eep.access import TEMPORARY_PREFIX, check_socket_path, make_private, make_t
 from eep.errors import RankInUse
 
 _CLAIM = re.compile(r"r(\d+)\.i(\d+)\.lock")
+_MOST_REMOVALS = 100
+"""Of the directory while one process wants its lock; more is no last rank that leaves, but an error."""
 
 
 class Claim:
@@ -171,11 +173,7 @@ class Rendezvous:
     def _mutex(self) -> Iterator[None]:
         # Held shortly, by those who claim and by the last who leaves; who is killed drops it.
         while True:
-            make_private(self.path)  # the last rank may have removed it
-            try:
-                fd = os.open(self.path / "claims.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except FileNotFoundError:
-                continue
+            fd = self._open_lock()
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 if os.fstat(fd).st_nlink:  # else it was removed while this process waited for it
@@ -183,6 +181,19 @@ class Rendezvous:
                     return
             finally:
                 os.close(fd)
+
+
+    def _open_lock(self) -> int:
+        # The last rank may remove the directory at any moment, and the lock with it: then both are made again.
+        removals = 0
+        while True:
+            try:
+                make_private(self.path)
+                return os.open(self.path / "claims.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                removals += 1
+                if removals == _MOST_REMOVALS:
+                    raise
 
 
 def _create_locked(path: pathlib.Path) -> int:

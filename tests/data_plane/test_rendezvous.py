@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import eep
+from eep import access
 from eep.data_plane.memory.exchange import fetch_offer
 from tests import moe
 from tests.ranks import Ranks
@@ -38,6 +39,37 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path: pathlib.Path) ->
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="too long"):
         eep.Rendezvous(tmp_path / ("x" * 100))
+
+
+@pytest.mark.parametrize("when", ["made", "checked"])
+def test_a_directory_that_the_last_rank_removes_is_made_again(
+    when: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes just before the directory, or the lock in it, is looked at."""
+    rendezvous, removals = eep.Rendezvous(tmp_path / "ranks"), iter(range(3))
+
+    def remove() -> None:
+        if next(removals, None) is not None:
+            rendezvous.remove()
+
+    if when == "made":
+        checked = access.check_private
+        monkeypatch.setattr(access, "check_private", lambda path: (remove(), checked(path))[1])
+    else:
+        made = access.make_private
+        monkeypatch.setattr("eep.data_plane.rendezvous.make_private", lambda path: (made(path), remove())[0])
+    with rendezvous.deserted() as deserted:
+        assert deserted
+    assert next(removals, None) is None
+
+
+def test_a_directory_that_is_always_removed_ends_the_wait(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendezvous = eep.Rendezvous(tmp_path / "ranks")
+    monkeypatch.setattr("eep.data_plane.rendezvous.make_private", lambda path: rendezvous.remove())
+    with pytest.raises(FileNotFoundError), rendezvous.deserted():
+        pass
 
 
 def test_incarnations_count_up(rendezvous: eep.Rendezvous) -> None:
