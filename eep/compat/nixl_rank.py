@@ -65,7 +65,7 @@ class NixlRank(DeepEpBuffer):
     ) -> None:
         self._begin(rank, num_ranks, None, explicitly_destroy, timeout_ms)
         self._joins, self._routes_to_masked, self._sizes_made = False, True, sizes
-        self._unmet = False
+        self._unmet: frozenset[int] = frozenset()
         try:
             self.rendezvous = Rendezvous(place).path
             self._open.callback(_remove_if_last, self.rendezvous)
@@ -93,8 +93,8 @@ class NixlRank(DeepEpBuffer):
         if inner.view.active == (self.rank,) and self._parted_from(wanted):
             inner.close()
             inner = self._begin_life()
+        new = wanted - {*inner.view.active}
         if inner.view.epoch != ALONE_EPOCH:
-            new = wanted - {*inner.view.active}
             if not new:
                 return
             deadline = time.monotonic() + PATIENCE_S
@@ -109,17 +109,19 @@ class NixlRank(DeepEpBuffer):
         else:
             self._begin_or_join(inner, wanted)
         self._view_changed()
-        self._unmet = True
+        self._unmet |= new
         if inner.view.epoch == _FIRST_EPOCH:  # else a rank might end while others still look for it
             self._meet_all(inner)
 
     def disconnect_ranks(self, ranks: Iterable[int]) -> None:
         """Goes on without ``ranks``. Nothing changes for a rank that is alone."""
-        gone, alone = {*ranks}, self._connected().view.epoch == ALONE_EPOCH
-        if not alone or self.rank in gone:
-            super().disconnect_ranks(gone)
+        inner, gone = self._connected(), {*ranks}
+        if inner.view.epoch == ALONE_EPOCH and self.rank not in gone:
+            self._check_capacity(gone)
             return
-        self._check_capacity(gone)
+        self._await_entry(inner, gone & self._unmet)
+        super().disconnect_ranks(gone)
+        self._unmet -= gone
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Forgets who did not answer. A rank that is alone has nothing to forget."""
@@ -128,7 +130,7 @@ class NixlRank(DeepEpBuffer):
 
     def barrier(self) -> None:
         super().barrier()
-        self._unmet = False
+        self._unmet = frozenset()
 
     def _sized(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
         inner = super()._sized(sizes, device)
@@ -140,7 +142,7 @@ class NixlRank(DeepEpBuffer):
     def _meet_all(self, inner: eep.Buffer) -> None:
         with contextlib.suppress(StepFailed):  # the mask says who did not come
             self._meet(inner)
-        self._unmet = False
+        self._unmet = frozenset()
 
     def _begin_or_join(self, inner: eep.Buffer, wanted: set[int]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -162,6 +164,25 @@ class NixlRank(DeepEpBuffer):
                 time.sleep(_LOOK_EVERY_S)
         finally:
             wish.unlink(missing_ok=True)
+
+    def _await_entry(self, inner: eep.Buffer, ranks: set[int]) -> None:
+        """Waits until each of ``ranks`` has found the view that lets it in: once this rank has parted from it, it would look
+        for that view in vain. None can be found any more when a member is gone."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(self._has_entered(inner, rank) for rank in ranks):
+            if inner.gone_peers() or time.monotonic() >= deadline:
+                return
+            time.sleep(_LOOK_EVERY_S)
+
+    def _has_entered(self, inner: eep.Buffer, rank: int) -> bool:
+        """Whether ``rank`` has found the view of ``inner``, or what it was in that view is over."""
+        if Rendezvous(self._directory(self._sizes_made, inner.device)).latest(rank) != inner.view.incarnations[rank]:
+            return True
+        try:
+            found = inner.view_of(rank).epoch
+        except PeerUnreachable:
+            return False
+        return inner.view.epoch <= found < ALONE_EPOCH and self._wants(rank) is None
 
     def _parted_from(self, ranks: Iterable[int]) -> set[int]:
         """Those of ``ranks`` that still live the life in which they were members here before. No rank is let in twice in one

@@ -202,6 +202,11 @@ class Endpoint:
         """What the newest incarnation of ``rank`` says of itself. Raises :class:`eep.PeerUnreachable` without an answer."""
         return self._peers.state_of(rank)
 
+    def view_of(self, rank: int) -> View:
+        """The view that the newest incarnation of ``rank`` is in. Raises :class:`eep.PeerUnreachable` without an answer."""
+        self._check_open()
+        return self._peers.view_of(rank)
+
     def has_left(self, rank: int) -> bool:
         """Whether that peer closed on purpose. What it owed was written before it said so."""
         return self._peers.has_left(rank)

@@ -150,6 +150,14 @@ class Peers:
         finally:
             offer.close()
 
+    def view_of(self, rank: int) -> View:
+        """The view that the newest incarnation of ``rank``, on this host, is in. Raises :class:`PeerUnreachable` if it does
+        not answer."""
+        with contextlib.closing(
+            await_offer(self._rendezvous, rank, None, self._shape, self._region, time.monotonic())
+        ) as offer:
+            return offer.view
+
     def apply(self, view: View, timeout: float) -> View:
         """Makes ``view`` the one that the kernels see. Raises :class:`RankRemoved` if this rank is not in it."""
         if view.max_ranks != self._shape.max_ranks:

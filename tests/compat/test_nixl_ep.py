@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -214,6 +215,37 @@ def play_reconnects(group: dist.ProcessGroup, port: int) -> None:
 def test_ranks_that_parted_connect_again(fleet: Fleet) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     fleet.finish(fleet.start(play_reconnects, 3, store.port))
+
+
+def play_parts_at_once(group: dist.ProcessGroup, port: int, slow: int) -> None:
+    """Nothing lies between connect and disconnect, and one rank is slow to find out that it was let in."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=60))
+    rank = group.rank()
+    others = [each for each in range(3) if each != rank]
+    buffer = new_buffer(rank, store, timeout_ms=20_000)
+    nixl_rank.PATIENCE_S = 10.0
+    join = eep.Buffer.join
+
+    def join_late(inner: eep.Buffer, *, timeout: float = 30.0) -> eep.View:
+        time.sleep(0.3)
+        return join(inner, timeout=timeout)
+
+    if rank == slow:
+        eep.Buffer.join = join_late  # type: ignore[method-assign]
+    for _ in range(4):
+        buffer.connect_ranks(others)
+        buffer.disconnect_ranks(others)
+    buffer.connect_ranks(others)
+    step(buffer, 20, [0, 1, 2])
+    buffer.barrier()
+    assert mask(buffer) == [0, 0, 0, 1]
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_ranks_that_part_as_soon_as_they_are_connected_leave_no_rank_waiting(fleet: Fleet, slow: int) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fleet.finish(fleet.start(play_parts_at_once, 3, store.port, slow))
 
 
 def test_memory_comes_first(rendezvous: eep.Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
