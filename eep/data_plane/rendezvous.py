@@ -182,7 +182,6 @@ class Rendezvous:
             finally:
                 os.close(fd)
 
-
     def _open_lock(self) -> int:
         # The last rank may remove the directory at any moment, and the lock with it: then both are made again.
         removals = 0
