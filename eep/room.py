@@ -26,10 +26,10 @@ def why_no_file(directory: Path) -> OSError | None:
     """Why no file can be made in ``directory`` now, or None if one can."""
     try:
         descriptor, path = tempfile.mkstemp(dir=directory, prefix=".room-")
+        os.close(descriptor)
+        os.unlink(path)
     except OSError as error:
         return error
-    os.close(descriptor)
-    os.unlink(path)
     return None
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -49,9 +50,12 @@ def fill_inodes(place: Path) -> Callable[[], None]:
 
 
 def make_read_only(place: Path) -> Callable[[], None]:
-    """A second mount over the first: files that are open stay writable, as after an error of a disk they would not."""
-    subprocess.run(["mount", "--bind", place, place], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+    """A second mount over the first: files that are open stay writable, as after an error of a disk they would not. It is
+    made elsewhere, since a mount through which a file is being written cannot become read-only."""
+    with tempfile.TemporaryDirectory() as aside:
+        subprocess.run(["mount", "--bind", place, aside], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", aside], check=True)
+        subprocess.run(["mount", "--move", aside, place], check=True)
 
     def undo() -> None:
         subprocess.run(["umount", "-l", place], check=True)
