@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from eep.abi.collectives import CollectiveArgs, Element, Kind, OwnerState, Reduction
+from eep.abi.peer_table import ALONE_EPOCH
 from eep.data_plane.memory.exchange import Offer
 from eep.data_plane.transport.remote_hosts import LinkedPeer
 from eep.errors import PeerUnreachable, RankInUse
@@ -24,6 +25,8 @@ from eep.view import View
 _LOOKS_EVERY = 0.002
 _LINKS_EVERY = 0.05
 _VOTES = "eep/votes"
+_LINGER_S = 10.0
+"""How long a rank that leaves waits for others to come in: they are there, and only a stopped one takes that long."""
 
 
 class Agreement:
@@ -32,10 +35,34 @@ class Agreement:
     def __init__(self, world: World, roster: Roster) -> None:
         self._world, self._roster, self._log = world, roster, roster.views
         self._votes = world.open_lane(_VOTES, range(world.size))
+        self._first: View | None = None
 
     def found(self, timeout: float) -> View:
         """Waits for all ranks of the launch, and enters the first view with them. PeerUnreachable if one of them is not
-        there in time, or has been there and has ended."""
+        there in time, or has been there and has ended. The others may still be about to come in: see :meth:`linger`."""
+        self._first = self._found(timeout)
+        return self._first
+
+    def linger(self) -> None:
+        """Before the world is left. A rank that was founded with this one may not have come in yet. It would find this one
+        gone, and with it what this one has sent to it."""
+        end = time.monotonic() + _LINGER_S
+        while self._first is not None and time.monotonic() < end:
+            if all(self._has_come_in(rank, self._first) for rank in self._first.active):
+                return
+            time.sleep(_LOOKS_EVERY)
+
+    def _has_come_in(self, rank: int, view: View) -> bool:
+        """Whether ``rank`` has entered ``view``, or never will. A link is made by both ends, and lasts until both let go."""
+        if rank == self._world.rank or self._roster.remote_lives([rank]):
+            return True
+        if self._roster.alive().get(rank) != view.incarnations[rank]:
+            return True
+        with contextlib.suppress(PeerUnreachable):
+            return view.epoch <= self._world.endpoint.view_of(rank).epoch < ALONE_EPOCH
+        return False
+
+    def _found(self, timeout: float) -> View:
         end = time.monotonic() + timeout
         seen: dict[int, int] = {}
         with self._world.changing:
@@ -125,7 +152,7 @@ class Agreement:
                             f"within {timeout:.0f} s: the others must call eep.pg.recover_ranks"
                         )
                     time.sleep(_LOOKS_EVERY)
-                return self._world.apply(latest, max(0.1, end - time.monotonic()))
+                return self._enter(latest, end)
             finally:
                 self._roster.announce(OwnerState.ALONE)
 

@@ -60,8 +60,11 @@ def close_world() -> None:
     """Leaves the instance, if this process is in one."""
     global _world
     parts, _world = _world, None
-    for part in parts or ():
-        part.close()
+    if parts is not None:
+        world, agreement = parts
+        agreement.linger()
+        world.close()
+        agreement.close()
 
 
 def _forget_world() -> None:

@@ -14,9 +14,10 @@ from eep.data_plane.rendezvous import Rendezvous
 from eep.process_group.agreement import Agreement
 from eep.process_group.roster import LocalRoster
 from eep.process_group.view_log import ViewLog
+from eep.process_group.world import World
 from eep.view import View
 from tests.process_group.members import GroupConfig, Members
-from tests.process_group.worlds import CALL_S, SOON, Worlds
+from tests.process_group.worlds import CALL_S, SOON, Worlds, enter, together
 from tests.ranks import RankProcess
 
 Make = Callable[[int], Worlds]
@@ -96,6 +97,65 @@ def test_the_last_rank_that_leaves_removes_no_newcomer(
     roster.close()
     claiming.join(SOON.total_seconds())
     assert list(newcomer.path.glob("r0.i*.lock")), "it is there, and what says so is gone"
+
+
+def agreement_of(world: World, place: Path) -> Agreement:
+    return Agreement(world, LocalRoster(world, Rendezvous(place), temporary=False))
+
+
+def test_a_rank_that_leaves_right_after_its_launch_stays_until_the_others_have_come_in(
+    worlds: Make, tmp_path: Path
+) -> None:
+    """What it has sent would be lost otherwise: they would find a rank that has ended."""
+    made = worlds(3)
+    several = [made.start(rank) for rank in range(3)]
+    agreements = [agreement_of(world, tmp_path / "ranks") for world in several]
+    first = agreements[0].found(CALL_S)
+
+    def leave() -> None:
+        agreements[0].linger()
+        several[0].close()
+
+    leaving = threading.Thread(target=leave, daemon=True)
+    leaving.start()
+    leaving.join(0.2)  # it must wait, or is gone
+    assert agreements[1].found(CALL_S) == first
+    leaving.join(0.2)
+    assert agreements[2].found(CALL_S) == first
+    leaving.join(SOON.total_seconds())
+    assert not leaving.is_alive()
+
+
+def test_a_rank_that_leaves_waits_for_no_rank_that_has_ended(worlds: Make, tmp_path: Path) -> None:
+    made = worlds(2)
+    first, second = made.start(0), made.start(1)
+    agreement = agreement_of(first, tmp_path / "ranks")
+    agreement.found(CALL_S)
+    second.close()
+    together([agreement.linger])
+
+
+def test_a_rank_that_leaves_does_not_wait_for_ever(
+    worlds: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = worlds(2)
+    first, _second_that_never_comes_in = made.start(0), made.start(1)
+    agreement = agreement_of(first, tmp_path / "ranks")
+    agreement.found(CALL_S)
+    monkeypatch.setattr("eep.process_group.agreement._LINGER_S", 0.2)
+    together([agreement.linger])
+
+
+def test_a_rank_that_is_let_in_goes_on_without_a_member_that_has_ended_since(worlds: Make, tmp_path: Path) -> None:
+    made = worlds(3)
+    several = [made.start(rank) for rank in range(3)]
+    several[2].start_alone()
+    member, joiner = (agreement_of(several[rank], tmp_path / "ranks") for rank in (0, 2))
+    enter(several[:2], ViewLog(tmp_path / "ranks").commit(View(1, (0, 1), (0, 0, -1))))
+    ViewLog(tmp_path / "ranks").commit(View(2, (0, 1, 2), (0, 0, 0)))
+    several[1].close()
+    together([lambda: joiner.join(CALL_S), lambda: member.deactivate([1], CALL_S)])
+    assert several[0].view == several[2].view == View(3, (0, 2), (0, 0, 0))
 
 
 def test_a_rank_that_comes_late_is_waited_for(worlds: Make, tmp_path: Path) -> None:
