@@ -11,8 +11,10 @@ _HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)  # around xdist's, which reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    for item in items:
-        if item.path.is_relative_to(_HERE):
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(_HERE).parts[0]))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    ours = [item for item in items if item.path.is_relative_to(_HERE)]
+    for item in ours:
+        item.add_marker(pytest.mark.xdist_group(item.path.relative_to(_HERE).parts[0]))
     yield
+    if config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in ours):
+        raise pytest.UsageError("xdist did not group the tests of servers: each worker would start every server itself")
