@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.sglang_patches.api.test_http_routes import Served, run
+from tests.sglang_patches.api.served_instance import Served, run
 
 DOWN = {"instruction": "scale_down", "params": {"removed_dp_ranks": [1]}, "request_id": "down-1"}
 
