@@ -18,6 +18,7 @@ from eep.abi.collectives import OwnerState
 from eep.abi.context import NativeContext
 from eep.abi.native import Shape
 from eep.abi.peer_table import ALONE_EPOCH, INCARNATIONS, ControlPage, PeerTable
+from eep.data_plane.invitation import inviting_view
 from eep.data_plane.memory import Memory
 from eep.data_plane.memory.descriptor_service import DescriptorServer
 from eep.data_plane.memory.exchange import Offer, await_offer, fetch_offer, serve_offer
@@ -205,13 +206,8 @@ class Peers:
                         continue  # a rank that is just coming or going has no say
                     views[rank] = offer.view
                     offer.close()
-            # Others may join at the same time: they are still alone, and let no rank in.
-            settled = {rank: view for rank, view in views.items() if set(view.active) - {rank}}
-            for view in settled.values():
-                members = set(view.active) - {me[0]}
-                invited = me[0] in view.active and view.incarnations[me[0]] == me[1] and view.epoch > self._last_epoch
-                if invited and members <= views.keys() and all(settled.get(r, view) == view for r in members):
-                    return self.apply(view, max(0.0, deadline - time.monotonic()))
+            if (view := inviting_view(*me, views, self._last_epoch)) is not None:
+                return self.apply(view, max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 raise PeerUnreachable(
                     f"no view lets in incarnation {me[1]} of rank {me[0]} yet: the others must connect to it first"
