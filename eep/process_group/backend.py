@@ -9,6 +9,7 @@ import atexit
 import multiprocessing.util
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from eep.data_plane.rendezvous import Rendezvous
@@ -19,6 +20,7 @@ from eep.process_group.group import EepProcessGroup
 from eep.process_group.group_options import Options
 from eep.process_group.hosts.host_roster import HostRoster, next_life, reach_hosts
 from eep.process_group.hosts.sealed_store import SealedStore
+from eep.process_group.launch_store import LaunchStore
 from eep.process_group.roster import LocalRoster, Roster
 from eep.process_group.world import World
 
@@ -50,7 +52,9 @@ def create(backend: Any, options: Options | None) -> EepProcessGroup:
         raise EepError(
             "the default group must be on the eep backend too: torch.distributed.init_process_group('eep', ...)"
         )
-    closed = None if backend.global_ranks_in_group else close_world
+    closed = None
+    if not backend.global_ranks_in_group:
+        closed = partial(_leave, LaunchStore.behind(backend.store, backend.group_rank))
     return EepProcessGroup(
         *_world, backend.group_id, ranks, backend.timeout, closed, options.devices if options else None
     )
@@ -65,6 +69,13 @@ def close_world() -> None:
         agreement.linger()
         world.close()
         agreement.close()
+
+
+def _leave(store: LaunchStore | None) -> None:
+    """The default group was destroyed: another may be made at once, which must not meet the store of this one."""
+    close_world()
+    if store is not None:
+        store.wait_until_closed()
 
 
 def _forget_world() -> None:

@@ -3,6 +3,7 @@ its backend, the state of a peer is true or false, and ranks are added beyond th
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,3 +95,25 @@ def test_a_rank_that_joins_later_finds_the_others_through_the_store(tmp_path: Pa
         ranks[1].answer()
         assert set(ranks.all([0, 1], "active").values()) == {(0, 1)}
         ranks.all([0, 1], "destroy")
+
+
+def begin_and_end(member: MemberProgram, port: int, times: int) -> list[float]:
+    """Default groups one after the other, at the same port, as Mooncake's test makes them."""
+    sums = []
+    for _ in range(times):
+        dist.init_process_group(
+            "eep", init_method=f"tcp://127.0.0.1:{port}", rank=member.rank, world_size=member.config.size
+        )
+        sums.append(sum_of_ranks())
+        dist.destroy_process_group()
+    return sums
+
+
+def test_groups_follow_each_other_at_one_port(tmp_path: Path) -> None:
+    place = tmp_path / "ranks"
+    place.mkdir(mode=0o700)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Members(place, GroupConfig(4), timeout_ms=60_000) as ranks:
+        ranks.start(range(4))
+        assert ranks.all(range(4), "do", begin_and_end, port, 5) == dict.fromkeys(range(4), [10.0] * 5)
