@@ -65,12 +65,18 @@ class Story:
                 lambda: bool(self.views) and self.views[-1][2] and len(self.views[-1][1].active) == ranks, within
             )
 
-    def wait_until_run(self, ranks: Iterable[int], within: float = 240.0) -> bool:
-        """Until just these are in and run. False if that does not come."""
-        wanted = tuple(sorted(ranks))
+    def wait_until_run(self, ranks: Iterable[int], within: float = 240.0, *, with_others: bool = False) -> bool:
+        """Until just these are in and run, or these and any others. False if that does not come. A view may be over when
+        this thread hears of it: it counts all the same."""
+        wanted = set(ranks)
         with self._news:
+            first = max(0, len(self.views) - 1)
             return self._news.wait_for(
-                lambda: bool(self.views) and self.views[-1][2] and self.views[-1][1].active == wanted, within
+                lambda: any(
+                    runs and (wanted <= set(view.active) if with_others else wanted == set(view.active))
+                    for _, view, runs in self.views[first:]
+                ),
+                within,
             )
 
     def wait_until_back(self, ranks: int, lost: Mapping[int, int], within: float = 240.0) -> bool:
