@@ -209,7 +209,11 @@ class Endpoint:
 
     def has_left(self, rank: int) -> bool:
         """Whether that peer closed on purpose. What it owed was written before it said so."""
-        return self._peers.has_left(rank)
+        return self._peers.says(rank, OwnerState.LEFT)
+
+    def is_waiting(self, rank: int) -> bool:
+        """Whether that peer, which is in the view, has still to find that out."""
+        return self._peers.says(rank, OwnerState.WAITING)
 
     def has_closed(self, rank: int, group: int) -> bool:
         """Whether that peer says of a process group, by the word for it (``closed_group``), that it was closed."""

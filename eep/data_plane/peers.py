@@ -242,11 +242,11 @@ class Peers:
         with self._mappings:
             return {(offer.rank, offer.incarnation): offer.process for offer in self._offers.values()}
 
-    def has_left(self, rank: int) -> bool:
-        """Whether that peer closed on purpose. What it owed was written before it said so."""
+    def says(self, rank: int, state: OwnerState) -> bool:
+        """Whether that peer says so of itself."""
         with self._mappings:
             offer = self._offers.get(rank)
-            return offer is not None and offer.state is OwnerState.LEFT
+            return offer is not None and offer.state is state
 
     def has_closed(self, rank: int, group: int) -> bool:
         """Whether that peer has that word for one of its lanes."""

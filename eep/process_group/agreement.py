@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping
 
 from eep.abi.collectives import CollectiveArgs, Element, Kind, OwnerState, Reduction
-from eep.abi.peer_table import ALONE_EPOCH
 from eep.data_plane.memory.exchange import Offer
 from eep.data_plane.transport.remote_hosts import LinkedPeer
 from eep.errors import PeerUnreachable, RankInUse
@@ -35,64 +34,51 @@ class Agreement:
     def __init__(self, world: World, roster: Roster) -> None:
         self._world, self._roster, self._log = world, roster, roster.views
         self._votes = world.open_lane(_VOTES, range(world.size))
-        self._first: View | None = None
 
     def found(self, timeout: float) -> View:
         """Waits for all ranks of the launch, and enters the first view with them. PeerUnreachable if one of them is not
         there in time, or has been there and has ended. The others may still be about to come in: see :meth:`linger`."""
-        self._first = self._found(timeout)
-        return self._first
-
-    def linger(self) -> None:
-        """Before the world is left. A rank that was founded with this one may not have come in yet. It would find this one
-        gone, and with it what this one has sent to it."""
-        end = time.monotonic() + _LINGER_S
-        while self._first is not None and time.monotonic() < end:
-            if all(self._has_come_in(rank, self._first) for rank in self._first.active):
-                return
-            time.sleep(_LOOKS_EVERY)
-
-    def _has_come_in(self, rank: int, view: View) -> bool:
-        """Whether ``rank`` has entered ``view``, or never will. A link is made by both ends, and lasts until both let go."""
-        if rank == self._world.rank or self._roster.remote_lives([rank]):
-            return True
-        if self._roster.alive().get(rank) != view.incarnations[rank]:
-            return True
-        with contextlib.suppress(PeerUnreachable):
-            return view.epoch <= self._world.endpoint.view_of(rank).epoch < ALONE_EPOCH
-        return False
-
-    def _found(self, timeout: float) -> View:
         end = time.monotonic() + timeout
         seen: dict[int, int] = {}
+        waits = False
         with self._world.changing:
-            while True:
-                latest = self._log.latest()
-                if latest is not None and self._is_in(latest):
-                    return self._enter_first(latest, end)
-                self._refuse_if_running(latest)
-                alive = self._roster.alive()
-                _check_none_has_ended([rank for rank in seen if rank not in alive])
-                seen |= alive
-                try:
-                    offers = self._prepare(range(self._world.size), _a_while(end))
-                except PeerUnreachable:
+            try:
+                while True:
+                    latest = self._log.latest()
+                    if latest is not None and self._is_in(latest):
+                        return self._enter_first(latest, end)
+                    self._refuse_if_running(latest)
+                    if not waits:
+                        self._roster.announce(OwnerState.WAITING)
+                        waits = True
+                    alive = self._roster.alive()
+                    _check_none_has_ended([rank for rank in seen if rank not in alive])
+                    seen |= alive
+                    try:
+                        first = self._first_view(latest.epoch + 1 if latest else 1, _a_while(end))
+                    except PeerUnreachable:
+                        if time.monotonic() >= end:
+                            raise
+                        continue
+                    committed = self._log.commit(first)
+                    if self._is_in(committed):
+                        return self._enter_first(committed, end)
                     if time.monotonic() >= end:
-                        raise
-                    continue
-                incarnations = {rank: offer.incarnation for rank, offer in offers.items()}
-                incarnations[self._world.rank] = self._world.endpoint.incarnation
-                first = View(
-                    latest.epoch + 1 if latest else 1,
-                    tuple(range(self._world.size)),
-                    tuple(incarnations.get(rank, -1) for rank in range(self._world.endpoint.max_ranks)),
-                )
-                committed = self._log.commit(first)
-                if self._is_in(committed):
-                    return self._enter_first(committed, end)
-                if time.monotonic() >= end:
-                    raise PeerUnreachable(f"the ranks could not agree on a first view within {timeout:.0f} s")
-                time.sleep(_LOOKS_EVERY)
+                        raise PeerUnreachable(f"the ranks could not agree on a first view within {timeout:.0f} s")
+                    time.sleep(_LOOKS_EVERY)
+            finally:
+                if waits:
+                    self._roster.announce(OwnerState.ALONE)
+
+    def linger(self) -> None:
+        """Before the world is left. A rank that was let in with this one, or by it, may not have come in yet. It would find
+        this one gone, and with it what this one has sent to it."""
+        endpoint, end = self._world.endpoint, time.monotonic() + _LINGER_S
+        while time.monotonic() < end:
+            coming = {rank for rank in endpoint.view.active if endpoint.is_waiting(rank)}
+            if coming <= {*endpoint.dead_peers()}:
+                return
+            time.sleep(_LOOKS_EVERY)
 
     def deactivate(self, ranks: Iterable[int], timeout: float) -> View:
         """Goes on without ``ranks``. Every survivor calls it; a survivor that comes later finds it done."""
@@ -181,6 +167,20 @@ class Agreement:
             time.sleep(_LOOKS_EVERY)
             raise PeerUnreachable(f"rank {missing[0]} has not come", tuple(missing))
         return self._world.prepare(ranks, timeout, self._roster.remote_lives(ranks))
+
+    def _first_view(self, epoch: int, timeout: float) -> View:
+        """Of all ranks of the launch, once each waits to come in."""
+        offers = self._prepare(range(self._world.size), timeout)
+        if absent := [rank for rank, offer in offers.items() if offer.state is not OwnerState.WAITING]:
+            time.sleep(_LOOKS_EVERY)
+            raise PeerUnreachable(f"rank {absent[0]} has not come", tuple(absent))
+        incarnations = {rank: offer.incarnation for rank, offer in offers.items()}
+        incarnations[self._world.rank] = self._world.endpoint.incarnation
+        return View(
+            epoch,
+            tuple(range(self._world.size)),
+            tuple(incarnations.get(rank, -1) for rank in range(self._world.endpoint.max_ranks)),
+        )
 
     def _meet(self, view: View | None) -> None:
         """Links are made by both ends: those who are to let this rank in wait for its own."""

@@ -5,22 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import eep
 from eep.data_plane.rendezvous import Rendezvous
+from eep.process_group import agreement
 from eep.process_group.agreement import Agreement
 from eep.process_group.roster import LocalRoster
 from eep.process_group.view_log import ViewLog
 from eep.process_group.world import World
 from eep.view import View
-from tests.process_group.members import GroupConfig, Members
+from tests.process_group.members import GroupConfig, MemberProgram, Members
 from tests.process_group.worlds import CALL_S, SOON, Worlds, enter, together
-from tests.ranks import RankProcess
+from tests.ranks import CommandedProcess, RankProcess
 
 Make = Callable[[int], Worlds]
+Start = Callable[..., Members]
 
 
 def test_a_rank_that_ends_right_after_its_launch_keeps_no_other_waiting(worlds: Make, tmp_path: Path) -> None:
@@ -103,47 +106,83 @@ def agreement_of(world: World, place: Path) -> Agreement:
     return Agreement(world, LocalRoster(world, Rendezvous(place), temporary=False))
 
 
+class Launch:
+    """Ranks that begin together. All but rank 0 come in when they are told to."""
+
+    def __init__(self, several: list[World], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.several = several
+        self.agreements = [agreement_of(world, place) for world in several]
+        self.views: dict[int, View] = {}
+        self._told = [threading.Event() for _ in several]
+        self._told[0].set()
+        for told, each in zip(self._told, self.agreements, strict=True):
+            monkeypatch.setattr(each, "_enter_first", partial(self._enter, told, each._enter_first))
+        self._threads = [
+            threading.Thread(target=self._found, args=(rank,), daemon=True) for rank in range(len(several))
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._threads[0].join(SOON.total_seconds())
+        assert self.views.keys() == {0}
+
+    def come_in(self, rank: int) -> None:
+        self._told[rank].set()
+        self._threads[rank].join(SOON.total_seconds())
+        assert self.views[rank] == self.views[0]
+
+    def _found(self, rank: int) -> None:
+        self.views[rank] = self.agreements[rank].found(CALL_S)
+
+    @staticmethod
+    def _enter(told: threading.Event, enter_first: Callable[[View, float], View], view: View, end: float) -> View:
+        told.wait(SOON.total_seconds())
+        return enter_first(view, end)
+
+
 def test_a_rank_that_leaves_right_after_its_launch_stays_until_the_others_have_come_in(
-    worlds: Make, tmp_path: Path
+    worlds: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has sent would be lost otherwise: they would find a rank that has ended."""
     made = worlds(3)
-    several = [made.start(rank) for rank in range(3)]
-    agreements = [agreement_of(world, tmp_path / "ranks") for world in several]
-    first = agreements[0].found(CALL_S)
+    launch = Launch([made.start(rank) for rank in range(3)], tmp_path / "ranks", monkeypatch)
 
     def leave() -> None:
-        agreements[0].linger()
-        several[0].close()
+        launch.agreements[0].linger()
+        launch.several[0].close()
 
     leaving = threading.Thread(target=leave, daemon=True)
     leaving.start()
-    leaving.join(0.2)  # it must wait, or is gone
-    assert agreements[1].found(CALL_S) == first
-    leaving.join(0.2)
-    assert agreements[2].found(CALL_S) == first
+    for rank in (1, 2):
+        leaving.join(0.2)
+        assert leaving.is_alive()
+        launch.come_in(rank)
     leaving.join(SOON.total_seconds())
     assert not leaving.is_alive()
-
-
-def test_a_rank_that_leaves_waits_for_no_rank_that_has_ended(worlds: Make, tmp_path: Path) -> None:
-    made = worlds(2)
-    first, second = made.start(0), made.start(1)
-    agreement = agreement_of(first, tmp_path / "ranks")
-    agreement.found(CALL_S)
-    second.close()
-    together([agreement.linger])
 
 
 def test_a_rank_that_leaves_does_not_wait_for_ever(
     worlds: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = worlds(2)
-    first, _second_that_never_comes_in = made.start(0), made.start(1)
-    agreement = agreement_of(first, tmp_path / "ranks")
-    agreement.found(CALL_S)
+    launch = Launch([made.start(rank) for rank in range(2)], tmp_path / "ranks", monkeypatch)
     monkeypatch.setattr("eep.process_group.agreement._LINGER_S", 0.2)
-    together([agreement.linger])
+    together([launch.agreements[0].linger])
+    launch.come_in(1)
+
+
+def linger_for_ever(member: MemberProgram) -> None:
+    agreement._LINGER_S = 3600.0
+
+
+@pytest.mark.parametrize("fault", [CommandedProcess.kill, CommandedProcess.stop])
+def test_a_rank_that_leaves_waits_for_none_that_has_ended_or_is_in_and_stands_still(
+    group: Start, fault: Callable[[CommandedProcess], None]
+) -> None:
+    members = group(2)
+    members.all(range(2), "do", linger_for_ever)
+    members.all(range(2), "run", "barrier", 1)
+    fault(members[1])
+    members[0].call("destroy")
 
 
 def test_a_rank_that_is_let_in_goes_on_without_a_member_that_has_ended_since(worlds: Make, tmp_path: Path) -> None:
