@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.common.network_namespaces import Network
+from bench.repair.sample_experts import fill, layout
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.transfer_engine import Engine
 from eep.experts.layout import ExpertLayout, ExpertMemory
@@ -39,7 +40,7 @@ class FarRank:
 
 
 @contextlib.contextmanager
-def far_rank(network: Network, layout: ExpertLayout, experts: int) -> Iterator[FarRank]:
+def far_rank(network: Network, shape: ExpertLayout, experts: int) -> Iterator[FarRank]:
     address = network.address(_HOST)
     command = [sys.executable, "-m", "bench.repair.far_rank", address, str(experts)]
     process = subprocess.Popen(
@@ -53,7 +54,7 @@ def far_rank(network: Network, layout: ExpertLayout, experts: int) -> Iterator[F
         assert process.stdout is not None
         session, where, port = json.loads(process.stdout.readline())
         numbers = np.arange(experts, dtype="<i8").tobytes()
-        record = RankRecord(_HOST, session, where, experts, ModelShape.of(layout, experts), numbers, bytes(8 * experts))
+        record = RankRecord(_HOST, session, where, experts, ModelShape.of(shape, experts), numbers, bytes(8 * experts))
         yield FarRank(record, (address, port))
     finally:
         process.kill()
@@ -61,8 +62,6 @@ def far_rank(network: Network, layout: ExpertLayout, experts: int) -> Iterator[F
 
 
 def main() -> None:
-    from bench.repair.tiers import fill, layout
-
     address, experts = sys.argv[1], int(sys.argv[2])
     shape = layout(experts)
     shared = SharedMemory.create("bench", shape.region_bytes)

@@ -25,12 +25,13 @@ from bench.common import network_namespaces
 from bench.common.network_namespaces import Network
 from bench.common.timing import median_seconds
 from bench.repair.far_rank import FarRank, far_rank
+from bench.repair.sample_experts import fill, layout
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient, LiveParameters
 from eep.experts.backup.transfer_engine import Engine
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.checksums import Checksums
-from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec, checksum
+from eep.experts.layout import ExpertLayout, ExpertMemory, checksum
 from eep.experts.placement.slot_plan import Placement
 from eep.experts.registry.directory_registry import DirectoryRegistry, wait_for_change
 from eep.experts.repair.executor import execute_repair
@@ -46,7 +47,7 @@ _VIEW = View(1, (0, 1), (0, 0))
 
 _OTHER_RANK = """
 import pathlib, sys
-from bench.repair.tiers import fill, layout
+from bench.repair.sample_experts import fill, layout
 from eep.experts.layout import ExpertMemory
 from eep.experts.repair.peer_memory import serve_region
 from eep.data_plane.memory.shm import SharedMemory
@@ -57,22 +58,6 @@ server = serve_region(where, 1, 0, shared)
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-def layout(experts: int) -> ExpertLayout:
-    """Experts of 6 MiB: gate and up, and down, in bf16."""
-    up, down = (
-        TensorSpec(name, shape, torch.bfloat16)
-        for name, shape in (("w13_weight", (2048, 1024)), ("w2_weight", (1024, 1024)))
-    )
-    return ExpertLayout(1, experts, (up, down))
-
-
-def fill(memory: ExpertMemory, experts: int) -> None:
-    for expert in range(experts):
-        rng = np.random.default_rng(expert)
-        for piece in memory.pieces(0, expert):
-            piece.copy_(torch.from_numpy(rng.integers(0, 256, piece.numel(), dtype=np.uint8)))
 
 
 def measure_tiers(experts: int, times: int = 5) -> list[dict[str, Any]]:
