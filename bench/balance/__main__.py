@@ -6,14 +6,14 @@ The loads are made from a seed (traces.py). Each balancer is told the load up to
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from bench.balance.contenders import follow_trace, rows
 from bench.balance.quiet_server import measure_quiet
 from bench.balance.traces import TRACES, loads
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.common.timing import median_seconds
 from bench.repair.__main__ import table
 from eep.experts.placement.slot_plan import plan_placement
@@ -85,11 +85,7 @@ def main() -> None:
     report = "\n".join(lines) + "\n"
     print(report)
     if not (options.quick or options.no_files):
-        options.results.mkdir(parents=True, exist_ok=True)
-        written = [options.results / f"balance.{kind}" for kind in ("json", "md")]
-        written[0].write_text(json.dumps({"about": about, "results": sections}, indent=1) + "\n")
-        written[1].write_text(report)
-        say_written(written)
+        write_results(options.results / "balance", {"about": about, "results": sections}, report)
 
 
 if __name__ == "__main__":

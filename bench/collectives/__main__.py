@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import pathlib
 import statistics
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from bench.collectives.rank import COLLECTIVES, CONTENDERS, ELEMENT, GroupSeat, run_rank
 from bench.collectives.report import Result, Timing, header, plot, row, summary
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.fleet import Fleet, FleetError, start_ranks
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from eep import Rendezvous
 
 BLOCKS = 6
@@ -133,18 +134,14 @@ def _timing(times_us: list[float]) -> Timing:
 
 def save(folder: pathlib.Path, head: dict[str, Any], results: list[Result]) -> None:
     """Writes the JSON file, the table and the picture."""
-    folder.mkdir(parents=True, exist_ok=True)
     machine = head["machine"]
     subject = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, commit {head['commit']}"
-    written = [folder / f"collectives-cpu.{kind}" for kind in ("json", "md", "png")]
     document = {**head, "cases": [result.as_json() for result in results]}
-    written[0].write_text(json.dumps(document, indent=1) + "\n")
     table = "\n".join([header(), *map(row, results)])
     load = f"load {machine['load_average']} before, {machine['load_average_after']} after"
     note = f"`{head['command']}`, {head['date']}; {subject}; {load}"
-    written[1].write_text(f"{note}\n\n```\n{table}\n```\n\n{summary(results)}\n")
-    plot(results, subject, written[2])
-    say_written(written)
+    page = f"{note}\n\n```\n{table}\n```\n\n{summary(results)}\n"
+    write_results(folder / "collectives-cpu", document, page, partial(plot, results, subject))
 
 
 if __name__ == "__main__":

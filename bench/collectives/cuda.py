@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import os
 import pathlib
 import statistics
@@ -25,10 +24,11 @@ import torch.distributed as dist
 import eep
 from bench.collectives.rank import COLLECTIVES, ELEMENT, GroupSeat, all_gather, reduce_scatter
 from bench.collectives.report import size_text
-from bench.common.arguments import add_files, make_parser, say_written
+from bench.common.arguments import add_files, make_parser
 from bench.common.copy_rate import copy_rate
 from bench.common.fleet import FleetError, serve_requests, start_ranks
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.common.timing import percentile
 
 CALLS = 20  # per graph
@@ -210,14 +210,10 @@ def main() -> int:
 
 def save(folder: pathlib.Path, head: dict[str, Any], results: list[CudaResult]) -> None:
     """Writes the JSON file and the table."""
-    folder.mkdir(parents=True, exist_ok=True)
     document = {**head, "calls_per_graph": CALLS, "cases": [dataclasses.asdict(result) for result in results]}
-    written = [folder / f"collectives-cuda.{kind}" for kind in ("json", "md")]
-    written[0].write_text(json.dumps(document, indent=1) + "\n")
     table = "\n".join([HEADER, *(result.line() for result in results)])
     note = f"`{head['command']}`, {head['date']}; {head['machine']['gpu']}, commit {head['commit']}"
-    written[1].write_text(f"{note}\n\n```\n{table}\n```\n")
-    say_written(written)
+    write_results(folder / "collectives-cuda", document, f"{note}\n\n```\n{table}\n```\n")
 
 
 if __name__ == "__main__":

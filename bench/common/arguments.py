@@ -33,11 +33,3 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 def add_quick(parser: argparse.ArgumentParser) -> None:
     """``--quick``; the benchmark chooses the cases."""
     parser.add_argument("--quick", action="store_true", help="a smoke run: few cases, little time each, no files")
-
-
-def say_written(paths: list[pathlib.Path]) -> None:
-    """Prints the names of the files, short where they are in this checkout."""
-    root = RESULTS.parents[1]
-    for path in paths:
-        absolute = path.resolve()
-        print(f"wrote {absolute.relative_to(root) if absolute.is_relative_to(root) else path}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from eep.drill.token_certainty import clear_prompts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PROMPTS = 8
-Page = Callable[[dict[str, Any], dict[str, Any]], str]
 
 
 def say(text: str) -> None:
@@ -36,14 +34,6 @@ def describe_server(device: Device, arguments: Sequence[str]) -> dict[str, Any]:
 
 def describe_requests(load: Load) -> dict[str, int]:
     return {"answered": len(load.answers), "failed": len(load.failed), "wrong": len(load.wrong)}
-
-
-def write_results(file: Path, head: dict[str, Any], told: dict[str, Any], page: Page) -> None:
-    """As JSON and as Markdown. ``file`` has no suffix."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.with_suffix(".json").write_text(json.dumps({**head, **told}, indent=1) + "\n")
-    file.with_suffix(".md").write_text(page(head, told))
-    say(page(head, told))
 
 
 def exit_code(load: Load, left: Sequence[str]) -> int:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.metadata
-import json
 import math
 import os
 import random
@@ -35,8 +34,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.common.arguments import add_files, make_parser, say_written
+from bench.common.arguments import add_files, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.context.clients import SHORT, Known, LongClients, count_tokens, flush, learn
 from bench.context.pauses import NothingMoved, Pauses, measure
 from bench.context.plan import COPIED, PREFILL, RESTORED, WAYS, Turn, count_long, parse_contexts, plan
@@ -295,13 +295,9 @@ def _told(turn: Turn, kind: str, answer: Answer) -> dict[str, Any]:
 
 
 def write(options: argparse.Namespace, results: dict[str, Any], kills: Sequence[Pauses], text: str) -> None:
-    options.results.mkdir(parents=True, exist_ok=True)
     name = options.results / f"context-{options.device}"
-    name.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    name.with_suffix(".md").write_text(text)
     subject = f"A rank of the SGLang server is killed under long contexts, {RANKS} ranks on {options.device}"
-    plot(name.with_suffix(".png"), kills, subject)
-    say_written([name.with_suffix(suffix) for suffix in (".json", ".md", ".png")])
+    write_results(name, results, text, lambda path: plot(path, kills, subject))
 
 
 def say(text: str) -> None:

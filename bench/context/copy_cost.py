@@ -22,9 +22,10 @@ from typing import Any
 
 from bench.common.arguments import add_files, make_parser
 from bench.common.comparison import sum_up_phases, sum_up_turns
-from bench.common.drilled_server import describe_server, say, write_results
+from bench.common.drilled_server import describe_server, say
 from bench.common.phases import Phase, compare
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.common.steady_clients import Clients
 from bench.common.turns import Lengths, Taken, take_turns
 from bench.context.clients import learn
@@ -71,10 +72,10 @@ def main() -> int:
     device = replace(device, flags=(*device.flags, "--dtype", options.dtype))
     with tempfile.TemporaryDirectory(prefix="eep-bench-") as place, device.prepared() as needed:
         head, told = run(options, Path(place), device, needed)
-    if options.no_files:
-        say(page(head, told))
-    else:
-        write_results(options.results / f"context-copy-cost-{options.device}", head, told, page)
+    text = page(head, told)
+    say(text)
+    if not options.no_files:
+        write_results(options.results / f"context-copy-cost-{options.device}", {**head, **told}, text)
     return int(bool(head["complaints"]))
 
 

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.common import network_namespaces
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.detection.host_program import MOMENTS
 from bench.detection.report import CASES, Samples, markdown, row
 from tests.control.links.separate_hosts import SeparateHosts
@@ -126,12 +127,9 @@ def main() -> int:
         for case, values in samples.items():
             print(row(name, case, values))
     if not arguments.no_files:
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        paths = [arguments.results / f"detection-cpu.{kind}" for kind in ("json", "md")]
         told = {**head, "host_timeout_s": arguments.host_timeout, "links": linked, "no links": alone}
-        paths[0].write_text(json.dumps(told, indent=2) + "\n")
-        paths[1].write_text(markdown(head, arguments.host_timeout, linked, alone))
-        say_written(paths)
+        text = markdown(head, arguments.host_timeout, linked, alone)
+        write_results(arguments.results / "detection-cpu", told, text)
     return 0
 
 

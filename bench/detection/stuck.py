@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.arguments import add_files, make_parser
-from bench.common.drilled_server import describe_requests, describe_server, exit_code, origin_lines, say, write_results
+from bench.common.drilled_server import describe_requests, describe_server, exit_code, origin_lines, say
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.detection.report import middle_and_most
 from bench.failover.kills import victims
 from eep.drill.devices import CPU
@@ -86,10 +87,10 @@ def measure(options: argparse.Namespace, place: Path) -> int:
         for fault in story.faults
     ]
     told = {"faults": faults}
-    if options.no_files:
-        say(page(head, told))
-    else:
-        write_results(options.results / "stuck-cpu", head, told, page)
+    text = page(head, told)
+    say(text)
+    if not options.no_files:
+        write_results(options.results / "stuck-cpu", {**head, **told}, text)
     return exit_code(load, left)
 
 

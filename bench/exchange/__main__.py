@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.fleet import Fleet, FleetError, start_ranks
 from bench.common.provenance import provenance
+from bench.common.result_files import say_written
 from bench.exchange.measurement import BLOCKS, Result, measure
 from bench.exchange.rank_process import ExchangeSeat, run_rank
 from bench.exchange.report import header, row, summary, write_json

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
+from functools import partial
 from typing import Any
 
 import torch
 
-from bench.common.arguments import say_written
 from bench.common.copy_rate import copy_rate
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.exchange.cuda_fleet import CudaFleet, start_cuda_ranks
 from bench.exchange.cuda_rank import Case, exchanged_rows
 from bench.exchange.cuda_yardsticks import batched_copy_rate, torch_round_us
@@ -88,12 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     for kind in ("processes", "streams"):
         print(summary(results, kind))
     if not arguments.no_files:
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        written = [arguments.results / f"dispatch_combine-cuda.{kind}" for kind in ("json", "md", "png")]
-        written[0].write_text(json.dumps({**head, "results": results}, indent=1) + "\n")
-        written[1].write_text(table(head, results))
-        plot(results, written[2])
-        say_written(written)
+        name = arguments.results / "dispatch_combine-cuda"
+        write_results(name, {**head, "results": results}, table(head, results), partial(plot, results))
     return 0
 
 

@@ -7,7 +7,6 @@ machine slows all of them alike: compare the sizes of one run. "waiting": no ran
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 import tracemalloc
@@ -15,8 +14,9 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from tests.sglang_patches.front_end.front_end_server import AbortReq, Server, TokenizedGenerateReqInput
 
 RANKS = {"r0": 0, "r1": 0, "r2": 0, "r3": 0}
@@ -149,11 +149,7 @@ def main() -> None:
     print(table(results))
     print(f"a prompt of {LONG_PROMPT} tokens: {results['long_prompt_bytes']} bytes beyond the message")
     if not options.no_files:
-        options.results.mkdir(parents=True, exist_ok=True)
-        paths = [options.results / "front_end.json", options.results / "front_end.md"]
-        paths[0].write_text(json.dumps(results, indent=2) + "\n")
-        paths[1].write_text(page(results))
-        say_written(paths)
+        write_results(options.results / "front_end", results, page(results))
 
 
 if __name__ == "__main__":

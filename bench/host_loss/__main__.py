@@ -11,7 +11,6 @@ Writes host-loss-cpu.json and .md into --results. The exit code is 0 only if no 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -20,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import host_servers
-from bench.common.arguments import add_files, make_parser, say_written
+from bench.common.arguments import add_files, make_parser
 from bench.common.host_servers import RANKS_EACH, HostServers
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from eep.drill.load import Load
 from eep.drill.models.checkpoint import make_model
 from eep.drill.story import Fault, Story
@@ -64,10 +64,7 @@ def main() -> int:
     page = describe(head, arguments, rows, told)
     print(page)
     if not arguments.no_files:
-        written = [arguments.results / "host-loss-cpu.json", arguments.results / "host-loss-cpu.md"]
-        written[0].write_text(json.dumps({**head, "requests": told, "losses": rows}, indent=1) + "\n")
-        written[1].write_text(page)
-        say_written(written)
+        write_results(arguments.results / "host-loss-cpu", {**head, "requests": told, "losses": rows}, page)
     return 1 if told["failed"] or told["wrong"] else 0
 
 

@@ -7,15 +7,15 @@ processes, in alternating blocks. The TCP loop moves only the bytes that cross; 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from typing import Any
 
 from bench.common import network_namespaces
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.fleet import FleetError, start_ranks
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.exchange.measurement import DIRECTIONS, Result, measure
 from bench.exchange.workload import Shape
 from bench.hosts.host_rank import CONTENDERS, HostSeat, run_host_rank
@@ -104,19 +104,17 @@ def row(result: Result) -> str:
 
 
 def save(arguments: argparse.Namespace, head: dict[str, Any], results: list[Result]) -> None:
-    written = [arguments.results / "hosts-cpu.json", arguments.results / "hosts-cpu.md"]
     head["parameters"] = {"hidden": arguments.hidden, "provider": arguments.provider, "hosts": 2}
     content = {**head, "results": [result.as_json() for result in results]}
-    written[0].write_text(json.dumps(content, indent=1) + "\n")
     machine = head["machine"]
-    written[1].write_text(
+    page = (
         "# Dispatch and combine between two hosts\n\n"
         f"`{head['command']}`, commit {head['commit']}, {machine['cpu']}, {machine['cores']} cores for all ranks, their\n"
         f"proxies and both hosts, which are network namespaces. Provider {arguments.provider}, hidden {arguments.hidden},\n"
         "bf16, top-8 of 64. Medians in microseconds. `KB out`: what a rank sends, itself included; the TCP loop moves\n"
         "only what crosses.\n\n" + "\n".join([*header(), *map(row, results)]) + "\n"
     )
-    say_written(written)
+    write_results(arguments.results / "hosts-cpu", content, page)
 
 
 if __name__ == "__main__":

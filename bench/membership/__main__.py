@@ -21,8 +21,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import say_written
 from bench.common.timing import percentile
 from bench.membership.times import SLOT
 from eep.control.supervisor.settings import LaunchSettings

@@ -6,14 +6,14 @@ same run.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bench.common.arguments import add_files, add_quick, make_parser, say_written
+from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.common.timing import median_seconds
 from bench.repair.eplb_greedy import eplb_greedy
 from bench.repair.tiers import measure_tiers
@@ -189,11 +189,7 @@ def main() -> None:
     report = "\n".join(lines) + "\n"
     print(report)
     if not (options.quick or options.no_files):
-        options.results.mkdir(parents=True, exist_ok=True)
-        written = [options.results / f"repair.{kind}" for kind in ("json", "md")]
-        written[0].write_text(json.dumps({"about": about, "results": sections}, indent=1) + "\n")
-        written[1].write_text(report)
-        say_written(written)
+        write_results(options.results / "repair", {"about": about, "results": sections}, report)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common.arguments import RESULTS, make_parser, say_written
+from bench.common.arguments import RESULTS, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.serving import step_profile
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import ask
@@ -188,12 +189,9 @@ def post(server: Server, path: str, body: dict[str, Any]) -> None:
 
 
 def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    options.out.mkdir(parents=True, exist_ok=True)
-    name = options.out / f"serving-{options.device}"
-    name.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    name.with_suffix(".md").write_text(page(found))
-    say(page(found))
-    say_written([name.with_suffix(".json"), name.with_suffix(".md")])
+    text = page(found)
+    say(text)
+    write_results(options.out / f"serving-{options.device}", found, text)
 
 
 def page(found: dict[str, Any]) -> str:

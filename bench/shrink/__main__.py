@@ -25,9 +25,9 @@ from bench.common.drilled_server import (
     describe_server,
     exit_code,
     say,
-    write_results,
 )
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.failover.kills import brought_in, kill_now
 from bench.shrink.loss import WINDOW, Loss, lines_until, loss_of
 from bench.shrink.report import page
@@ -123,7 +123,9 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     head["requests"] = describe_requests(load)
     times = load.token_times()
     told = {"losses": [{**loss.told(times), "brought_in": brought} for loss, brought in losses]}
-    write_results(options.out / f"shrink-{options.device}-{options.ranks}", head, told, page)
+    text = page(head, told)
+    say(text)
+    write_results(options.out / f"shrink-{options.device}-{options.ranks}", {**head, **told}, text)
     return exit_code(load, left)
 
 

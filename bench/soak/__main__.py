@@ -12,7 +12,6 @@ token was wrong and nothing was left over.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import secrets
@@ -26,8 +25,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.common.arguments import add_files, make_parser, say_written
+from bench.common.arguments import add_files, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.soak.flatness import allowance_of, judge_growth
 from bench.soak.footprint import Places, measure
 from bench.soak.light_load import make_light_load
@@ -50,11 +50,7 @@ def main() -> int:
     text = page(results)
     print(text)
     if not options.no_files:
-        options.results.mkdir(parents=True, exist_ok=True)
-        paths = [options.results / "soak-cpu.json", options.results / "soak-cpu.md"]
-        paths[0].write_text(json.dumps(results, indent=1) + "\n")
-        paths[1].write_text(text)
-        say_written(paths)
+        write_results(options.results / "soak-cpu", results, text)
     return 1 if results["complaints"] else 0
 
 

@@ -10,7 +10,6 @@ failed, no token was wrong and nothing was left over. Its processes stay in the 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -20,8 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.common.arguments import add_files, make_parser, say_written
+from bench.common.arguments import add_files, make_parser
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.soak.burners import Burners
 from bench.soak.footprint import Places
 from bench.soak.light_load import make_light_load
@@ -47,11 +47,7 @@ def main() -> int:
     text = page(results)
     print(text)
     if not options.no_files:
-        options.results.mkdir(parents=True, exist_ok=True)
-        paths = [options.results / f"soak-load-cpu.{kind}" for kind in ("json", "md")]
-        paths[0].write_text(json.dumps(results, indent=1) + "\n")
-        paths[1].write_text(text)
-        say_written(paths)
+        write_results(options.results / "soak-load-cpu", results, text)
     return 1 if results["complaints"] else 0
 
 

@@ -33,9 +33,9 @@ from bench.common.drilled_server import (
     describe_server,
     exit_code,
     say,
-    write_results,
 )
 from bench.common.provenance import provenance
+from bench.common.result_files import write_results
 from bench.failover.kills import kill_now, need_spares
 from bench.takeover.holdings import holdings_of
 from bench.takeover.report import TIMES, page
@@ -152,7 +152,9 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         "before": asdict(before),
         "after": asdict(after),
     }
-    write_results(options.out / f"takeover-{options.device}", head, told, page)
+    text = page(head, told)
+    say(text)
+    write_results(options.out / f"takeover-{options.device}", {**head, **told}, text)
     return exit_code(load, left)
 
 
