@@ -82,7 +82,9 @@ class LossCause(Enum):
     """What ended a life of a rank, or is about to."""
 
     EXIT = "exit"
-    """Its process died, whatever the reason."""
+    """Its process died unasked, whatever the reason."""
+    LEFT = "left"
+    """It was asked to leave, and has ended."""
     EXCEPTION = "exception"
     STALLED = "stalled"
     STOPPED = "stopped"

@@ -111,6 +111,7 @@ class Turn:
         """``before`` is the rank before its end was seen. If it no longer ran then, its end was told already."""
         if before.runs:
             left = before.status is RankStatus.LEAVING
+            kind = LossCause.LEFT if left and kind is LossCause.EXIT else kind
             self.do(RankGone(rank, before.incarnation, cause, asked_to_leave=left, failed=failed, kind=kind))
 
     def adopt(self, instance: InstanceRecord | None, version: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eep.membership.effects import Effect, Notify, PhaseChanged, RankGone
+from eep.membership.effects import Effect, LossCause, Notify, PhaseChanged, RankGone
 from eep.view import View
 
 _MIB = 1 << 20
@@ -90,7 +90,8 @@ class EndedChange:
 
     def __str__(self) -> str:
         lost = [rank for rank, _ in self.lost]
-        said = [f"{_ranks(lost)} lost ({', '.join(self.causes)})"] if lost else []
+        how = "left" if self.causes == (LossCause.LEFT.value,) else f"lost ({', '.join(self.causes)})"
+        said = [f"{_ranks(lost)} {how}"] if lost else []
         said += [f"{_ranks(list(self.joined))} joined"] if self.joined else []
         moved = f"{_counted(self.moved, 'request')} moved, " if self.moved else ""
         return (
@@ -137,10 +138,9 @@ def rank_settled(change: OpenChange, told: RepairTold, now: float) -> SettledRan
 def add_to_change(change: OpenChange, effect: Effect, now: float) -> tuple[OpenChange, EndedChange | None]:
     """The change after one more effect at ``now``; and what there is to say of it, if that has ended it."""
     match effect:
-        case RankGone(rank=rank, kind=kind, asked_to_leave=asked):
+        case RankGone(rank=rank, kind=kind):
             is_in = (rank, effect.incarnation) in change.ran
-            cause = "left" if asked else kind.value
-            return replace(change, causes=(*change.causes, (rank, cause)) if is_in else change.causes), None
+            return replace(change, causes=(*change.causes, (rank, kind.value)) if is_in else change.causes), None
         case Notify(view=view):
             return replace(change, view=view), None
         case PhaseChanged(phase="REVOKED" | "AGREED" | "FORMING" as phase):
@@ -168,7 +168,7 @@ def _end(change: OpenChange, view: View, began: float, runs: frozenset[tuple[int
         view.epoch,
         len(runs),
         lost,
-        tuple(sorted({causes.get(rank, "exit") for rank, _ in lost})),
+        tuple(sorted({causes.get(rank, LossCause.EXIT.value) for rank, _ in lost})),
         tuple(sorted(rank for rank, _ in runs - change.ran)),
         began,
         began if change.agreed_at is None else change.agreed_at,

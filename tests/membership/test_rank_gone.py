@@ -45,7 +45,8 @@ GRACE_IS_OVER = Deadline(Timer.LEAVE, 0, 1)
         ([KILL, EXIT], RankGone(1, 0, "an operator asked to kill rank 1", kind=LossCause.OPERATOR)),
         ([KILL, PULSE, EXIT], RankGone(1, 0, "an operator asked to kill rank 1", kind=LossCause.OPERATOR)),
         ([EVIDENCE, EXIT], RankGone(1, 0, "the hardware of rank 1 fails: xid.79", kind=LossCause.HARDWARE)),
-        ([LEAVE, EXIT], RankGone(1, 0, "rank 1 exited", asked_to_leave=True)),
+        ([LEAVE, EXIT], RankGone(1, 0, "rank 1 exited", asked_to_leave=True, kind=LossCause.LEFT)),
+        ([LEAVE, PULSE, EXIT], RankGone(1, 0, "rank 1 is dying", asked_to_leave=True, kind=LossCause.LEFT)),
         ([LEAVE, GRACE_IS_OVER, EXIT], RankGone(1, 0, "rank 1 had left but did not end", True, kind=LossCause.LATE)),
     ],
     ids=[
@@ -57,6 +58,7 @@ GRACE_IS_OVER = Deadline(Timer.LEAVE, 0, 1)
         "fence and pulse",
         "evidence",
         "leave",
+        "leave and pulse",
         "leave and fence",
     ],
 )

@@ -62,11 +62,17 @@ def test_a_loss_and_a_rejoin_are_a_line_each() -> None:
 def test_what_ended_the_ranks_is_told_once_for_each_kind() -> None:
     gone: list[Timed] = [
         (20.0, RankGone(0, 0, "", kind=LossCause.STOPPED)),
-        (20.0, RankGone(1, 0, "", asked_to_leave=True)),
+        (20.0, RankGone(1, 0, "", asked_to_leave=True, kind=LossCause.LEFT)),
         (20.0, RankGone(1, 7, "", kind=LossCause.LATE)),
     ]
     (_, line) = lines([*START, *gone, *change(20.0, (0.1, 20.0), None, None, 0, epoch=2)])
     assert line.startswith("ranks 0, 1 lost (left, stopped): 100 ms to agree, 20 s repair")
+
+
+def test_ranks_that_were_asked_to_leave_are_not_called_lost() -> None:
+    gone: Timed = (20.0, RankGone(2, 0, "", asked_to_leave=True, kind=LossCause.LEFT))
+    (_, line) = lines([*START, gone, *change(20.0, (0.0, 0.1), 0, 0, None, epoch=2)])
+    assert line.startswith("rank 2 left: 0 ms to agree")
 
 
 def test_a_rank_that_is_replaced_within_one_change_is_lost_and_joins() -> None:
