@@ -33,6 +33,12 @@ _TAGS: list[str | Enum] = ["eep"]
 _Endpoint = TypeVar("_Endpoint")
 
 
+def page_of(*, keyed: bool) -> str:
+    """``keyed``: the server wants a key, so the page asks for nothing before it has one."""
+    text = _PAGE.read_text()
+    return text.replace('data-keyed="no"', 'data-keyed="yes"', 1) if keyed else text
+
+
 def mount(app: FastAPI, api: ServedApi) -> None:
     """Straight on the application: SGLang finds the level of a route's key by looking through the application's routes, and
     in a router that is included it finds none."""
@@ -74,7 +80,7 @@ def mount(app: FastAPI, api: ServedApi) -> None:
 
     @app.get("/eep/", tags=_TAGS, summary="A page to look at", response_class=HTMLResponse)
     async def page() -> Response:
-        return HTMLResponse(_PAGE.read_text(), headers=_PAGE_HEADERS)
+        return HTMLResponse(page_of(keyed=api.has_key), headers=_PAGE_HEADERS)
 
     async def admitted(request: Request) -> bytes | Response:
         if (refused := why_refused(api, request)) is not None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sglang_patches.api.http_routes import page_of
 from sglang_patches.front_end.routes import OWN
 from tests.sglang.browser import Browser
 
@@ -51,6 +52,7 @@ class Answers(BaseHTTPRequestHandler):
     key: ClassVar[str] = ""
     operations: ClassVar[list[dict[str, Any]]] = [OPERATION]
     posted: ClassVar[list[str]] = []
+    events: ClassVar[bytes] = b""
 
     def do_POST(self) -> None:
         self.posted.append(self.path)
@@ -59,7 +61,7 @@ class Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path
         if path == "/eep/":
-            self._send(200, PAGE.read_bytes(), "text/html")
+            self._send(200, page_of(keyed=bool(self.key)).encode(), "text/html")
         elif self.key and self.headers.get("Authorization") != f"Bearer {self.key}":
             self._send(401, b"{}")
         elif path == "/eep/status":
@@ -70,7 +72,7 @@ class Answers(BaseHTTPRequestHandler):
         elif path == "/eep/operations":
             self._send(200, json.dumps(self.operations).encode())
         else:
-            self._send(200, b"retry: 1000\n\n", "text/event-stream")
+            self._send(200, b"retry: 1000\n\n" + self.events, "text/event-stream")
 
     def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
@@ -152,11 +154,41 @@ def test_an_operation_that_runs_can_be_cancelled(browser: Browser, page: str, mo
     assert "/eep/operations/{ident}/cancel" in OWN
 
 
-def test_a_key_is_asked_for_and_used(browser: Browser, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+TYPE_KEY = (
+    "const k = document.getElementById('key'); k.value = arguments[0]; k.dispatchEvent(new Event('change')); "
+    "return true"
+)
+
+
+def test_a_key_is_asked_for_and_used_and_one_that_is_refused_is_not_sent_again(
+    browser: Browser, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Answers, "key", "secret")
+    browser.complaints()
     browser.open(page)
     browser.wait_for(f"{TEXT}.includes('wants its admin key')", "trouble")
-    type_key = "const k = document.getElementById('key'); k.value = 'secret'; k.dispatchEvent(new Event('change'))"
-    browser.run(type_key)
+    assert browser.complaints() == [], "nothing is asked without a key"
+    browser.run(TYPE_KEY, "wrong")
+    browser.wait_for(f"{TEXT}.includes('does not accept that admin key')", "trouble")
+    browser.run("window.at = performance.now(); return true")
+    browser.wait_for("return performance.now() > window.at + 2500")
+    assert len(browser.complaints()) == 1
+    browser.run(TYPE_KEY, "secret")
     browser.wait_for("return document.querySelectorAll('.tile').length === 2")
     browser.wait_for(f"{COUNTS} !== undefined && {TEXT[7:]} === ''", "trouble")
+    browser.run("sessionStorage.clear(); return true")
+
+
+def test_only_changes_of_the_instance_are_pauses_of_the_timeline(
+    browser: Browser, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def line(number: int, phase: str, at: float) -> bytes:
+        told = {"time": at, "phase": phase, "epoch": 1, "rank": None, "incarnation": None, "duration": None}
+        return f"id: a.{number}\ndata: {json.dumps({**told, 'cause': 'because'})}\n\n".encode()
+
+    others = ("SPARE", "KEEPER", "FORK-SERVER", "REJECTED", "MISSED")
+    told = [("REVOKED", 1.0), ("AGREED", 1.1), ("RUN", 1.2), *((phase, 2.0) for phase in others)]
+    monkeypatch.setattr(Answers, "events", b"".join(line(n, phase, at) for n, (phase, at) in enumerate(told)))
+    opened(browser, page)
+    browser.wait_for(f"return document.querySelectorAll('#events div').length >= {len(told)}")
+    browser.wait_for("return document.getElementById('timeline').dataset.pauses === '1'")
