@@ -23,12 +23,14 @@ A command finds the server of its user on this host by itself; ``--dir`` or ``--
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from eep.anchor.command import register as register_anchor
 from eep.console.evidence_command import register_evidence
+from eep.console.printable import printable
 from eep.console.server_choice import add_directory
 from eep.console.server_commands import register as register_server_commands
 from eep.console.shell_completion import SHELLS, script_for
@@ -43,8 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except BrokenPipeError:
-        return 0  # the reader of the output has seen enough
+    except BrokenPipeError:  # the reader of the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer goes nowhere
+        return 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except FileNotFoundError as error:
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     except (OSError, ValueError) as error:
-        print(f"eep: {error}", file=sys.stderr)
+        print("eep:", "\n".join(map(printable, str(error).splitlines())), file=sys.stderr)
         return 1
 
 

@@ -6,8 +6,10 @@ import argparse
 import uuid
 from typing import Any
 
+from eep.console.printable import printable
 from eep.console.rank_argument import rank_number
 from eep.console.server_choice import ServerChoice, add_server
+from eep.console.told_shapes import EvidenceShape
 
 _ANSWERS_WITHIN = 30.0
 
@@ -37,6 +39,6 @@ def _tell(options: argparse.Namespace) -> int:
         raise ValueError("the server does not say where it serves HTTP; give --url")
     where = {name: getattr(options, name) for name in ("rank", "device", "host") if getattr(options, name) is not None}
     given = {"id": options.id or uuid.uuid4().hex, "reason": options.reason, **where, "severity": options.severity}
-    told = server.api.post("/eep/evidence", {**given, "detail": options.detail}, _ANSWERS_WITHIN)
-    print(f"{told['reaction']}: ranks {', '.join(map(str, told['ranks']))}")
+    told = server.api.post("/eep/evidence", {**given, "detail": options.detail}, _ANSWERS_WITHIN, EvidenceShape)
+    print(printable(f"{told['reaction']}: ranks {', '.join(map(str, told['ranks']))}"))
     return 0

@@ -17,7 +17,9 @@ from urllib.parse import quote
 import msgspec
 
 from eep.console.api_client import ApiClient, ApiError
+from eep.console.printable import printable
 from eep.console.server_choice import ServerChoice
+from eep.console.told_shapes import OperationShape
 from eep.operations.next_order import Order, why_refused
 from eep.operations.operation_request import OperationRequest, parse_request
 from eep.operations.operation_runner import TAKEN_BACK_WITHIN_S, OperationRunner, order_name
@@ -26,7 +28,7 @@ FAILED, UNFINISHED, INTERRUPTED = 3, 4, 130
 """Exit codes."""
 _ENDED = ("done", "failed")
 _LOOKS_EVERY = 0.05
-_LONGEST_QUESTION = 50.0
+_LONGEST_QUESTION = 20.0
 _MORE_THAN_ITS_DEADLINE_S = TAKEN_BACK_WITHIN_S + 5.0
 """How long an operation is asked after that has not ended by its deadline."""
 _BY_SERVER = ("drain", "undrain", "role")
@@ -68,14 +70,17 @@ def _ask_server(api: ApiClient, request: OperationRequest, *, waits: bool) -> in
     try:
         while True:
             # The same question again and again: the id sees to it that it is done once.
-            told: dict[str, Any] = api.post(f"/eep/apply?wait={int(waits)}", body, _LONGEST_QUESTION)
+            told: dict[str, Any] = api.post(f"/eep/apply?wait={int(waits)}", body, _LONGEST_QUESTION, OperationShape)
             if told["state"] in _ENDED or not waits or time.monotonic() > until:
                 break
             said = _say(told, said)
     except KeyboardInterrupt:
         return _cancel(api, request.id)
+    except OSError as error:
+        again = f"--operation {request.id}"
+        raise ConnectionError(f"{error}; the server may still do it: ask again with {again}") from None
     if told["state"] not in _ENDED and not waits:
-        print(f"{told['state']}: {told['reason']}; operation {request.id}")
+        print(printable(f"{told['state']}: {told['reason']}; operation {request.id}"))
         return 0
     return _finish(told)
 
@@ -85,7 +90,9 @@ def _cancel(api: ApiClient, ident: str) -> int:
     until, said = time.monotonic() + _MORE_THAN_ITS_DEADLINE_S, ""
     while True:
         try:
-            told: dict[str, Any] = api.post(f"/eep/operations/{quote(ident, safe='')}/cancel", {}, _LONGEST_QUESTION)
+            told: dict[str, Any] = api.post(
+                f"/eep/operations/{quote(ident, safe='')}/cancel", {}, _LONGEST_QUESTION, OperationShape
+            )
         except ApiError as error:
             if error.status == 404:
                 return INTERRUPTED  # the server has not heard of it
@@ -144,12 +151,12 @@ def _ask_once(directory: Path, request: OperationRequest) -> int:
 
 def _say(told: dict[str, Any], said: str) -> str:
     if told["reason"] != said:
-        print(f"{told['state']}: {told['reason']}", flush=True)
+        print(printable(f"{told['state']}: {told['reason']}"), flush=True)
     return str(told["reason"])
 
 
 def _finish(told: dict[str, Any]) -> int:
-    print(f"{told['state']}: {told['reason']}")
+    print(printable(f"{told['state']}: {told['reason']}"))
     if told["undone"]:
-        print(f"taken back: {', '.join(told['undone'])}")
+        print(printable(f"taken back: {', '.join(told['undone'])}"))
     return {"done": 0, "failed": FAILED}.get(told["state"], UNFINISHED)

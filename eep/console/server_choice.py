@@ -13,6 +13,7 @@ from eep.console.api_client import KEY, ApiClient, ApiError
 from eep.console.server_files import read_files
 from eep.console.server_finder import choose_server, find_servers
 from eep.console.server_trust import trust_authority, trust_certificate
+from eep.console.told_shapes import StatusShape
 
 _DIRECTORY = "EEP_CONTROL_DIR"
 _MOST_KEY_BYTES = 4096
@@ -80,7 +81,7 @@ class ServerChoice:
         """Over HTTP, where more is known; from the supervisor if that is not possible."""
         if self.api is not None:
             try:
-                found: dict[str, Any] = self.api.get("/eep/status", within=_ANSWERS_WITHIN)
+                found: dict[str, Any] = self.api.get("/eep/status", _ANSWERS_WITHIN, StatusShape)
                 return found
             except (OSError, ApiError):
                 if self.directory is None:

@@ -14,6 +14,7 @@ from typing import Any
 from eep.console.event_follower import follow_events
 from eep.console.live_view import watch, with_absence
 from eep.console.operation_command import operate
+from eep.console.printable import printable, printable_within
 from eep.console.rank_argument import rank_number
 from eep.console.server_choice import ServerChoice, add_server, directory_of
 from eep.console.status_table import Paint, colored, plain, render_status, style_of
@@ -59,7 +60,7 @@ def _paint() -> Paint:
 def _status(options: argparse.Namespace) -> int:
     def look() -> str:
         status = ServerChoice.of(options).status()
-        return json.dumps(status, indent=2) if options.json else render_status(status, time.time(), _paint())
+        return json.dumps(status, indent=2) if options.json else render_status(printable_within(status), time.time(), _paint())
 
     def absence(_: str, since: float, why: str) -> str:
         return json.dumps({"no_answer_since": since, "why": why})
@@ -77,7 +78,7 @@ def _events(options: argparse.Namespace) -> int:
             print(line, flush=True)
         else:
             event = EventLine(**fields_of(line))
-            print(paint(str(event), style_of(event.phase)), flush=True)
+            print(paint(printable(str(event)), style_of(event.phase)), flush=True)
     return 0
 
 
@@ -88,8 +89,8 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
         if options.follow:
             yield from follow_events(api, lambda why: print(f"eep: {why}", file=sys.stderr, flush=True))
         else:
-            for event in api.get("/eep/events?follow=false"):
-                del event["id"]
+            for event in api.get("/eep/events?follow=false", shape=list[dict[str, Any]]):
+                event.pop("id", None)
                 yield json.dumps(event)
         return
     wait = partial(time.sleep, LOOKS_EVERY) if options.follow else None

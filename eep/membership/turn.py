@@ -198,13 +198,15 @@ class Turn:
         self._coordinate()
         phase = phase_name(self.state)
         if (phase, self.state.epoch) != (self._phase_before, self._epoch_before):
-            instance = self.state.instance
             self.do(PhaseChanged(phase, self.state.epoch))
-            self.log(
-                phase,
-                instance.reason if instance else "",
-                operation=f"view-{_operation_epoch(phase, self.state)}",
-            )
+            self.log(phase, self._cause_of(phase), operation=f"view-{_operation_epoch(phase, self.state)}")
+
+    def _cause_of(self, phase: str) -> str:
+        """Of a revoked epoch, what revoked it; of another phase, what its record says."""
+        revoked = [effect.reason for effect in self.effects if isinstance(effect, Revoke)]
+        if phase == "REVOKED" and revoked:
+            return revoked[-1]
+        return self.state.instance.reason if self.state.instance else ""
 
     def _heed_news(self) -> None:
         instance = self.state.instance

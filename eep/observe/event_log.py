@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from eep.room import RoomNotice
 
@@ -36,10 +39,11 @@ logger = logging.getLogger(__name__)
 class EventLine:
     """One line of the log."""
 
-    time: float
+    time: Annotated[float, Meta(ge=0, lt=1e11)]
     host: str
     phase: str
     epoch: int
+    """-1 where it is not known, as to a rank that a fault point meets."""
     rank: int | None
     incarnation: int | None
     cause: str
@@ -52,7 +56,8 @@ class EventLine:
         who = "" if self.rank is None else f" rank {self.rank}.{self.incarnation}"
         took = "" if self.duration is None else f" after {self.duration * 1000:.1f} ms"
         seen = f" [{self.evidence}]" if self.evidence else ""
-        return f"{stamp} {self.host} epoch {self.epoch} {self.phase}{who}{took}: {self.cause}{seen}"
+        epoch = "" if self.epoch < 0 else f" epoch {self.epoch}"
+        return f"{stamp} {self.host}{epoch} {self.phase}{who}{took}: {self.cause}{seen}"
 
 
 class EventLog:
@@ -150,8 +155,8 @@ def _open_to_append(path: Path) -> int:
 def parse_line(text: str) -> EventLine:
     """Raises ValueError, with what is wrong, for text that is not a line of an event log."""
     try:
-        return EventLine(**json.loads(text))
-    except (TypeError, ValueError, RecursionError) as error:
+        return msgspec.convert(json.loads(text), EventLine)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"this is not a line of an event log: {text[:80]!r} ({error})") from error
 
 

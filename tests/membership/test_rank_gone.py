@@ -99,6 +99,15 @@ def test_each_phase_of_the_instance_is_told_beside_its_log_line() -> None:
     assert [phase for phase, _ in told][-4:] == ["REVOKED", "AGREED", "REPAIRED", "RUN"]
 
 
+def test_the_line_of_a_revoked_epoch_says_what_revoked_it() -> None:
+    causes = {"rank 1 exited: SIGKILL": EXIT, "rank 1 is dying": PULSE, "rank 1 is being fenced: an operator": KILL}
+    for cause, event in causes.items():
+        host = Host().run()
+        host.feed(event)
+        (line,) = [e for e in host.seen if isinstance(e, Transition) and e.phase == "REVOKED"]
+        assert line.cause.startswith(cause)
+
+
 def test_evidence_counts_once_and_one_that_is_not_fatal_is_only_written_down() -> None:
     host = Host().run()
     noted = host.feed(EvidenceGiven("a", 2, "thermal.slowdown", fatal=False))

@@ -17,7 +17,7 @@ FOR_OTHERS = ("drill", "compat", "entry_point.py")
 SHORTEST = 9
 """A text with fewer fixed characters passes on another one."""
 LOGGED = ("logger.warning", "logger.error", "logger.exception")
-SAID = {"refusal": 1, "OrdersFailed": 0, "turn.fence": 1}
+SAID = {"refusal": 1, "OrdersFailed": 0, "turn.fence": 1, "turn.revoke": 0, "self.revoke": 0}
 """Which argument of a call is a text that an operator reads."""
 EVENTS = ("log", "note", "_note", "_tell", "_say", "write", "fence", "Transition")
 """Calls that write a line of the event log: its kind, and then its cause."""
