@@ -27,6 +27,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from eep.anchor.command import register as register_anchor
 from eep.console.evidence_command import register_evidence
@@ -39,6 +40,10 @@ from eep.drill.command import register as register_faults
 from eep.experts.backup.command import register as register_backup
 
 INTERRUPTED = 130
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 an error; 2 a wrong command line; 3 the operation failed and was taken back; 4 it has not ended; "
+    "130 Ctrl-C."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,8 +65,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _ShowVersion(argparse.Action):
+    """It is looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            parser.exit(message=f"eep {version('eep')}\n")
+        except PackageNotFoundError:
+            parser.exit(message="eep, which is not installed: it runs from its sources\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="eep", description="Elastic expert parallelism, for operators.")
+    parser = argparse.ArgumentParser(
+        prog="eep", description="Elastic expert parallelism, for operators.", epilog=_EXIT_CODES
+    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show which version this is, and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     register_server_commands(commands)
     register_evidence(commands)

@@ -1,7 +1,7 @@
 """Asks a server over HTTP, with the key that its routes want.
 
-The key is for that server alone: no proxy gets it, and no other place that the server names. What answers may be no server, or
-one that hangs: every answer has an end, and one of another form is an error that says so.
+The key is for that server alone: no proxy gets it, and no other place that the server names. What answers may be no server,
+or one that hangs: every answer has an end, and one of another form is an error that says so.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class ApiClient:
             except (ValueError, OverflowError, RecursionError):
                 raise ConnectionError(f"what answers at {self.url} is no server with EEP") from None
 
-    def _open(self, path: str, body: bytes | None, within: float, wait: Callable[[], float]) -> http.client.HTTPResponse:
+    def _open(
+        self, path: str, body: bytes | None, within: float, wait: Callable[[], float]
+    ) -> http.client.HTTPResponse:
         """``wait``: how many seconds the next read may take."""
         try:
             connection = self._connection(within)
@@ -117,8 +119,9 @@ class ApiClient:
 
     def _why(self, answer: http.client.HTTPResponse) -> str:
         if answer.status == 401:
-            wants = "does not accept the key" if self._has_key else "wants a key"
-            return f"{self.url} {wants}: set {KEY} or give --key-file"
+            if self._has_key:
+                return f"{self.url} does not accept the key: set {KEY} or give --key-file"
+            return f"{self.url} wants a key: set {KEY} or give --key-file"
         if answer.status in (301, 302, 303, 307, 308):
             return f"{self.url} sends its callers to {answer.headers.get('Location')}: give that with --url, if you trust it"
         try:

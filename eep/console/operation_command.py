@@ -77,8 +77,7 @@ def _ask_server(api: ApiClient, request: OperationRequest, *, waits: bool) -> in
     except KeyboardInterrupt:
         return _cancel(api, request.id)
     except OSError as error:
-        again = f"--operation {request.id}"
-        raise ConnectionError(f"{error}; the server may still do it: ask again with {again}") from None
+        raise ConnectionError(f"{error}; the server may still do it: ask again with --operation {request.id}") from None
     if told["state"] not in _ENDED and not waits:
         print(printable(f"{told['state']}: {told['reason']}; operation {request.id}"))
         return 0

@@ -58,12 +58,13 @@ class ServerChoice:
     api: ApiClient | None
 
     @classmethod
-    def of(cls, options: argparse.Namespace) -> ServerChoice:
+    def of(cls, options: argparse.Namespace, chosen: Path | None = None) -> ServerChoice:
+        """``chosen``: the directory of the server, where that is known already."""
         key = _key_of(options.key_file)
         authority = trust_authority(options.ca_file) if options.ca_file else None
         if options.url:
             return cls(None, ApiClient(options.url, key, tls=authority))
-        directory = directory_of(options)
+        directory = chosen or directory_of(options)
         return cls(directory, api_in(directory, key, authority))
 
     @property

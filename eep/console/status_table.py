@@ -142,11 +142,11 @@ def _rest(status: Mapping[str, Any]) -> list[str]:
     margin = status.get("margin")
     if margin is not None:
         alone = ", ".join(map(str, margin["ranks"])) or "none"
-        hosts = "" if margin.get("any_hosts") is None else f" or any {margin['any_hosts']} hosts"
+        hosts = "" if margin.get("any_hosts") is None else f" or {_any_of(margin['any_hosts'], 'host')}"
         if hosts:
             alone += f", hosts: {', '.join(margin.get('hosts') or ()) or 'none'}"
         lines.append(
-            f"margin: any {margin['any_ranks']} ranks{hosts} could go without a repair; alone: {alone}; "
+            f"margin: {_any_of(margin['any_ranks'], 'rank')}{hosts} could go without a repair; alone: {alone}; "
             f"{margin['repairable_ranks']} before slots run out"
         )
     spares = status.get("spares")
@@ -156,6 +156,10 @@ def _rest(status: Mapping[str, Any]) -> list[str]:
     if status.get("last_rejection"):
         lines.append(f"last rejection: {status['last_rejection']}")
     return ["", *lines] if lines else []
+
+
+def _any_of(count: int, what: str) -> str:
+    return f"any {count} {what}{'' if count == 1 else 's'}" if count else f"no {what}"
 
 
 def _kept(status: Mapping[str, Any]) -> list[str]:

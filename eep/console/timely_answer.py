@@ -33,7 +33,7 @@ class _TimelyBytes(io.RawIOBase):
     def readinto(self, room: Any) -> int | None:
         left = self._wait()
         if left <= 0:
-            raise TimeoutError("the answer did not end in time")
+            raise TimeoutError
         self._socket.settimeout(left)
         return self._raw.readinto(room)
 

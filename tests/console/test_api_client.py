@@ -138,7 +138,7 @@ def test_what_is_no_rank_is_refused_before_anyone_is_asked(
 
 @pytest.mark.parametrize(
     "words",
-    [["scale", "0"], ["scale", "4", "--operation", "a b"], ["drain", "--within", "-1"], ["drain", "--within", "nan"]],
+    [["scale", "4", "--operation", "a b"], ["drain", "--operation", "x" * 65]],
 )
 def test_what_is_no_operation_is_refused_before_anyone_is_asked(
     url: str, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -146,6 +146,30 @@ def test_what_is_no_operation_is_refused_before_anyone_is_asked(
     assert cli.main([*words, "--url", url]) == 1
     assert "this is no operation" in capsys.readouterr().err
     assert Routes.asked == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["scale", "0"], ["scale", "4.5"], ["scale", "70000"], ["drain", "--within", "-1"]),
+        *(["drain", "--within", "nan"], ["drain", "--within", "3601"], ["status", "--watch", "-1"]),
+        *(["status", "--watch", "0"], ["status", "--watch", "inf"], ["status", "--watch", "soon"]),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_cannot_be_is_a_wrong_command_line(
+    url: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--url", url])
+    assert ended.value.code == 2
+    assert repr(words[-1]) in capsys.readouterr().err
+    assert Routes.asked == []
+
+
+def test_a_key_that_is_refused_is_not_called_missing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ApiError, match="does not accept the key"):
+        ApiClient(url, "wrong").get("/eep/status")
 
 
 def test_an_operation_that_has_not_ended_has_an_exit_code_of_its_own(

@@ -58,6 +58,11 @@ def saying(body: bytes) -> Callable[[socket.socket], None]:
     return lambda peer: peer.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
 
+def silent(peer: socket.socket) -> None:
+    while peer.recv(65536):  # until it has gone
+        pass
+
+
 def drip(first: bytes, more: bytes) -> Callable[[socket.socket], None]:
     def speak(peer: socket.socket) -> None:
         peer.sendall(first)
@@ -78,7 +83,9 @@ STATUS = {"phase": "RUN", "epoch": 1, "ranks": {"0": RANK}}
         *(b"{}", b"[1]", b"null", b'"x"', b'{"ranks": {}}', b'{"ranks": []}', b"[" * 100_000, b"\xff\xfe", b""),
         json.dumps({**STATUS, "ranks": {"a": RANK}}).encode(),
         json.dumps({**STATUS, "ranks": {"0": {**RANK, "since": 10**400}}}).encode(),
-        json.dumps({**STATUS, "margin": 7, "state": 1, "reason": None, "undone": "x", "reaction": [], "id": 3}).encode(),
+        json.dumps(
+            {**STATUS, "margin": 7, "state": 1, "reason": None, "undone": "x", "reaction": [], "id": 3}
+        ).encode(),
     ],
 )
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -93,7 +100,7 @@ def test_an_answer_of_another_form_is_an_error_that_says_so(
 @pytest.mark.parametrize(
     "speak",
     [
-        lambda peer: peer.recv(1),
+        silent,
         drip(HEAD + b"Content-Length: 100000\r\n\r\n{", b" "),
         drip(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
         drip(b"HTTP/1.1 200 OK\r\nX: ", b"y"),
@@ -111,7 +118,7 @@ def test_an_operation_whose_answer_is_lost_can_be_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("eep.console.operation_command._LONGEST_QUESTION", 0.3)
-    with answering(lambda peer: peer.recv(1)) as url:
+    with answering(silent) as url:
         assert cli.main(["scale", "4", "--operation", "grow-1", "--url", url]) == 1
     said = capsys.readouterr().err
     assert "did not answer within 0.3 s; the server may still do it: ask again with --operation grow-1" in said
@@ -133,7 +140,9 @@ def test_a_text_from_elsewhere_does_nothing_to_the_terminal(capsys: pytest.Captu
         assert cli.main(["status", "--url", url]) == 0
         assert cli.main(["scale", "4", "--url", url]) == 3
     refused = json.dumps({"error": {"message": EVIL}}).encode()
-    with answering(lambda peer: peer.sendall(b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n" % len(refused) + refused)) as url:
+    with answering(
+        lambda peer: peer.sendall(b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n" % len(refused) + refused)
+    ) as url:
         assert cli.main(["status", "--url", url]) == 1
     event = {"time": 1.0, "host": EVIL, "phase": "RUN", "epoch": 3, "rank": None, "incarnation": None, "cause": EVIL}
     event |= {"evidence": "", "duration": None, "operation": "", "id": "a.1"}

@@ -8,11 +8,16 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eep import cli
+from eep.console import server_choice
 from eep.console.live_view import with_absence
+from eep.console.server_choice import ServerChoice
 from tests.console.server_stand_in import Routes, serving
 from tests.console.test_status_table import STATUS
 
@@ -79,6 +84,35 @@ def test_a_view_says_since_when_there_is_no_answer_and_recovers(program: str, mo
             terminal.close()
 
 
+def test_the_server_that_is_watched_stays_the_one_when_another_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, asked = tmp_path / "first", tmp_path / "second", list[Path]()
+    first.mkdir(0o700)
+    second.mkdir(0o700)
+    found = [[first], [first, second], [second]]
+
+    def status_of(choice: ServerChoice) -> dict[str, Any]:
+        assert choice.directory is not None
+        asked.append(choice.directory)
+        return STATUS
+
+    def watched(look: Callable[[], str], every: float, absence: object) -> None:
+        look()
+        found.pop(0)
+        look()
+        found.pop(0)
+        first.rmdir()
+        look()
+
+    monkeypatch.delenv("EEP_CONTROL_DIR", raising=False)
+    monkeypatch.setattr(server_choice, "find_servers", lambda: found[0])
+    monkeypatch.setattr(ServerChoice, "status", status_of)
+    monkeypatch.setattr("eep.console.server_commands.watch", watched)
+    assert cli.main(["status", "--watch"]) == 0
+    assert asked[:3] == [first, first, second]
+
+
 def test_a_server_that_never_answered_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--watch", "--url", "http://127.0.0.1:1"]) == 1
     assert "no server answers" in capsys.readouterr().err
@@ -100,6 +134,6 @@ def test_programs_get_an_object_for_each_look(url: str, monkeypatch: pytest.Monk
         shown.extend((look(), absence(look(), 5.0, "gone")))
 
     monkeypatch.setattr("eep.console.server_commands.watch", watched)
-    cli.main(["status", "--json", "--watch", "0", "--url", url])
+    cli.main(["status", "--json", "--watch", "0.01", "--url", url])
     assert json.loads(shown[0])["phase"] == "RUN"
     assert json.loads(shown[1]) == {"no_answer_since": 5.0, "why": "gone"}

@@ -165,9 +165,8 @@ def lives(supervisor: Supervisor) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("scale", "0"),
-        ("scale", "6", "--within", "nan"),
         ("scale", "6", "--operation", "a b"),
+        ("drain", "--operation", "."),
     ],
 )
 def test_what_is_no_operation_is_refused_with_a_text(

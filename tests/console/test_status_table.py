@@ -29,14 +29,14 @@ def test_the_table_has_a_line_for_each_rank_in_their_order() -> None:
     assert second[:4] == ["1", "ready,", "not", "in"]
     assert third[:4] == ["10", "down", "-", "-"]
     assert "FAILED" not in lines[start], "a column in which nothing stands is left out"
-    assert "any 1 ranks could go without a repair; alone: 0, 1; 2 before slots run out" in lines[-2]
+    assert "any 1 rank could go without a repair; alone: 0, 1; 2 before slots run out" in lines[-2]
     assert lines[-1] == "spares: 1 of 2 ready, 1 being prepared"
 
 
 def test_the_margin_counts_hosts_where_there_are_several() -> None:
     margin = {"any_ranks": 1, "any_hosts": 1, "ranks": [0], "hosts": ["node-0", "node-1"], "repairable_ranks": 2}
     text = render_status({**STATUS, "margin": margin}, 100.0)
-    assert "any 1 ranks or any 1 hosts could go without a repair; alone: 0, hosts: node-0, node-1; 2 before" in text
+    assert "any 1 rank or any 1 host could go without a repair; alone: 0, hosts: node-0, node-1; 2 before" in text
     assert "alone: 0, hosts: none;" in render_status({**STATUS, "margin": {**margin, "hosts": []}}, 100.0)
 
 

@@ -81,7 +81,7 @@ MAKERS = (
         "_like(error)",
         "overtaken",
     ),
-    *("self._cut", "self._failure", "self._no_answer"),
+    *("self._failed", "self._failure", "self._no_answer"),
 )
 """What is raised and no class: it gives an error that it makes itself, or one from elsewhere."""
 
