@@ -60,10 +60,15 @@ def test_ranks_that_are_all_stopped_are_fenced_and_come_back() -> None:
             await until(supervisor, lambda: min(record(supervisor).view.incarnations) > 0)
             await until(supervisor, runs_with(supervisor, ALL))
             await until_gone(stopped)
-            fenced = {event.rank for event in read_events(supervisor.directory.events) if "no progress" in event.cause}
+            fenced = fenced_without_progress(supervisor)
             assert fenced == set(ALL)
 
     asyncio.run(body())
+
+
+def fenced_without_progress(supervisor: Supervisor) -> set[int | None]:
+    lines = read_events(supervisor.directory.events)
+    return {line.rank for line in lines if line.phase == "FENCING" and "no progress" in line.cause}
 
 
 def test_a_rank_that_hangs_in_a_repair_is_fenced_and_no_other_is() -> None:
@@ -71,7 +76,7 @@ def test_a_rank_that_hangs_in_a_repair_is_fenced_and_no_other_is() -> None:
         async with supervised(ranks.hangs_in_repair, policy=patient_policy(4, stall_deadline=DEADLINE)) as supervisor:
             await until(supervisor, runs_with(supervisor, ALL))
             assert record(supervisor).view.incarnations[1] > 0, "its first life never settles"
-            fenced = {event.rank for event in read_events(supervisor.directory.events) if "no progress" in event.cause}
+            fenced = fenced_without_progress(supervisor)
             assert fenced == {1}
 
     asyncio.run(body())
