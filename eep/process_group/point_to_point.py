@@ -120,13 +120,14 @@ class Messages:
                 if posted.epoch != view.epoch:
                     self._fail([posted], overtaken(posted.work.name, posted.epoch, view.epoch))
             try:
-                self._look(view, pokes)
+                self._look(view, [posted for posted in asked if posted.epoch == view.epoch], pokes)
             except Exception as error:
                 self._fail(self._asked_in(view.epoch), error)
         self._fail(list(self._posted), EepError("recv: this process group was destroyed"))
 
-    def _look(self, view: View, pokes: int) -> None:
-        """Serves what can be served; then waits for a message, for a reason to stop, or for a new receiver."""
+    def _look(self, view: View, asked: list[_Posted], pokes: int) -> None:
+        """Serves what can be served; then waits for a message, for a reason to stop, or for a new receiver. One that was
+        ``asked`` for has seen all that was set aside when it is found to wait in vain."""
         active = self._lane.active() & ~(1 << self._endpoint.rank)  # which sends itself nothing
         if self._endpoint.view is not view:
             return
@@ -143,7 +144,8 @@ class Messages:
         if left and (message := self._lane.probe(view.epoch, left, pokes, 0.0)) is not None:
             self._take(view.epoch, message)
             return
-        for posted in self._asked_in(view.epoch):
+        asked = [posted for posted in asked if not posted.work.is_completed()]
+        for posted in asked:
             wanted = active if posted.source is None else 1 << posted.source
             if not wanted & active & ~left:
                 gone = tuple(rank for rank in self._lane.ranks if wanted >> rank & 1)
@@ -154,7 +156,7 @@ class Messages:
                 silent = () if posted.source is None else (posted.source,)
                 text = f"{posted.work.name}: nothing came within {posted.timeout:g} s"
                 self._fail([posted], StepFailed(text, silent))
-        if not (asked := self._asked_in(view.epoch)):
+        if not (asked := [posted for posted in asked if not posted.work.is_completed()]):
             return
         sources = 0
         for posted in asked:

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 import eep
+from eep.process_group.lane import Lane
+from eep.process_group.point_to_point import Messages
+from eep.process_group.work import EepWork
+from eep.view import View
 from tests.process_group.collective_calls import values
 from tests.process_group.members import Members
+from tests.process_group.worlds import CALL_S, SOON, Worlds, enter
 
 Start = Callable[..., Members]
 FIRST = {"broadcast": 0, "scatter": 0, "reduce": 1, "gather": 1}
@@ -65,3 +70,29 @@ def test_its_messages_are_still_there(group: Start, how: str) -> None:
         members[1].call("recv", 0, group=used)
     with pytest.raises(eep.StepFailed):
         members[1].call("send", 0, 3, group=used)
+
+
+def test_a_message_that_was_set_aside_is_there_for_who_asks_while_another_is_given(
+    worlds: Callable[[int], Worlds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = worlds(2)
+    ranks = [made.start(rank) for rank in range(2)]
+    enter(ranks, View(1, (0, 1), (0, 0)))
+    lanes = [world.open_lane("messages", range(2)) for world in ranks]
+    source, destination = (Messages(world.endpoint, lane, CALL_S) for world, lane in zip(ranks, lanes, strict=True))
+    for tag in range(3):
+        source.send(torch.tensor([tag + 1.0]), 1, tag).wait(SOON)
+    ranks[0].close()
+    outs = torch.zeros(3, 1)
+    destination.receive(outs[2], 0, 2).wait(SOON)  # the others are set aside
+    works: list[EepWork] = []
+
+    def left(members: int) -> int:
+        if not works:
+            works.append(destination.receive(outs[1], 0, 1))
+        return Lane.left(lanes[1], members)
+
+    monkeypatch.setattr(lanes[1], "left", left)
+    destination.receive(outs[0], 0, 0).wait(SOON)
+    works[0].wait(SOON)
+    assert outs[:, 0].tolist() == [1.0, 2.0, 3.0]
