@@ -6,6 +6,7 @@ The default group brings up the world, later groups stand on it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing.util
 import os
 from dataclasses import replace
@@ -109,16 +110,17 @@ def _open_world(backend: Any, rendezvous: Rendezvous, temporary: bool, options: 
     if (host := options.host) is None:
         world = World(rank, size, rendezvous, options, options.remote)
         return world, LocalRoster(world, rendezvous, temporary=temporary)
-    store = SealedStore(backend.store, host.key)
-    places, remote = reach_hosts(host, store)
-    if options.incarnation is None:
-        options = replace(options, incarnation=next_life(store, rendezvous, rank))
-    world = World(rank, size, rendezvous, options, remote)
-    try:
-        return world, HostRoster(world, store, places, LocalRoster(world, rendezvous, temporary=temporary))
-    except BaseException:
-        world.close()
-        raise
+    with contextlib.ExitStack() as opened:
+        store = SealedStore(backend.store, host.key)
+        opened.callback(store.close)
+        places, remote = reach_hosts(host, store)
+        if options.incarnation is None:
+            options = replace(options, incarnation=next_life(store, rendezvous, rank))
+        world = World(rank, size, rendezvous, options, remote)
+        opened.callback(world.close)
+        roster = HostRoster(world, store, places, LocalRoster(world, rendezvous, temporary=temporary))
+        opened.pop_all()
+        return world, roster
 
 
 def _rendezvous(store: Any, options: Options) -> tuple[Rendezvous, bool]:

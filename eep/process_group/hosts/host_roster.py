@@ -117,9 +117,11 @@ class HostRoster:
         return OwnerState(place.state)
 
     def close(self) -> None:
-        self._places.withdraw(self._world.rank, self._life)
-        self._local.close()
-        self._store.close()
+        try:
+            self._places.withdraw(self._world.rank, self._life)
+        finally:
+            self._store.close()
+            self._local.close()
 
 
 def _name(rank: int) -> str:

@@ -28,6 +28,9 @@ class SealedStore:
     def __init__(self, store: Any, key: bytes, answers_within: float = _ANSWERS_WITHIN_S) -> None:
         self._store, self._seal, self._patience = store, RecordSeal(key), answers_within
         self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        """Held while a question is put: no thread answers one that is put behind the end."""
+        self._closed = False
         threading.Thread(target=self._serve, name="eep-store", daemon=True).start()
 
     def put(self, name: str, record: bytes) -> None:
@@ -71,7 +74,11 @@ class SealedStore:
         return {} if found is None else {prefix: bytes.fromhex(found.decode())}
 
     def close(self) -> None:
-        self._questions.put(None)
+        """What was asked is still answered. Torch's store stays the caller's, and is let go of."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._questions.put(None)
 
     def _sealed(self, name: str, record: bytes) -> str:
         return self._seal.seal(name, record).decode()
@@ -86,7 +93,10 @@ class SealedStore:
 
     def _ask(self, question: Callable[[], T]) -> T:
         answer: Future[T] = Future()
-        self._questions.put((question, answer))
+        with self._closing:
+            if self._closed:
+                raise PeerUnreachable("torch's store is not asked any more: this rank has left")
+            self._questions.put((question, answer))
         try:
             return answer.result(self._patience)
         except TimeoutError as error:
