@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from eep.data_plane.rendezvous import Rendezvous
 from eep.errors import EepError
 from eep.process_group import torch_registry
@@ -40,6 +42,13 @@ def create(backend: Any, options: Options | None) -> EepProcessGroup:
     global _world
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options must be an eep.pg.Options, got {type(options).__name__}")
+    if others := torch_registry.other_backends():
+        asked = " and ".join(f"{other} for {device}" for device, other in others.items())
+        raise ValueError(
+            f"a group of the eep backend takes the tensors of all its devices, and none of {asked}: ask for 'eep' with "
+            "pg_options=eep.pg.Options(devices=...), and for a group of its own for each other backend "
+            "(torch.distributed.new_group(backend=...))"
+        )
     ranks = list(backend.global_ranks_in_group)
     timeout = backend.timeout.total_seconds()
     if not ranks:  # the default group
@@ -86,6 +95,8 @@ def _forget_world() -> None:
 
 
 def _make_world(backend: Any, options: Options, timeout: float) -> tuple[World, Agreement]:
+    if "cuda" in options.devices and not torch.cuda.is_available():
+        raise EepError(f"eep.pg.Options(devices={options.devices}) needs a GPU, and torch finds none; leave out 'cuda'")
     if options.incarnation is None and INCARNATION in os.environ:
         options = replace(options, incarnation=int(os.environ[INCARNATION]))
     rendezvous, temporary = _rendezvous(backend.store, options)

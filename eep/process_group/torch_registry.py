@@ -5,6 +5,7 @@ Torch fills them for groups that it makes itself. Those that :func:`eep.pg.split
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,19 @@ from eep.process_group.group import EepProcessGroup
 
 # Its names are private and change their types from version to version.
 c10d: Any = dist.distributed_c10d
+
+
+def other_backends() -> dict[str, str]:
+    """By kind of device, the backends beside ours that torch was asked for in the group that it is making. Torch tells a
+    backend nothing of the others, and drops them where ours makes the group."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_new_process_group_helper":
+        if frame.f_back is None:
+            return {}
+        frame = frame.f_back
+    asked = frame.f_locals.get("backend_config")
+    devices = asked.get_device_backend_map() if isinstance(asked, c10d.BackendConfig) else {}
+    return {device: backend for device, backend in devices.items() if backend.lower() != "eep"}
 
 
 def enter(group: EepProcessGroup, parent: EepProcessGroup) -> None:
