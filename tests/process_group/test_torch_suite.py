@@ -21,10 +21,13 @@ LIST: dict[str, Any] = tomllib.loads((Path(__file__).parent / "torch_suite.toml"
 RUN = [(group["as"], case) for group in LIST["run"] for case in group["cases"]]
 SKIPPED = [case for group in LIST["skipped"] for case in group["cases"]]
 
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith(LIST["torch"]),
-    reason=f"the list of PyTorch's tests is that of torch {LIST['torch']}, this is {torch.__version__}",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.__version__.startswith(LIST["torch"]),
+        reason=f"the list of PyTorch's tests is that of torch {LIST['torch']}, this is {torch.__version__}",
+    ),
+    pytest.mark.timeout(900),  # the first case starts the runner, which imports the tests
+]
 
 
 class Tally:

@@ -8,10 +8,13 @@ import torch
 from tests.process_group.test_torch_suite import LIST, RUN
 from tests.process_group.torch_suite import Runner
 
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith(LIST["torch"]),
-    reason=f"the list of PyTorch's tests is that of torch {LIST['torch']}, this is {torch.__version__}",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.__version__.startswith(LIST["torch"]),
+        reason=f"the list of PyTorch's tests is that of torch {LIST['torch']}, this is {torch.__version__}",
+    ),
+    pytest.mark.timeout(1800),  # one test runs all cases of a kind
+]
 
 
 @pytest.mark.long
