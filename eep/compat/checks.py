@@ -18,15 +18,32 @@ def local_experts_of(num_experts: int, num_ranks: int) -> int:
     return num_experts // num_ranks
 
 
+def device_of(name: str, tensor: torch.Tensor) -> torch.device:
+    """Where the tensor of a call is."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    return tensor.device
+
+
+def check_handle(handle: object, length: int) -> None:
+    """That this can be the handle of a dispatch that returns one of that length."""
+    if not isinstance(handle, tuple | list) or len(handle) != length:
+        raise TypeError(
+            f"handle must be what a dispatch returned, with {length} parts, got {type(handle).__name__}"
+            + (f" of {len(handle)}" if isinstance(handle, tuple | list) else "")
+        )
+
+
 def check_tensor(device: torch.device, name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int | None) -> None:
     """Checks type, sizes (None for any), device and strides of an argument."""
+    where = device_of(name, tensor)
     if tensor.dtype != dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     sizes = [got if want is None else want for want, got in zip(shape, tensor.shape, strict=False)]
     if len(shape) != tensor.dim() or sizes != list(tensor.shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must be of shape [{wanted}], got {list(tensor.shape)}")
-    if tensor.device.type != device.type or not tensor.is_contiguous():
+    if where.type != device.type or not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous and on {device.type}; copy it there, or call .contiguous() on it")
 
 

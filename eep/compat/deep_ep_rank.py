@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 import eep
 from eep.abi import native
-from eep.compat.checks import check_destroy, check_tensor, is_gpu_shared, number_of, refuse, timeout_of
+from eep.compat.agreed_memory import agree
+from eep.compat.checks import check_destroy, check_tensor, device_of, is_gpu_shared, number_of, refuse, timeout_of
 from eep.compat.flights import Flights
 from eep.compat.masked_routes import MaskedRoutes
 from eep.compat.presence import Presence
@@ -142,7 +143,7 @@ class DeepEpRank:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Fills int32 ``[max_ranks]``: 1 for a rank that is not a member or was dropped since the last change."""
         self._check_open()
-        check_tensor(mask_status.device, "mask_status", mask_status, torch.int32, self.max_ranks)
+        check_tensor(device_of("mask_status", mask_status), "mask_status", mask_status, torch.int32, self.max_ranks)
         if mask_status.is_cuda:
             torch.cuda.current_stream().synchronize()  # the mask shows what every dispatch so far has found
         members = range(self.group_size) if self._inner is None else self._inner.view.active
@@ -175,7 +176,7 @@ class DeepEpRank:
         """Finds the other ranks, and makes the memory if it is known for which sizes."""
         sizes, asks = hinted(num_rdma_bytes), not self._joins and (place is None or num_rdma_bytes > 0)
         if asks:
-            place, sizes = self._agree(group, place, sizes)
+            place, sizes = agree(group, place, sizes, self._open)
         assert place is not None
         self.rendezvous = place
         try:
@@ -188,27 +189,6 @@ class DeepEpRank:
             self._joins_with = sizes
         elif sizes is not None:
             self._sized(sizes, default_device())
-
-    def _agree(
-        self, group: dist.ProcessGroup | None, given: pathlib.Path | None, sizes: Sizes | None
-    ) -> tuple[pathlib.Path, Sizes | None]:
-        """Rank 0 says where to meet, and every rank for which sizes: those of any rank that knows them."""
-        path, error = given, None
-        if self.rank == 0 and path is None:
-            try:
-                path = self._open.enter_context(Rendezvous.temporary()).path
-            except BaseException as caught:  # whatever went wrong, the other ranks must not wait forever
-                error = caught
-        told: list[tuple[pathlib.Path | None, Sizes | None]] = [(None, None)] * self.group_size
-        dist.all_gather_object(told, (path, sizes), group=group)
-        if error is not None:
-            raise error
-        if (place := told[0][0]) is None:
-            raise EepError("rank 0 could not make a rendezvous directory; read its error for the cause")
-        known = {each for _, each in told if each is not None}
-        if len(known) > 1:
-            raise ValueError(f"the ranks asked for memory of different sizes: {', '.join(sorted(map(str, known)))}")
-        return given or place, next(iter(known), None)
 
     def _sized(self, sizes: Sizes, device: torch.device) -> eep.Buffer:
         """The inner buffer for these sizes on this kind of device; makes and connects it if there is none."""

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, NoReturn
 import torch
 import torch.distributed as dist
 
-from eep.compat.checks import check_destroy, check_tensor, local_experts_of
-from eep.compat.elastic_handle import EPHandle
+from eep.compat.checks import check_destroy, check_tensor, device_of, local_experts_of
+from eep.compat.elastic_handle import EPHandle, check_is_handle
 from eep.compat.elastic_layout import Slots, add_in_order, choices_of_rows, column_major, last_choices, rows_by_choice
-from eep.compat.normal_layout import Routes, sum_by_token
-from eep.compat.normal_mode import NormalMode, Tokens
+from eep.compat.normal_layout import Routes, Tokens, parts_of, sum_by_token
+from eep.compat.normal_mode import NormalMode
 from eep.compat.stream_events import EventHandle, EventOverlap, after, current_stream, wait_for
 from eep.errors import EepError
 
@@ -133,13 +133,17 @@ class ElasticBuffer:
     ) -> tuple[Tokens, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
         """Returns ``(recv_x, recv_topk_idx, recv_topk_weights, handle, event)``. Expanding, rows lie by local expert, one for
         each choice, there is no ``recv_topk_idx``, and ``recv_topk_weights`` has one value for each row."""
-        rank, device = self._rank(), (x[0] if isinstance(x, tuple) else x).device
+        rank, values = self._rank(), parts_of(x)[0]
+        device, alignment = values.device, 1 if expert_alignment is None else expert_alignment
+        stats, name = cumulative_local_expert_recv_stats, "cumulative_local_expert_recv_stats"
         wait_for(previous_event)
         if handle is None:
             if topk_idx is None or num_experts is None:
                 raise ValueError("a dispatch without a handle needs topk_idx and num_experts")
-            check_tensor(device, "topk_idx", topk_idx, torch.int64, len(x[0]) if isinstance(x, tuple) else len(x), None)
+            check_tensor(device, "topk_idx", topk_idx, torch.int64, len(values), None)
             local_experts = local_experts_of(num_experts, self.num_ranks)
+            if stats is not None:
+                check_tensor(device, name, stats, torch.int32, local_experts)
             most = num_max_tokens_per_rank or self.num_max_tokens_per_rank or len(topk_idx)
             if len(topk_idx) > most:
                 raise ValueError(f"x has {len(topk_idx)} tokens; num_max_tokens_per_rank allows {most}")
@@ -148,19 +152,22 @@ class ElasticBuffer:
                 weights = torch.zeros(topk_idx.shape, dtype=torch.float32, device=device)
             per_rank, _, per_expert, in_rank, _ = rank.get_dispatch_layout(topk_idx, num_experts)
             got, idx, got_weights, counts, normal, _ = rank.dispatch(
-                x, None, per_rank, None, in_rank, per_expert, topk_idx, weights, expert_alignment or 1
+                x, None, per_rank, None, in_rank, per_expert, topk_idx, weights, alignment
             )
             assert idx is not None
             assert counts is not None
             assert normal is not None
-            slots = Slots.of(idx, local_experts, expert_alignment or 1)
+            slots = Slots.of(idx, local_experts, alignment)
             routes = topk_idx.clone() if do_handle_copy else topk_idx
             handle = EPHandle.of(
-                self.rank_idx, do_expand, num_experts, expert_alignment or 1, most, routes, idx, counts, normal, slots
+                self.rank_idx, do_expand, num_experts, alignment, most, routes, idx, counts, normal, slots
             )
         else:
             if topk_idx is not None:
                 raise ValueError("a dispatch with a handle sends no topk_idx: it goes where the first one went")
+            check_is_handle(handle)
+            if stats is not None:
+                check_tensor(device, name, stats, torch.int32, *handle.slots.counts.shape)
             got, *_ = rank.dispatch(x, handle.normal)
             got_weights = None
             if topk_weights is not None:
@@ -168,8 +175,8 @@ class ElasticBuffer:
                 is_here = handle.recv_topk_idx >= 0
                 got_weights = torch.where(is_here, rank.send_again(topk_weights, handle.normal), 0.0)
         slots, expands = handle.slots, handle.do_expand
-        if cumulative_local_expert_recv_stats is not None:
-            cumulative_local_expert_recv_stats.add_(slots.counts)
+        if stats is not None:
+            stats.add_(slots.counts)
         data, scales = got if isinstance(got, tuple) else (got, None)
         if expands:
             data = slots.spread(data.view(torch.uint8)).view(data.dtype)
@@ -198,8 +205,9 @@ class ElasticBuffer:
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Returns ``(combined_x, combined_topk_weights, event)``: sums without weights. Each begins with the bias. What the
         ranks give for a token is added in the order of the token's last choices on them."""
+        check_is_handle(handle)
         wait_for(previous_event)
-        rank, slots, device = self._rank(), handle.slots, x.device
+        rank, slots, device = self._rank(), handle.slots, device_of("x", x)
         rows, routes = (
             slots.rows if handle.do_expand else handle.num_recv_tokens,
             Routes.of_handle(handle.normal, self.rank_idx),

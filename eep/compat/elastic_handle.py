@@ -78,3 +78,8 @@ class EPHandle:
             recv_topk_idx=recv_topk_idx,
             slots=slots,
         )
+
+
+def check_is_handle(handle: object) -> None:
+    if not isinstance(handle, EPHandle):
+        raise TypeError(f"handle must be the EPHandle that a dispatch returned, got {type(handle).__name__}")

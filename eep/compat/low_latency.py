@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eep.compat import sizes
-from eep.compat.checks import check_tensor, local_experts_of, refuse
+from eep.compat.checks import check_handle, check_tensor, device_of, local_experts_of, refuse
 from eep.compat.deep_ep_rank import default_device
 from eep.compat.flights import Flight
 from eep.compat.normal_mode import NormalMode
@@ -76,7 +76,7 @@ class DeepEpBuffer(NormalMode):
         if use_fp8 and use_ue8m0 and not round_scale:
             raise ValueError("use_ue8m0 sends powers of two; pass round_scale=True as well")
         wire = WIRE if not use_fp8 else "fp8_ue8m0" if use_ue8m0 else "fp8_pow2" if round_scale else "fp8"
-        device = x.device
+        device = device_of("x", x)
         check_tensor(device, "x", x, torch.bfloat16, None, None)
         check_tensor(device, "topk_idx", topk_idx, torch.int64, len(x), None)
         if len(x) > (limit := num_max_dispatch_tokens_per_rank):
@@ -127,6 +127,7 @@ class DeepEpBuffer(NormalMode):
         refuse(async_finish and return_recv_hook, "async_finish with return_recv_hook", "choose one")
         # Check everything before sending anything: half a combine cannot be taken back.
         self._connected()
+        check_handle(handle, 5)
         flight = self._flights.find(handle[0])
         inner, tokens = flight.inner, flight.tokens
         dispatched, device = tokens.sent.topk_idx, inner.device
@@ -154,6 +155,7 @@ class DeepEpBuffer(NormalMode):
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """Where experts may write their outputs, bf16 ``[L, R*T, H]``, for a combine with ``zero_copy``."""
         self._connected()
+        check_handle(handle, 5)
         flight = self._flights.find(handle[0])
         return flight.inner.combine_input(flight.tokens.sent.channel)
 

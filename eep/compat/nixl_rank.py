@@ -63,6 +63,8 @@ class NixlRank(DeepEpBuffer):
     def __init__(
         self, rank: int, num_ranks: int, sizes: Sizes, place: pathlib.Path, explicitly_destroy: bool, timeout_ms: float
     ) -> None:
+        if not 0 <= rank < num_ranks:
+            raise ValueError(f"num_ranks is {num_ranks}, too few for rank {rank}")
         self._begin(rank, num_ranks, None, explicitly_destroy, timeout_ms)
         self._joins, self._routes_to_masked, self._sizes_made = False, True, sizes
         self._unmet: frozenset[int] = frozenset()

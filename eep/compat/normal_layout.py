@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from eep.compat.checks import device_of
+
+Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""In bf16, or in fp8 with their scales."""
 NormalHandle = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """``(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head)``.
 There is one channel: tokens go in the order of ranks, then of tokens."""
@@ -86,3 +90,24 @@ def sum_by_token(rows: torch.Tensor, routes: Routes, start: torch.Tensor) -> tor
         start[at] += rows[first : first + count].float()  # a rank gives one row for a token
         first += count
     return start
+
+
+def parts_of(x: Tokens) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The values of tokens, and their scales if they have any."""
+    if not isinstance(x, tuple):
+        device_of("x", x)
+        return x, None
+    if len(x) != 2:
+        raise ValueError(f"x must be a tensor, or a pair of fp8 values and their scales, got {len(x)} parts")
+    for name, each in zip(("the values of x", "the scales of x"), x, strict=True):
+        device_of(name, each)
+    return x
+
+
+def padded(rows: torch.Tensor, count: int, value: int) -> torch.Tensor:
+    """``rows`` and as many of ``value`` as make ``count``."""
+    if len(rows) >= count:
+        return rows
+    more = torch.full((count, *rows.shape[1:]), value, dtype=rows.dtype, device=rows.device)
+    more[: len(rows)] = rows
+    return more

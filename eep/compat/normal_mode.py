@@ -13,22 +13,24 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from eep.compat.checks import check_tensor, local_experts_of
+from eep.compat.checks import check_handle, check_tensor, device_of, local_experts_of
 from eep.compat.config import Config
 from eep.compat.deep_ep_rank import PATIENCE_S, DeepEpRank, default_device
 from eep.compat.normal_layout import (
     NormalHandle,
     Routes,
+    Tokens,
     dispatch_layout,
     local_choices,
     make_handle,
+    padded,
+    parts_of,
     sum_by_token,
 )
 from eep.compat.rows import RowExchange
 from eep.compat.stream_events import EventOverlap, after, wait_for
 from eep.errors import EepError
 
-Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 Dispatched = tuple[
     Tokens, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None, EventOverlap
 ]
@@ -67,7 +69,7 @@ class NormalMode(DeepEpRank):
         """Returns ``(num_tokens_per_rank, None, num_tokens_per_expert, is_token_in_rank, event)``."""
         self._check_open()
         local_experts_of(num_experts, self.group_size)
-        check_tensor(topk_idx.device, "topk_idx", topk_idx, torch.int64, None, None)
+        check_tensor(device_of("topk_idx", topk_idx), "topk_idx", topk_idx, torch.int64, None, None)
         if (
             topk_idx.device.type == "cpu"
             and topk_idx.numel()
@@ -97,7 +99,7 @@ class NormalMode(DeepEpRank):
     ) -> Dispatched:
         """Returns ``(recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event)``. With the
         handle of an earlier dispatch, ``x`` goes the same ways again, and only ``recv_x`` and ``event`` are returned."""
-        data, scales = x if isinstance(x, tuple) else (x, None)
+        data, scales = parts_of(x)
         device, tokens = data.device, len(data)
         check_tensor(device, "x", data, torch.bfloat16 if scales is None else torch.float8_e4m3fn, None, None)
         if scales is not None and (scales.dim() != 2 or len(scales) != tokens or scales.device != device):
@@ -107,6 +109,7 @@ class NormalMode(DeepEpRank):
         if expert_alignment < 1 or num_worst_tokens < 0:
             raise ValueError(f"expert_alignment is {expert_alignment} and num_worst_tokens {num_worst_tokens}")
         if handle is not None:
+            check_handle(handle, 6)
             if topk_idx is not None:
                 raise ValueError("a dispatch with a handle sends no topk_idx: it goes where the first one went")
             check_tensor(device, "is_token_in_rank of the handle", handle[4], torch.bool, tokens, self.group_size)
@@ -115,7 +118,7 @@ class NormalMode(DeepEpRank):
             sent = (data, scales)
             received = [self._send(rows, each, routes) for each in sent if each is not None]
             rows.check()
-            again = tuple(_padded(each, len(handle[3]), 0) for each in received)
+            again = tuple(padded(each, len(handle[3]), 0) for each in received)
             return again if len(again) == 2 else again[0], None, None, None, None, after(device, *sent)
 
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
@@ -149,12 +152,12 @@ class NormalMode(DeepEpRank):
         if num_worst_tokens and num_worst_tokens < routes.received:
             raise EepError(f"{routes.received} tokens came; num_worst_tokens allows {num_worst_tokens}")
         if num_worst_tokens:
-            received = [_padded(each, num_worst_tokens, 0) for each in received]
+            received = [padded(each, num_worst_tokens, 0) for each in received]
             source, idx = (
-                _padded(source, num_worst_tokens, -1),
-                None if idx is None else _padded(idx, num_worst_tokens, -1),
+                padded(source, num_worst_tokens, -1),
+                None if idx is None else padded(idx, num_worst_tokens, -1),
             )
-            weights = None if weights is None else _padded(weights, num_worst_tokens, 0)
+            weights = None if weights is None else padded(weights, num_worst_tokens, 0)
         aligned = [-(-count // expert_alignment) * expert_alignment for count in per_expert]
         return (
             (received[0], received[1]) if scales is not None else received[0],
@@ -178,7 +181,8 @@ class NormalMode(DeepEpRank):
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Returns ``(combined_x, combined_topk_weights, event)``: for each token the sum of what the ranks gave for it,
         without weights, and of the weights. A handle may be combined any number of times."""
-        device, (_, _, _, source, is_token_in_rank, _) = x.device, handle
+        check_handle(handle, 6)
+        device, (_, _, _, source, is_token_in_rank, _) = device_of("x", x), handle
         tokens = len(is_token_in_rank)
         check_tensor(device, "x", x, torch.bfloat16, len(source), None)
         check_tensor(device, "is_token_in_rank of the handle", is_token_in_rank, torch.bool, None, self.group_size)
@@ -284,12 +288,3 @@ class NormalMode(DeepEpRank):
         self._open.callback(exchange.close)
         self._exchange = key, exchange
         return exchange
-
-
-def _padded(rows: torch.Tensor, count: int, value: int) -> torch.Tensor:
-    """``rows`` and as many of ``value`` as make ``count``."""
-    if len(rows) >= count:
-        return rows
-    padded = torch.full((count, *rows.shape[1:]), value, dtype=rows.dtype, device=rows.device)
-    padded[: len(rows)] = rows
-    return padded

@@ -60,7 +60,8 @@ class Presence:
         if lost := self.lost(ranks):
             raise PeerUnreachable(
                 f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} ended or failed before the ranks had met; read "
-                "the error there for the cause"
+                "the error there for the cause",
+                lost,
             )
 
     @contextlib.contextmanager

@@ -18,6 +18,24 @@ def list_tensors(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.T
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
+def list_blocks(name: str, blocks: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """The tensors of a call, one for each of the ``count`` ranks of the group."""
+    if len(blocks) != count:
+        raise ValueError(f"{name} needs one tensor for each of the {count} ranks of the group, got {len(blocks)}")
+    return list(blocks)
+
+
+def list_blocks_of_root(
+    name: str, given: Sequence[Sequence[torch.Tensor]], count: int, *, is_root: bool
+) -> list[torch.Tensor]:
+    """Those of a call for which only the root has such tensors."""
+    if is_root:
+        return list_blocks(name, given[0] if given else [], count)
+    if any(len(blocks) for blocks in given):
+        raise ValueError(f"{name}: only the root gives a tensor for each rank")
+    return []
+
+
 def take_one_tensor(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensor of a call, called ``name``, that takes one."""
     if len(tensors) != 1:

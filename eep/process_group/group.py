@@ -16,7 +16,14 @@ from eep.errors import EepError
 from eep.process_group import calls, uneven
 from eep.process_group.agreement import Agreement
 from eep.process_group.call import Call
-from eep.process_group.call_arguments import choose_option, choose_timeout, list_tensors, take_one_tensor
+from eep.process_group.call_arguments import (
+    choose_option,
+    choose_timeout,
+    list_blocks,
+    list_blocks_of_root,
+    list_tensors,
+    take_one_tensor,
+)
 from eep.process_group.monitored_barrier import MonitoredBarrier
 from eep.process_group.own_backend import OwnBackend
 from eep.process_group.point_to_point import Messages
@@ -129,7 +136,7 @@ class EepProcessGroup(OwnBackend, TorchGroup):
             outputs, inputs = [outputs], [inputs]
         return self._run(
             [
-                calls.all_gather(self._blocks("all_gather", blocks), tensor)
+                calls.all_gather(list_blocks("all_gather", blocks, self.size()), tensor)
                 for blocks, tensor in zip(outputs, inputs, strict=True)
             ],
             opts,
@@ -162,24 +169,14 @@ class EepProcessGroup(OwnBackend, TorchGroup):
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> EepWork:
         root = opts.rootRank if opts is not None else 0
-        if root == self.rank():
-            blocks = self._blocks("gather", outputs[0] if outputs else [])
-        elif any(len(block) for block in outputs):
-            raise ValueError("gather: only the root gives tensors to gather into")
-        else:
-            blocks = []
+        blocks = list_blocks_of_root("gather", outputs, self.size(), is_root=root == self.rank())
         return self._run([calls.gather(blocks, inputs[0], self._global(root))], opts)
 
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> EepWork:
         root = opts.rootRank if opts is not None else 0
-        if root == self.rank():
-            blocks = self._blocks("scatter", inputs[0] if inputs else [])
-        elif any(len(block) for block in inputs):
-            raise ValueError("scatter: only the root gives tensors to scatter")
-        else:
-            blocks = []
+        blocks = list_blocks_of_root("scatter", inputs, self.size(), is_root=root == self.rank())
         return self._run([calls.scatter(outputs[0], blocks, self._global(root))], opts)
 
     def reduce_scatter(
@@ -189,7 +186,7 @@ class EepProcessGroup(OwnBackend, TorchGroup):
         epoch = self._lane.epoch  # read before the active ranks, on which the calls for uneven blocks depend
         batch: list[Call] = []
         for output, given in zip(outputs, inputs, strict=True):
-            blocks = self._blocks("reduce_scatter", given)
+            blocks = list_blocks("reduce_scatter", given, self.size())
             if uneven.is_uneven(blocks):
                 batch += uneven.reduce_scatter(output, blocks, op, self.ranks, self.active(), self.rank())
             else:
@@ -216,9 +213,8 @@ class EepProcessGroup(OwnBackend, TorchGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> EepWork:
-        return self._run(
-            [calls.all_to_all(self._blocks("all_to_all", outputs), self._blocks("all_to_all", inputs))], opts
-        )
+        got, given = (list_blocks("all_to_all", blocks, self.size()) for blocks in (outputs, inputs))
+        return self._run([calls.all_to_all(got, given)], opts)
 
     def all_to_all_single(
         self,
@@ -296,10 +292,3 @@ class EepProcessGroup(OwnBackend, TorchGroup):
         if not 0 <= rank < self.size():
             raise ValueError(f"rank {rank} is not in this group of {self.size()}")
         return self.ranks[rank]
-
-    def _blocks(self, name: str, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if len(blocks) != self.size():
-            raise ValueError(
-                f"{name} needs one tensor for each of the {self.size()} ranks of the group, got {len(blocks)}"
-            )
-        return list(blocks)

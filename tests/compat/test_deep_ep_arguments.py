@@ -63,6 +63,8 @@ def check_refused_dispatches(buffer: Buffer) -> None:
     x, idx = batch_of(buffer).x, batch_of(buffer).topk_idx
     for kind, words, change in (
         (TypeError, "x must be torch.bfloat16", {"x": x.float()}),
+        (TypeError, "x must be a tensor, got NoneType", {"x": None}),
+        (TypeError, "topk_idx must be a tensor, got list", {"topk_idx": idx.tolist()}),
         (ValueError, "x must be of shape", {"x": x[0]}),
         (ValueError, "contiguous", {"x": torch.zeros(4, 1024, dtype=torch.bfloat16)[:, ::2]}),
         (TypeError, "topk_idx must be torch.int64", {"topk_idx": idx.int()}),
@@ -88,6 +90,7 @@ def play_bad_masks(group: dist.ProcessGroup) -> None:
     buffer = new_buffer(group)
     step(buffer, SMALL, 0, ACTIVE)
     raises(ValueError, "mask_status must be", buffer.low_latency_query_mask_buffer, torch.zeros(3).int())
+    raises(TypeError, "mask_status must be a tensor", buffer.low_latency_query_mask_buffer, None)
     raises(ValueError, "outside the capacity", buffer.low_latency_update_mask_buffer, 4, True)
     raises(ValueError, "outside the capacity", buffer.connect_ranks, [-1])
     raises(ValueError, "cannot disconnect itself", buffer.disconnect_ranks, [buffer.rank])
@@ -112,6 +115,8 @@ def play_bad_combines(group: dist.ProcessGroup) -> None:
         (ValueError, "topk_weights must be of shape", {"topk_weights": weights[:, :1]}),
         (ValueError, "out must be of shape", {"out": torch.zeros(5, SMALL.hidden, dtype=torch.bfloat16)}),
         (TypeError, "out must be torch.bfloat16", {"out": torch.zeros(4, SMALL.hidden)}),
+        (TypeError, "handle must be what a dispatch returned, with 5 parts, got NoneType", {"handle": None}),
+        (TypeError, "with 5 parts, got tuple of 4", {"handle": handle[:4]}),
         (eep.EepError, "no dispatch belongs", {"handle": (handle[0].clone(), *handle[1:])}),
         (eep.EepError, "does not support", {"combine_wait_recv_cost_stats": torch.zeros(4)}),
         (eep.EepError, "choose one", {"async_finish": True, "return_recv_hook": True}),

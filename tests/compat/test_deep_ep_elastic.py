@@ -170,6 +170,13 @@ def play_elastic(group: dist.ProcessGroup, alignment: int, use_fp8: bool, reduce
     raises(ValueError, "goes where the first", buffer.dispatch, x, batch.topk_idx, handle=handle)
     raises(ValueError, "allows 1", buffer.dispatch, x, **{**options, "num_max_tokens_per_rank": 1})
     raises(ValueError, "x must be of shape", buffer.combine, output[:-1], expanded)
+    raises(ValueError, "expert_alignment is 0", buffer.dispatch, x, **{**options, "expert_alignment": 0})
+    too_few = {"cumulative_local_expert_recv_stats": torch.zeros(1, dtype=torch.int32)}
+    raises(ValueError, "recv_stats must be of shape", buffer.dispatch, x, **{**options, **too_few})
+    raises(ValueError, "recv_stats must be of shape", buffer.dispatch, x, handle=handle, **too_few)
+    raises(TypeError, "x must be a tensor", buffer.dispatch, None, **options)
+    raises(TypeError, "must be the EPHandle", buffer.dispatch, x, handle=(1, 2))
+    raises(TypeError, "must be the EPHandle", buffer.combine, output, None)
     raises(eep.EepError, "engram_write is not there", getattr, buffer, "engram_write")
     raises(AttributeError, "no attribute 'another'", getattr, buffer, "another")
     buffer.barrier()

@@ -152,6 +152,10 @@ def play_options(group: dist.ProcessGroup) -> None:
     for kind, words, call in (
         (ValueError, "three tensors", lambda: buffer.dispatch(batch.x)),
         (TypeError, "x must be torch.bfloat16", lambda: buffer.dispatch(batch.x.float(), **layout)),
+        (TypeError, "topk_idx must be a tensor", lambda: buffer.get_dispatch_layout(None, EXPERTS)),  # type: ignore[arg-type]
+        (ValueError, "got 1 parts", lambda: buffer.dispatch((batch.x,), **layout)),  # type: ignore[arg-type]
+        (TypeError, "with 6 parts, got tuple of 2", lambda: buffer.dispatch(batch.x, (1, 2))),  # type: ignore[arg-type]
+        (TypeError, "with 6 parts, got NoneType", lambda: buffer.combine(recv_x, None)),  # type: ignore[arg-type]
         (ValueError, "go together", lambda: buffer.dispatch(batch.x, **layout, topk_idx=batch.topk_idx)),
         (ValueError, "goes where the first", lambda: buffer.dispatch(batch.x, handle, **topk)),
         (ValueError, "expert_alignment", lambda: buffer.dispatch(batch.x, **layout, expert_alignment=0)),

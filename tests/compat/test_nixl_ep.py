@@ -255,6 +255,7 @@ def test_memory_comes_first(rendezvous: eep.Rendezvous, monkeypatch: pytest.Monk
     hint = nixl_ep.Buffer.get_rdma_size_hint(6, 512, 2, 4)
     raises(ValueError, "tcp_store_group", buffer.update_memory_buffers, 2, 2, hint)
     monkeypatch.setenv("EEP_RENDEZVOUS", str(rendezvous.path))
+    raises(ValueError, "num_ranks is 0, too few for rank 0", buffer.update_memory_buffers, 0, 2, hint)
     buffer.update_memory_buffers(2, 2, hint)
     raises(eep.EepError, "there already", buffer.update_memory_buffers, 2, 2, hint)
     raises(ValueError, "outside the capacity", buffer.connect_ranks, [2])
