@@ -96,7 +96,9 @@ def _forget_world() -> None:
 
 def _make_world(backend: Any, options: Options, timeout: float) -> tuple[World, Agreement]:
     if "cuda" in options.devices and not torch.cuda.is_available():
-        raise EepError(f"eep.pg.Options(devices={options.devices}) needs a GPU, and torch finds none; leave out 'cuda'")
+        raise ValueError(
+            f"eep.pg.Options(devices={options.devices}) needs a GPU, and torch finds none; leave out 'cuda'"
+        )
     if options.incarnation is None and INCARNATION in os.environ:
         options = replace(options, incarnation=int(os.environ[INCARNATION]))
     rendezvous, temporary = _rendezvous(backend.store, options)

@@ -50,7 +50,7 @@ def test_another_has_a_group_of_its_own() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there() -> None:
     with (
-        pytest.raises(eep.EepError, match="torch finds none; leave out 'cuda'"),
+        pytest.raises(ValueError, match="torch finds none; leave out 'cuda'"),
         default_group("eep", devices=("cpu", "cuda")),
     ):
         pass
