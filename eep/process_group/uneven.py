@@ -36,8 +36,8 @@ def reduce_scatter(
         )
     check("reduce_scatter", output, *blocks)
     batch = [calls.reduce_into(output if place == me else None, blocks[place], op, ranks[place]) for place in active]
-    # The result of the batch is that of the call that the user made.
+    # The name and the result of the batch are those of the call that the user made.
     for call in batch:
-        call.tensors = []
+        call.name, call.tensors = "reduce_scatter", []
     batch[0].tensors = [output, *blocks]
     return batch

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import eep
 from tests.process_group.collective_calls import UNEVEN, values
 from tests.process_group.members import MemberProgram, Members
 
@@ -48,6 +49,14 @@ def test_in_the_background_and_with_an_empty_block(group: Start) -> None:
 
 def scatter_own(member: MemberProgram, sizes: list[int]) -> list[float]:
     return scatter(member, sizes, sizes[member.rank], in_background=True)
+
+
+def test_a_death_is_told_by_the_name_of_the_call(group: Start) -> None:
+    members = group(2)
+    members[1].kill()
+    with pytest.raises(eep.EpochRevoked, match=r"^reduce_scatter cannot be trusted: .* rank 1 has died") as error:
+        members[0].call("do", scatter, [1, 2], 1)
+    assert error.value.ranks == (1,)
 
 
 def test_an_output_of_another_size_than_its_block_is_refused(group: Start) -> None:
