@@ -44,7 +44,7 @@ WITHIN = 300.0
 
 def main() -> int:
     options = parse()
-    device = DEVICES[options.device].for_ranks(options.ranks)
+    device = DEVICES[options.device]
     with tempfile.TemporaryDirectory(prefix="eep-bench-") as place, device.prepared() as needed:
         return measure(options, Path(place), device, needed)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
+import itertools
 import json
 import os
 import random
@@ -62,6 +63,7 @@ class Server:
         self._mapped: set[Path] = set()
         """The files in shared memory that its processes were seen with."""
         self._has_eep = "--ep-backend" in arguments
+        device = device.for_ranks(_most_ranks(arguments))
         self._command = [
             *within,
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)),
@@ -261,6 +263,12 @@ def shared_memory_of(pid: int) -> set[Path]:
     mapped = [line.split(maxsplit=5)[5:] for line in _read(pid, "maps").decode(errors="replace").splitlines()]
     paths = {Path(name) for names in mapped for name in names if not name.endswith(" (deleted)")}
     return {path for path in paths if path.parent == _SHARED_MEMORY}
+
+
+def _most_ranks(arguments: Sequence[str]) -> int:
+    """How many ranks the server may have."""
+    given = itertools.pairwise(arguments)
+    return max((int(value) for flag, value in given if flag in ("--tp-size", "--eep-max-ranks")), default=1)
 
 
 def _end_with_parent() -> None:

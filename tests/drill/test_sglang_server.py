@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from eep.drill.sglang_server import ONE_RANK, Server
+from eep.drill.sglang_server import FOUR_RANKS, ONE_RANK, Server
 
 TITLED = "import setproctitle; setproctitle.setproctitle('sglang::scheduler'); print('titled', flush=True); input()"
 
@@ -32,6 +32,17 @@ def test_a_process_with_a_title_is_one_of_the_server(tmp_path: Path) -> None:
         assert server.processes() == [process.pid]
         process.communicate(b"\n")
     assert server.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "groups"), [(ONE_RANK, 1), (FOUR_RANKS, 4), ((*FOUR_RANKS, "--eep-max-ranks", "6"), 6)]
+)
+def test_each_rank_that_there_may_be_has_a_group_of_cores(
+    tmp_path: Path, arguments: tuple[str, ...], groups: int
+) -> None:
+    """SGLang 0.5.17 ends at its start if there are more."""
+    server = Server(tmp_path / "no-model", arguments, tmp_path / "log")
+    assert len(server._environment["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == groups
 
 
 MAPS = "import mmap, os, sys; kept = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096); print('mapped', flush=True); input()"
