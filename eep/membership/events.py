@@ -179,6 +179,13 @@ class NewsHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksSeen:
+    """To these other supervisors, and no others that are known, there is no link now."""
+
+    down: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseHeld:
     """The store knows this host and will tell the others if it goes silent."""
 
@@ -228,6 +235,7 @@ Event = (
     | ReportSeen
     | ReportsListed
     | NewsHeard
+    | LinksSeen
     | LeaseHeld
     | LeaseLost
     | Deadline

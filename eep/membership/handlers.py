@@ -17,6 +17,7 @@ from eep.membership.events import (
     LeaseHeld,
     LeaseLost,
     Leave,
+    LinksSeen,
     NewsHeard,
     OperatorAsked,
     Proposed,
@@ -255,6 +256,10 @@ def _news_heard(turn: Turn, event: NewsHeard) -> None:
     turn.update(news=with_news(turn.state.news, event.news))
 
 
+def _links_seen(turn: Turn, event: LinksSeen) -> None:
+    turn.update(unlinked=event.down)
+
+
 def _lease_held(turn: Turn, _: LeaseHeld) -> None:
     turn.update(leased=True, published=None)
 
@@ -285,6 +290,7 @@ HANDLERS: Mapping[type, Callable[[Turn, Any], None]] = {
     ReportSeen: _report_seen,
     ReportsListed: _reports_listed,
     NewsHeard: _news_heard,
+    LinksSeen: _links_seen,
     LeaseHeld: _lease_held,
     LeaseLost: _lease_lost,
     Deadline: deadline_passed,

@@ -119,6 +119,8 @@ class HostState:
     """Store versions of the listing and of each report since, by which late and repeated ones are told."""
     news: NewsByHost = field(default_factory=dict)
     """What other supervisors said directly, which their reports may not say yet."""
+    unlinked: tuple[str, ...] = ()
+    """The other supervisors to which there is no link."""
     looking: bool = False
     """The reports are being listed again."""
     leased: bool = False
@@ -168,8 +170,24 @@ def initial_state(ident: str, ranks: tuple[int, ...], policy: Policy) -> HostSta
 def report_of(state: HostState) -> Report:
     """What this host has to tell the others. A host registers with this, never with less: a report that
     leaves a rank out says that the rank is dead."""
-    ranks = {rank: RankReport(_LIFE[local.status], local.incarnation) for rank, local in state.ranks.items()}
+    ranks = {rank: RankReport(_told_life(state, rank), local.incarnation) for rank, local in state.ranks.items()}
     return Report(state.ident, ranks, state.settled, state.told_revoked, state.accusations)
+
+
+def _told_life(state: HostState, rank: int) -> Life:
+    status = state.ranks[rank].status
+    waits = status is RankStatus.READY and not state.is_in(rank) and bool(missing_links(state))
+    return Life.STARTING if waits else _LIFE[status]
+
+
+def missing_links(state: HostState) -> tuple[str, ...]:
+    """The supervisors without a link that the ranks of this host need before they may join: they exchange tokens with the
+    ranks of those. Where no rank is in, those of the coordinator begin."""
+    instance = state.instance
+    if instance is None or not state.unlinked:
+        return ()
+    needed = {instance.owners[rank] for rank in instance.view.active} or {instance.coordinator}
+    return tuple(ident for ident in state.unlinked if ident in needed)
 
 
 def news_of(state: HostState) -> News:

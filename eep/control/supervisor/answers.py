@@ -15,6 +15,7 @@ from eep.membership import (
     OperatorAsked,
     RankStatus,
     host_of,
+    missing_links,
     phase_name,
     waiting_for,
     why_it_must_stay,
@@ -97,6 +98,7 @@ def describe_host(
         "max_ranks": state.policy.max_ranks,
         "fewest_ranks": state.policy.fewest_ranks,
         "other_hosts": _other_hosts(state),
+        "missing_links": [host_of(ident) for ident in missing_links(state)],
         "ranks": {
             rank: {
                 "status": local.status.value,

@@ -16,7 +16,7 @@ from eep.control.supervisor.host_watch import HostWatch
 from eep.control.supervisor.rank_watch import StalledHost
 from eep.control.supervisor.report_keeper import ReportKeeper, WrittenReport
 from eep.control.supervisor.settings import LinkSettings
-from eep.membership import News, NewsHeard, news_of
+from eep.membership import LinksSeen, News, NewsHeard, news_of
 from eep.membership.host_silence import LOOKS
 
 
@@ -42,6 +42,7 @@ class OtherHosts:
         self._parts: _Parts | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._told: News | None = None
+        self._down: tuple[str, ...] = ()
 
     def start(self, ident: str, store: RecordStore, report: WrittenReport) -> None:
         """In the running event loop. Raises :class:`OSError` if this host does not have the address."""
@@ -100,5 +101,9 @@ class OtherHosts:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(pause, self._look_every, pause)
         links, now = self._parts.links.links, loop.time()
+        down = tuple(sorted(ident for ident, link in links.items() if not link.is_up))
+        if down != self._down:
+            self._down = down
+            self._host.feed(LinksSeen(down))
         self._parts.keeper.look(now, [link.heard_us_at for link in links.values() if link.heard_us_at is not None])
         self._parts.watch.look(now, links, may_remove=self._host.state.leased)
