@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_patches import hooks, options, store_access
-from sglang_patches.front_end import neighbours, tokenizer_hooks
+from sglang_patches.front_end import finish_reasons, neighbours, tokenizer_hooks
 from sglang_patches.front_end.readiness import ReadinessGate
 from sglang_patches.server import detokenizer, resignation
 
@@ -76,6 +76,7 @@ def _run_http_server(
         why_ending=why_ending,
         why_not_ready=lambda: why_not_ready(tokenizer_manager),
         why_unhealthy=lambda: _why_unhealthy(tokenizer_manager),
+        why_drains=lambda: _why_drains(tokenizer_manager),
     )
     original(server_args, tokenizer_manager, *arguments, **named)
     if _end.resigned:
@@ -103,6 +104,11 @@ def why_not_ready(manager: Any, ranks: int = 1, unknown: str | None = None) -> s
 def _has_no_rank(manager: Any) -> bool:
     front_end = tokenizer_hooks.front_end_of(manager)
     return front_end is not None and front_end.ranks.has_view and not front_end.ranks.serving
+
+
+def _why_drains(manager: Any) -> str | None:
+    front_end = tokenizer_hooks.front_end_of(manager)
+    return f"{finish_reasons.DRAINING}; try again" if front_end is not None and front_end.service.draining else None
 
 
 def _why_unhealthy(manager: Any) -> str | None:

@@ -126,6 +126,8 @@ def test_a_server_that_drains_accepts_no_request_until_it_is_told_otherwise(plai
     try:
         code, told = ask(plain, "/generate", {"text": "Say 1"})
         assert (code, "drains" in str(told)) == (503, True)
+        code, told = ask(plain, "/generate", {"text": "Say 1", "stream": True})
+        assert (code, "drains" in str(told)) == (503, True), "a router tries again only where the status says so"
         assert ask(plain, "/eep/ready")[0] == 503
     finally:
         assert ask(plain, "/eep/apply?wait=60", {"id": "undrain-1", "action": "undrain"})[1]["state"] == "done"

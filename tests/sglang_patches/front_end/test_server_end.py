@@ -17,7 +17,9 @@ from sglang_patches.server import resignation
 from tests.sglang_patches.front_end.front_end_server import Server
 
 
-def answer_of(path: str, ending: str | None = None, not_ready: str | None = None) -> tuple[int, str]:
+def answer_of(
+    path: str, ending: str | None = None, not_ready: str | None = None, drains: str | None = None
+) -> tuple[int, str]:
     """The status, and the message of an error. SGLang answers 200 behind the gate."""
     sent: list[Any] = []
 
@@ -30,7 +32,7 @@ def answer_of(path: str, ending: str | None = None, not_ready: str | None = None
     async def send(message: Any) -> None:
         sent.append(message)
 
-    gate = ReadinessGate(behind, lambda: ending, lambda: not_ready)
+    gate = ReadinessGate(behind, lambda: ending, lambda: not_ready, why_drains=lambda: drains)
     asyncio.run(gate({"type": "http", "path": path}, receive, send))
     body = json.loads(sent[1]["body"])["error"]["message"] if len(sent) > 1 else ""
     return sent[0]["status"], body
@@ -73,6 +75,17 @@ def test_a_server_that_ends_takes_no_requests(path: str) -> None:
     status, said = answer_of(path, ending="it was told to")
     assert (status, said) == (503, "the server ends: it was told to; try again")
     assert answer_of("/metrics", ending="it was told to")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_a_server_that_drains_says_so_by_the_status(path: str) -> None:
+    """Of a stream, too: SGLang behind the gate answers 200, and says later that it refuses."""
+    assert answer_of(path, drains="the server drains") == (503, "the server drains")
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/eep/apply", "/v1/models", "/abort_request"])
+def test_a_server_that_drains_answers_what_is_not_for_the_model(path: str) -> None:
+    assert answer_of(path, drains="the server drains") == (200, "")
 
 
 class Manager:
