@@ -51,16 +51,23 @@ def render_status(status: Mapping[str, Any], now: float, paint: Paint = plain) -
 
 def _other_hosts(status: Mapping[str, Any]) -> list[str]:
     hosts: Mapping[str, Sequence[int]] = status.get("other_hosts") or {}
-    return [f"{name}: ranks {', '.join(map(str, hosts[name]))} in" for name in sorted(hosts)]
+    told = [f"{name}: ranks {', '.join(map(str, hosts[name]))} in" for name in sorted(hosts)]
+    if missing := status.get("missing_links"):
+        told.append(f"no link to {', '.join(missing)}: ranks of this host that are not in wait for it")
+    return told
 
 
 def _headline(status: Mapping[str, Any], ranks: Mapping[int, Any], paint: Paint) -> str:
     serving = sum(rank["in"] for rank in ranks.values())
+    several = status.get("links") is not None
     parts = [
         paint(status["phase"], style_of(status["phase"])),
         f"epoch {status['epoch']}",
-        f"{serving} of {len(ranks)} ranks in",
+        f"{serving} of {len(ranks)} ranks{' of this host' if several else ''} in",
     ]
+    if several:
+        elsewhere = sum(map(len, (status.get("other_hosts") or {}).values()))
+        parts.append(f"{serving + elsewhere} of all hosts")
     if status.get("fewest_ranks"):
         parts.append(f"{status['fewest_ranks']} are needed")
     if status.get("open_requests") is not None:

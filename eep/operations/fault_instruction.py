@@ -66,7 +66,7 @@ def why_not_possible(given: FaultInstruction, now: InstanceStanding) -> str | No
     if unknown := [rank for rank in given.ranks if rank not in now.ranks]:
         return f"this host has no ranks {unknown}; it has ranks {sorted(now.ranks)}"
     stay = [rank for rank in now.kept if rank not in given.ranks]
-    if given.ranks and len(stay) < (fewest := max(1, now.fewest_ranks)):
+    if given.ranks and len(stay) < (fewest := now.needed):
         return f"{len(stay)} ranks would stay, and it takes {fewest}"
     return None
 

@@ -24,8 +24,6 @@ class RankStanding:
     role: RoleName = "both"
     requests: int = 0
     """How many open ones it serves."""
-    elsewhere: bool = False
-    """Whether it is on another host, whose own front end sends it requests."""
 
     @property
     def is_kept(self) -> bool:
@@ -35,10 +33,13 @@ class RankStanding:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStanding:
-    """Where the instance stands."""
+    """Where the instance stands, as its host sees it."""
 
     phase: str
     ranks: Mapping[int, RankStanding] = field(default_factory=dict)
+    """Those of this host."""
+    elsewhere: int | None = None
+    """How many ranks of other hosts are in; None where there is one host."""
     fewest_ranks: int = 0
     """How many suffice to serve."""
     safe: tuple[int, ...] = ()
@@ -62,10 +63,10 @@ class InstanceStanding:
                     rank.get("wanted", True),
                     rank.get("role", "both"),
                     rank.get("requests", 0),
-                    rank.get("elsewhere", False),
                 )
                 for number, rank in status["ranks"].items()
             },
+            elsewhere=None if status.get("links") is None else sum(map(len, status["other_hosts"].values())),
             fewest_ranks=status.get("fewest_ranks", 0),
             safe=tuple(margin.get("ranks", ())),
             open_requests=status.get("open_requests") or 0,
@@ -78,12 +79,17 @@ class InstanceStanding:
         return tuple(sorted(number for number, rank in self.ranks.items() if rank.is_in))
 
     @property
+    def needed(self) -> int:
+        """How many ranks of this host it takes to serve, with those of other hosts that are in."""
+        return max(1, self.fewest_ranks - (self.elsewhere or 0))
+
+    @property
     def kept(self) -> tuple[int, ...]:
         return tuple(sorted(number for number, rank in self.ranks.items() if rank.is_kept))
 
     def is_last_to_serve(self, number: int) -> bool:
         """Whether a rank of this host serves requests, and no other does that is in and stays."""
-        serving = [each for each, rank in self.ranks.items() if rank.role == "both" and not rank.elsewhere]
+        serving = [each for each, rank in self.ranks.items() if rank.role == "both"]
         others = (self.ranks[each] for each in serving if each != number)
         return number in serving and not any(rank.is_in and rank.is_kept for rank in others)
 

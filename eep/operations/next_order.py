@@ -52,33 +52,54 @@ NextStep = Order | OrdersWait | OrdersDone | OrdersFailed
 def why_refused(request: OperationRequest, now: InstanceStanding) -> OrdersFailed | None:
     """Why an operation is not even begun; None if it may be."""
     if request.action in OF_A_RANK and request.rank not in now.ranks:
-        return OrdersFailed(f"there is no rank {request.rank}; there are ranks 0 to {len(now.ranks) - 1}", retry=False)
+        return OrdersFailed(_why_no_rank(request, now), retry=False)
     if request.action == "drill" and not now.faults_allowed:
         return OrdersFailed("this server was not started with --eep-faults on", retry=False)
     if request.action in ("kill", "drill") and request.rank is not None and not now.ranks[request.rank].is_in:
         return OrdersFailed(f"rank {request.rank} is not in; it is {now.ranks[request.rank].status}", retry=True)
     if request.action == "scale" and request.ranks is not None:
         if request.ranks > len(now.ranks):
-            return OrdersFailed(f"there is room for {len(now.ranks)} ranks (--eep-max-ranks)", retry=False)
-        if request.ranks < now.fewest_ranks:
-            return OrdersFailed(f"{now.fewest_ranks} ranks are needed to hold every expert", retry=False)
-    if request.action == "remove" and request.rank in now.kept and len(now.kept) <= max(1, now.fewest_ranks):
-        why = f"{len(now.kept) - 1} ranks would serve or come back, and it takes {max(1, now.fewest_ranks)}"
+            return OrdersFailed(_why_no_room(now), retry=False)
+        if request.ranks < now.needed:
+            return OrdersFailed(_why_too_few(now), retry=False)
+    if request.action == "remove" and request.rank in now.kept and len(now.kept) <= now.needed:
+        why = f"{len(now.kept) - 1} ranks{_here(now)} would serve or come back, and it takes {now.needed}"
         return OrdersFailed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
     if request.action in ("remove", "replace") and request.rank in now.active:
         stay = [rank for rank in now.active if rank != request.rank and now.ranks[rank].is_kept]
-        if len(stay) < max(1, now.fewest_ranks):
-            why = f"{len(stay)} ranks would stay, and it takes {max(1, now.fewest_ranks)}"
+        if len(stay) < now.needed:
+            why = f"{len(stay)} ranks{_here(now)} would stay, and it takes {now.needed}"
             return OrdersFailed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
         if now.is_last_to_serve(_rank_of(request)):
             why = "no rank that serves requests would stay ('eep rank role R both' makes one)"
             return OrdersFailed(f"rank {request.rank} cannot be taken out: {why}", retry=True)
-    if request.action == "role" and now.ranks[_rank_of(request)].elsewhere:
-        return OrdersFailed(f"rank {request.rank} is on another host: ask the server there", retry=False)
     if request.role == "experts" and now.is_last_to_serve(_rank_of(request)):
         why = "no other rank that serves requests is in"
         return OrdersFailed(f"rank {request.rank} cannot serve experts only: {why}", retry=True)
     return None
+
+
+def _why_no_rank(request: OperationRequest, now: InstanceStanding) -> str:
+    if now.elsewhere is None:
+        return f"there is no rank {request.rank}; there are ranks 0 to {len(now.ranks) - 1}"
+    return f"rank {request.rank} is not of this host, which has ranks {sorted(now.ranks)}; ask the server of its host"
+
+
+def _why_no_room(now: InstanceStanding) -> str:
+    if now.elsewhere is None:
+        return f"there is room for {len(now.ranks)} ranks (--eep-max-ranks)"
+    return f"this host has room for {len(now.ranks)} ranks; for more start a server on another host"
+
+
+def _why_too_few(now: InstanceStanding) -> str:
+    if now.elsewhere is None:
+        return f"{now.fewest_ranks} ranks are needed to hold every expert"
+    needed = f"{now.needed} ranks of this host are needed: it takes {max(1, now.fewest_ranks)} to hold every expert"
+    return f"{needed}, and {now.elsewhere} of other hosts are in; to take out a whole host, drain it and end its server"
+
+
+def _here(now: InstanceStanding) -> str:
+    return "" if now.elsewhere is None else " of this host"
 
 
 def next_step(

@@ -89,7 +89,6 @@ def serve(server_args: Any, manager: Any) -> ServedApi:
         name_of,
         has_metrics=bool(server_args.enable_metrics),
         masks=wanted.masks,
-        elsewhere=wanted.remote_ranks,
     )
     runner = OperationRunner(ServerAccess(directory, status, woken))
     table = read_table(None if wanted.hardware.reactions is None else Path(wanted.hardware.reactions))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class SharedAnswer:
 
 class ServerStatus:
     """``front_end()``: the front end, or None before its first request. ``loads()``: SGLang's figures of each rank.
-    ``masks``: whether ranks serve without the experts that none holds. ``elsewhere``: the ranks of other hosts."""
+    ``masks``: whether ranks serve without the experts that none holds."""
 
     def __init__(
         self,
@@ -52,10 +52,9 @@ class ServerStatus:
         *,
         has_metrics: bool = False,
         masks: bool = False,
-        elsewhere: Collection[int] = (),
     ) -> None:
         self._directory, self._front_end, self._loads, self._devices = directory, front_end, loads, devices
-        self._has_metrics, self._masks, self._elsewhere = has_metrics, masks, elsewhere
+        self._has_metrics, self._masks = has_metrics, masks
         self._host = SharedAnswer(lambda: read_status(directory), FRESH_S)
         self._lives: dict[int, int] = {}
         self._held_in = (-1, "")
@@ -75,7 +74,6 @@ class ServerStatus:
                     **told,
                     "role": role_of(int(number)),
                     "requests": requests.get(int(number), 0),
-                    "elsewhere": int(number) in self._elsewhere,
                 }
                 for number, told in status["ranks"].items()
             }

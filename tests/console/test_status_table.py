@@ -51,6 +51,19 @@ def test_the_ranks_of_other_hosts_are_named() -> None:
     assert "node-1: ranks 2, 3 in" in render_status({**STATUS, "other_hosts": {"node-1": [2, 3]}}, 100.0).splitlines()
 
 
+def test_the_headline_tells_the_ranks_of_this_host_from_all() -> None:
+    here = sum(rank["in"] for rank in STATUS["ranks"].values())
+    two = {**STATUS, "links": {}, "other_hosts": {"node-1": [8, 9]}}
+    assert f"ranks of this host in   {here + 2} of all hosts" in render_status(two, 100.0)
+    assert "of all hosts" not in render_status({**STATUS, "links": None}, 100.0)
+
+
+def test_a_link_that_ranks_wait_for_is_named() -> None:
+    waits = "no link to node-1: ranks of this host that are not in wait for it"
+    assert waits in render_status({**STATUS, "missing_links": ["node-1"]}, 100.0).splitlines()
+    assert "no link" not in render_status({**STATUS, "missing_links": []}, 100.0)
+
+
 def test_a_supervisor_that_knows_less_is_shown_too() -> None:
     bare = {"phase": "FORMING", "epoch": 0, "reason": None, "waiting_for": "rank 0", "ranks": {}, "margin": None}
     assert "waiting for: rank 0" in render_status(bare, 0.0)

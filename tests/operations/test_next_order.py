@@ -16,7 +16,7 @@ from eep.operations.next_order import (
     undo,
     why_refused,
 )
-from tests.operations.instance import asks, standing, with_rank
+from tests.operations.instance import SERVES, asks, standing, with_rank
 
 
 def step(request: Any, now: InstanceStanding, *given: Order, origin: InstanceStanding | None = None) -> NextStep:
@@ -195,11 +195,39 @@ def test_a_server_shrinks_by_ranks_other_than_the_last_that_serves_requests() ->
     assert step(asks("scale", ranks=3), now) == Order("remove", 2)
 
 
-def test_the_ranks_of_other_hosts_serve_no_requests_of_this_one() -> None:
-    now = with_rank(roles(standing(), r1="experts", r2="experts"), 3, elsewhere=True)
-    assert isinstance(why_refused(asks("role", 0, role="experts"), now), OrdersFailed)
-    assert isinstance(why_refused(asks("role", 3, role="experts"), now), OrdersFailed), "its own server says so"
-    assert why_refused(asks("remove", 3), now) is None
+def of_two_hosts(elsewhere: int = 2) -> InstanceStanding:
+    """A host with ranks 2 and 3 of an instance that needs three ranks, with ``elsewhere`` in on the other host."""
+    return replace(standing(), ranks={2: SERVES, 3: SERVES}, elsewhere=elsewhere)
+
+
+def test_a_host_may_give_up_ranks_that_those_of_other_hosts_make_up_for() -> None:
+    for request in (asks("remove", 3), asks("replace", 3), asks("scale", ranks=1)):
+        assert why_refused(request, of_two_hosts()) is None
+        refused = why_refused(request, of_two_hosts(elsewhere=1))
+        assert refused is not None
+        assert "of this host" in refused.reason
+    last = with_rank(of_two_hosts(elsewhere=9), 3, status="down", is_in=False, wanted=False)
+    assert isinstance(why_refused(asks("remove", 2), last), OrdersFailed), "requests here need a rank of this host"
+
+
+@pytest.mark.parametrize("action", ["remove", "launch", "replace", "kill", "role"])
+def test_the_ranks_of_other_hosts_are_for_their_own_servers_to_change(action: str) -> None:
+    refused = why_refused(asks(action, 0, role="experts" if action == "role" else None), of_two_hosts())
+    assert refused is not None
+    assert refused.reason == "rank 0 is not of this host, which has ranks [2, 3]; ask the server of its host"
+
+
+def test_a_host_has_no_more_ranks_than_it_was_started_for() -> None:
+    refused = why_refused(asks("scale", ranks=4), of_two_hosts())
+    assert refused is not None
+    assert "this host has room for 2 ranks" in refused.reason
+
+
+def test_the_ranks_of_other_hosts_are_counted_from_the_status() -> None:
+    rank = {"status": "ready", "incarnation": 0, "in": True, "failures": 0}
+    status = {"phase": "RUN", "ranks": {"2": rank}, "links": {}, "other_hosts": {"node-0": [0, 1], "node-2": [4]}}
+    assert InstanceStanding.of(status).elsewhere == 3
+    assert InstanceStanding.of({**status, "links": None}).elsewhere is None
 
 
 def test_ranks_that_are_not_in_are_kept_too_and_not_all_of_them_can_be_removed() -> None:
