@@ -108,7 +108,9 @@ def _has_no_rank(manager: Any) -> bool:
 
 def _why_drains(manager: Any) -> str | None:
     front_end = tokenizer_hooks.front_end_of(manager)
-    return f"{finish_reasons.DRAINING}; try again" if front_end is not None and front_end.service.draining else None
+    if front_end is None or not front_end.service.draining:
+        return None
+    return str(finish_reasons.try_again(finish_reasons.DRAINING)["message"])
 
 
 def _why_unhealthy(manager: Any) -> str | None:
