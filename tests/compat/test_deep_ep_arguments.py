@@ -35,6 +35,7 @@ def batch_of(buffer: Buffer) -> moe.Batch:
 
 def play_bad_constructors(group: dist.ProcessGroup) -> None:
     raises(eep.EepError, "does not support comm", Buffer, group, comm=object())
+    raises(TypeError, "group must be a process group", Buffer, dist.GroupMember.NON_GROUP_MEMBER)
     raises(ValueError, "max_ranks is 1", Buffer, group, max_ranks=1)
     raises(ValueError, "timeout_ms", Buffer, group, timeout_ms=0)
     raises(ValueError, "EEP_RENDEZVOUS", Buffer, None)
