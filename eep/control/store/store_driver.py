@@ -11,30 +11,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
 from eep.control.store.embedded_store import Listing, RecordStore, StoreError
-from eep.control.store.key_value import ABSENT, Change, LeaseEndedError, StoredValue
-from eep.control.store.record_codec import (
-    INSTANCE_KEY,
-    REPORT_PREFIX,
-    RecordError,
-    decode_instance,
-    decode_report,
-    encode_record,
-    host_in,
-    report_key,
-)
-from eep.membership import (
-    EVERY_HOST,
-    Event,
-    InstanceSeen,
-    LeaseHeld,
-    LeaseLost,
-    Propose,
-    Proposed,
-    Report,
-    ReportSeen,
-    ReportsListed,
-    host_of,
-)
+from eep.control.store.key_value import ABSENT, LeaseEndedError, StoredValue
+from eep.control.store.record_codec import INSTANCE_KEY, REPORT_PREFIX, encode_record, host_in, report_key
+from eep.control.store.record_reader import RecordReader
+from eep.membership import EVERY_HOST, Event, LeaseHeld, LeaseLost, Propose, Proposed, Report, host_of
 
 CERTAIN_SHARE = 0.6
 """The part of the lease's time that we rely on: we let go of it before the store does."""
@@ -61,6 +41,7 @@ class StoreDriver:
         self._key = report_key(host_of(ident))
         self._feed, self._reject, self._current_report = feed, reject, report
         self._lease_changed = lease_changed
+        self._reader = RecordReader(reject)
         self.written_at = 0.0
         """When the last write of our report that was done was asked for, by the clock of the event loop."""
         self._held = False
@@ -140,22 +121,12 @@ class StoreDriver:
             assert swap.entry is not None
             self._feed(Proposed(serial, True, proposal.instance, swap.entry.version))
             return
-        seen = self._decoded(swap.entry)
+        seen = self._reader.instance(swap.entry)
         if seen is not None:
             self._feed(Proposed(serial, False, seen.instance, seen.version))
         else:
             await asyncio.sleep(TRY_AGAIN_AFTER)
             self._feed(Proposed(serial, None))
-
-    def _decoded(self, entry: StoredValue[bytes] | None) -> InstanceSeen | None:
-        """The record in an entry; None if it is none, which is counted."""
-        if entry is None:
-            return InstanceSeen(None, ABSENT)
-        try:
-            return InstanceSeen(decode_instance(entry.value), entry.version)
-        except RecordError as error:
-            self._reject("bad-record", str(error))
-            return None
 
     async def _watch_instance(self) -> None:
         while True:
@@ -166,7 +137,7 @@ class StoreDriver:
                             entry = change.entries.get(INSTANCE_KEY)
                         else:
                             entry = StoredValue(change.value, change.version) if change.value is not None else None
-                        if (seen := self._decoded(entry)) is not None:
+                        if (seen := self._reader.instance(entry)) is not None:
                             self._feed(seen)
             except StoreError as error:
                 self._reject("store-silent", str(error))
@@ -186,26 +157,10 @@ class StoreDriver:
             try:
                 async with aclosing(self._store.watch(prefix)) as changes:
                     async for change in changes:
-                        self._feed(self._reports_event(change, scope))
+                        self._feed(self._reader.reports(change, scope))
             except StoreError as error:
                 self._reject("store-silent", str(error))
             await asyncio.sleep(TRY_AGAIN_AFTER)
-
-    def _reports_event(self, change: Listing | Change[bytes], scope: str) -> Event:
-        if isinstance(change, Change):
-            return ReportSeen(host_in(change.key), self._report(change.key, change.value), change.version)
-        found = {host_in(key): self._report(key, entry.value) for key, entry in change.entries.items()}
-        reports = {host: report for host, report in found.items() if report is not None}
-        return ReportsListed(reports, scope, change.version)
-
-    def _report(self, key: str, value: bytes | None) -> Report | None:
-        if value is None:
-            return None
-        try:
-            return decode_report(value, host_in(key))
-        except RecordError as error:
-            self._reject("bad-record", str(error))
-            return None
 
     # Our own report, and the lease that keeps it there.
 
@@ -252,7 +207,7 @@ class StoreDriver:
 
     def _is_of_another(self, entry: StoredValue[bytes]) -> bool:
         """What is no report at all is no claim either, and is written over."""
-        report = self._report(self._key, entry.value)
+        report = self._reader.report(self._key, entry.value)
         return report is not None and report.ident != self._ident
 
     async def _renew_until_lost(self, renewed: float) -> None:

@@ -31,6 +31,7 @@ from eep.control.private_directory import CONTROL_DIRECTORY, PrivateDirectory
 from eep.control.store.embedded_store import EmbeddedStore
 from eep.control.store.store_driver import StoreDriver
 from eep.control.supervisor import answers
+from eep.control.supervisor.effect_carrier import EffectCarrier
 from eep.control.supervisor.front_desk import FrontDesk, RevocablePage, open_shared_page
 from eep.control.supervisor.journal import Journal
 from eep.control.supervisor.keeper import sweep
@@ -48,30 +49,18 @@ from eep.membership import (
     Effect,
     Event,
     Exited,
-    Fence,
     HostState,
     InstanceRecord,
-    Launch,
-    ListReports,
     LocalRank,
-    Notify,
     Policy,
-    Propose,
-    Publish,
-    RankGone,
     RankStatus,
-    Reject,
-    Revoke,
-    SetTimer,
     StopAsked,
-    Transition,
     initial_state,
     report_of,
     step,
     wanted_scope,
 )
 from eep.observe.change_summary import ChangeReport
-from eep.view import View
 
 STOPS_WITHIN = 30.0
 
@@ -130,6 +119,16 @@ class Supervisor:
             lease_changed=self._others.lease_changed,
         )
         self._timers = DeadlineTimers(self.feed)
+        self._carrier = EffectCarrier(
+            self._front_desk,
+            self._processes,
+            self._driver,
+            self._timers,
+            self.journal,
+            standing=self.standing,
+            committed=lambda: self.state.instance.view if self.state.instance else None,
+            reject=self.reject,
+        )
         self._watches = RankWatches(self, self._front_desk, lambda: self.pids)
         self._since = RankSince()
         self._changed = asyncio.Event()
@@ -229,52 +228,13 @@ class Supervisor:
     def feed(self, event: Event) -> None:
         self.state, effects = step(self.state, event)
         for effect in effects:
-            self._carry_out(effect)
+            self._carrier.carry_out(effect)
             for watcher in self._watchers:
                 watcher(effect)
         self._others.tell()
         self._driver.watch_scope(wanted_scope(self.state))
         self._since.follow(self.state)
         self._changed.set()
-
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case Revoke():
-                faults.at("supervisor.evidence")
-                self._front_desk.revoke(effect.epoch, effect.reason)
-            case Propose():
-                self._pass_points_of(effect.instance.view)
-                self._driver.propose(effect)
-            case Publish():
-                self._driver.publish(effect.report)
-            case ListReports():
-                self._driver.list_reports()
-            case Fence():
-                self._front_desk.end_waits(effect.rank, effect.incarnation)
-                self._processes.fence(effect.rank, effect.incarnation)
-            case Launch():
-                faults.at("supervisor.before_launch")
-                self._processes.launch(effect.rank, effect.incarnation)
-            case Notify():
-                faults.at("supervisor.before_notify")
-                epoch, message = self.standing()
-                if message is not None:
-                    self._front_desk.tell(message, epoch)
-            case SetTimer():
-                self._timers.set(effect)
-            case Reject():
-                self.reject(effect.kind, effect.reason)
-            case RankGone():
-                self._front_desk.tell_gone(effect, max(self.state.epoch, 0))
-            case Transition():
-                self.journal.transition(effect)
-
-    def _pass_points_of(self, proposed: View) -> None:
-        committed = self.state.instance.view if self.state.instance else None
-        if committed is None or proposed.epoch == committed.epoch:
-            return  # the same ranks: another phase of the same view, or permission to launch
-        admits = set(proposed.active) - set(committed.active)
-        faults.at("supervisor.before_admit" if admits else "supervisor.before_commit")
 
     def _exited(self, rank: int, incarnation: int, evidence: str, clean: bool) -> None:
         self.feed(Exited(rank, incarnation, evidence, clean))
