@@ -208,14 +208,25 @@ def news_of(state: HostState) -> News:
 
 
 def why_it_must_stay(state: HostState, rank: int) -> str | None:
-    """Why an operator may not take this rank out now; None if that is no harm."""
-    if state.instance is None or rank not in state.instance.view.active:
+    """Why an operator may not take this rank out now; None if that is no harm. A rank that is in is needed where too few
+    others are in; one that is to come back, where too few others are in or come back."""
+    if state.instance is None:
         return None
-    leaving = {each for each, local in state.ranks.items() if local.status is RankStatus.LEAVING}
-    stay, fewest = set(state.instance.view.active) - leaving - {rank}, state.policy.fewest_ranks
+    local, fewest = state.ranks.get(rank), state.policy.fewest_ranks
+    active = set(state.instance.view.active)
+    leaving = {each for each, other in state.ranks.items() if other.status is RankStatus.LEAVING}
+    if rank in active:
+        stay, how = active - leaving - {rank}, "would stay"
+    elif local is not None and local.keep and local.status is not RankStatus.LEAVING:
+        # What ranks of other hosts do is not known here, so those count that have ever had a host.
+        elsewhere = {each for each, owner in enumerate(state.instance.owners) if owner and each not in state.ranks}
+        kept = {each for each, other in state.ranks.items() if other.keep}
+        stay, how = (active | elsewhere | kept) - leaving - {rank}, "would serve or come back"
+    else:
+        return None  # it is out for good already
     if len(stay) >= fewest:
         return None
-    return f"rank {rank} cannot be taken out: {len(stay)} would stay, and {fewest} are needed; launch another first"
+    return f"rank {rank} cannot be taken out: {len(stay)} {how}, and {fewest} are needed; launch another first"
 
 
 def is_known(state: HostState, ident: str) -> bool:

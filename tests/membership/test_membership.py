@@ -125,6 +125,17 @@ def test_a_rank_without_which_too_few_would_stay_is_not_for_an_operator_to_take_
     assert why_it_must_stay(host.state, 2) is None, "it is out already; asking again is no harm"
 
 
+def test_a_rank_that_comes_back_is_not_taken_out_where_too_few_would_serve_or_come_back() -> None:
+    host = Host(fewest_ranks=3).run()
+    host.feed(Exited(2, 0, "SIGKILL"), Exited(3, 0, "SIGKILL"))
+    host.settle()
+    assert host.instance.view.active == (0, 1)
+    assert why_it_must_stay(host.state, 2) is None, "rank 3 comes back"
+    host.feed(OperatorAsked("x", Action.REMOVE, 2))
+    assert "2 would serve or come back, and 3 are needed" in (why_it_must_stay(host.state, 3) or "")
+    assert why_it_must_stay(host.state, 2) is None, "it is out already; asking again is no harm"
+
+
 def test_those_that_are_leaving_do_not_stay() -> None:
     host = Host(fewest_ranks=3).run()
     host.feed(Exited(0, 0, "SIGKILL"), OperatorAsked("x", Action.REMOVE, 2))
