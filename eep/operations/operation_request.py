@@ -45,6 +45,10 @@ def parse_request(body: bytes) -> OperationRequest:
     """The request in ``body``, which is JSON. :class:`BadOperation` says what is wrong with it."""
     if len(body) > MOST_BYTES:
         raise BadOperation(f"the request has {len(body)} bytes; at most {MOST_BYTES} are read")
+    if not body.strip():
+        raise BadOperation(
+            'the request has no body; send JSON, such as {"id": "grow-1", "action": "scale", "ranks": 6}'
+        )
     try:
         request = msgspec.json.decode(body, type=OperationRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

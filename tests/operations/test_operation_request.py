@@ -77,3 +77,9 @@ def test_a_request_that_is_wrong_is_refused_by_its_field(fields: dict[str, Any],
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(BadOperation):
         parse_request(body)
+
+
+def test_a_request_without_a_body_is_told_what_to_send() -> None:
+    for body in (b"", b" \n"):
+        with pytest.raises(BadOperation, match="no body; send JSON"):
+            parse_request(body)
