@@ -31,6 +31,7 @@ from eep.drill.token_certainty import clear_prompts
 HOSTS, PROMPTS, TOKENS = 2, 8, 48
 _CALM = 3.0
 """Seconds of load before a fault, and after it."""
+_NAMES = {"a rank": "a rank of host 1", "a host": "host 1, all its processes"}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -124,7 +125,7 @@ def describe(
 ) -> str:
     machine = head["machine"]
     lines = [
-        f"| {row['lost']} of host 1 | {row['agreed_ms']} ms | {row['running_ms']} ms | {row['gap_ms']} ms |"
+        f"| {_NAMES[row['lost']]} | {row['agreed_ms']} ms | {row['running_ms']} ms | {row['gap_ms']} ms |"
         for row in rows
     ]
     return "\n".join(
