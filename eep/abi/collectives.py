@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 
-from eep.abi.peer_table import MAX_RANKS
+from eep.abi.peer_table import MAX_RANKS, RankSet
 
 
 class Kind(IntEnum):
@@ -79,7 +79,7 @@ class CollectiveArgs(ctypes.Structure):
         ("out_blocks", POINTER(c_void_p)),
         ("out_bytes", POINTER(c_uint64)),
         ("deadline_ns", c_uint64),
-        ("answered", c_uint64),
+        ("answered", RankSet),
         ("lane", c_uint32),
         ("kind", c_uint32),
         ("element", c_uint32),

@@ -16,7 +16,7 @@ from eep.abi.native import (
     Shape,
     check,
 )
-from eep.abi.peer_table import ControlPage, PeerTable
+from eep.abi.peer_table import ControlPage, PeerTable, RankSet
 
 Stream = int | None
 """A CUDA stream; None on a CPU."""
@@ -62,7 +62,7 @@ class NativeContext:
 
     def suspect(self, ranks: int) -> None:
         """This rank will not wait for ``ranks`` (a bit mask) again in its current epoch."""
-        self._library.eep_control_suspect(self.page, ranks)
+        self._library.eep_control_suspect(self.page, RankSet.of(ranks))
 
     def end_waits(self, epoch: int) -> None:
         """Ends ``epoch`` and all before it for this rank alone."""
@@ -116,7 +116,7 @@ class NativeContext:
     def probe(self, lane: int, sources: int, pokes: int, deadline_ns: int) -> MessageHeader | None:
         """The next message of one of ``sources`` (a bit mask), which stays where it is; None if the wait ended first."""
         message = MessageHeader()
-        self._check(self._library.eep_probe(self._handle, lane, sources, pokes, deadline_ns, message))
+        self._check(self._library.eep_probe(self._handle, lane, RankSet.of(sources), pokes, deadline_ns, message))
         return message if message.arrived else None
 
     def receive(self, lane: int, source: int, address: int | None, size: int, deadline_ns: int) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from eep.abi.collectives import CollectiveArgs, Group, MessageHeader
 from eep.abi.hosts import Area, LinkOffer, LinkSecret, RemotePeer, Signal
 from eep.abi.library_file import why_not_loaded
-from eep.abi.peer_table import ControlPage, PeerTable, Snapshot
+from eep.abi.peer_table import ControlPage, PeerTable, RankSet, Snapshot
 from eep.abi.structures import (
     BENCH_FIXED_MEMBERSHIP,
     BENCH_STAMPS,
@@ -62,7 +62,7 @@ __all__ = [
     "load",
 ]
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 
 _ERRORS: dict[int, type[Exception]] = {
     ErrorCode.ERROR_ARGUMENT: ValueError,
@@ -129,7 +129,7 @@ class NativeLibrary(Protocol):
         /,
     ) -> int: ...
     def eep_probe(
-        self, context: c_void_p, lane: int, sources: int, pokes: int, deadline_ns: int, message: MessageHeader, /
+        self, context: c_void_p, lane: int, sources: RankSet, pokes: int, deadline_ns: int, message: MessageHeader, /
     ) -> int: ...
     def eep_pokes(self, context: c_void_p, /) -> int: ...
     def eep_poke(self, context: c_void_p, /) -> None: ...
@@ -165,7 +165,7 @@ class NativeLibrary(Protocol):
     # ---- control pages ----
     def eep_control_state(self, page: Page, state: int, /) -> None: ...
     def eep_control_revoke(self, page: Page, epoch: int, /) -> None: ...
-    def eep_control_suspect(self, page: Page, ranks: int, /) -> None: ...
+    def eep_control_suspect(self, page: Page, ranks: RankSet, /) -> None: ...
     def eep_revoke(self, context: c_void_p, epoch: int, /) -> None: ...
 
     # ---- links between hosts ----
@@ -239,7 +239,7 @@ _PROTOTYPES = {
     "eep_lane_close": (c_int, (c_void_p, c_uint32)),
     "eep_collective": (c_int, (c_void_p, POINTER(CollectiveArgs), c_void_p)),
     "eep_send": (c_int, (c_void_p, c_uint32, c_uint32, c_uint64, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
-    "eep_probe": (c_int, (c_void_p, c_uint32, c_uint64, c_uint32, c_uint64, POINTER(MessageHeader))),
+    "eep_probe": (c_int, (c_void_p, c_uint32, POINTER(RankSet), c_uint32, c_uint64, POINTER(MessageHeader))),
     "eep_pokes": (c_uint32, (c_void_p,)),
     "eep_poke": (None, (c_void_p,)),
     "eep_recv": (c_int, (c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint64, POINTER(c_uint32))),
@@ -256,7 +256,7 @@ _PROTOTYPES = {
     ),
     "eep_control_state": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
-    "eep_control_suspect": (None, (POINTER(ControlPage), c_uint64)),
+    "eep_control_suspect": (None, (POINTER(ControlPage), POINTER(RankSet))),
     "eep_revoke": (None, (c_void_p, c_uint64)),
     "eep_hosts_open": (c_int, (c_char_p, c_char_p, POINTER(c_void_p))),
     "eep_hosts_close": (None, (c_void_p,)),

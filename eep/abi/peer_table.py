@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_uint32, c_uint64
 
-MAX_RANKS = 64
+MAX_RANKS = 512
+MAX_CUDA_RANKS = 64
+RANK_WORDS = 8
 MAX_CHANNELS = 2
 MAX_LANES = 64
 INCARNATIONS = 2
@@ -21,6 +23,21 @@ EPOCH_LIMIT = 1 << 24
 
 ALONE_EPOCH = EPOCH_LIMIT - 1
 """What a rank is in before it joins: an epoch of its own, which no instance reaches and no instance revokes."""
+
+
+class RankSet(ctypes.Structure):
+    """A set of ranks as the library has it. Python has an ``int``, bit r for rank r: :attr:`mask`."""
+
+    _fields_ = (("words", c_uint64 * RANK_WORDS),)
+
+    @classmethod
+    def of(cls, mask: int) -> RankSet:
+        """``OverflowError`` if it names a rank that there cannot be."""
+        return cls.from_buffer_copy(mask.to_bytes(ctypes.sizeof(cls), "little"))
+
+    @property
+    def mask(self) -> int:
+        return int.from_bytes(bytes(self), "little")
 
 
 class Peer(ctypes.Structure):
@@ -58,8 +75,8 @@ class Snapshot(ctypes.Structure):
         ("epoch", c_uint64),
         ("round", c_uint64),
         ("deadline_ns", c_uint64),
-        ("active", c_uint64),
-        ("received", c_uint64),
+        ("active", RankSet),
+        ("received", RankSet),
         ("phase", c_uint32),
         ("tokens", c_uint32),
         ("slot", c_uint32 * MAX_RANKS),
@@ -74,12 +91,12 @@ class ControlPage(ctypes.Structure):
 
     _fields_ = (
         ("revoked_epoch", c_uint64),
-        ("suspects", c_uint64),
-        ("reserved0", c_uint64 * 6),
-        ("dropped", c_uint64),
-        ("corrupt", c_uint64),
+        ("suspects", RankSet),
+        ("reserved0", c_uint64 * 7),
+        ("dropped", RankSet),
+        ("corrupt", RankSet),
         ("status", c_uint64),
-        ("reserved1", c_uint64 * 5),
+        ("reserved1", c_uint64 * 7),
         ("doorbell", c_uint32),
         ("sleepers", c_uint32),
         ("wake_at", c_uint32),

@@ -21,7 +21,8 @@ class MaskedRoutes:
 
     def show(self, view: View) -> None:
         """The experts of the members of ``view`` are those that get tokens from now on."""
-        members = torch.tensor([rank in view.active for rank in range(view.max_ranks)], device="cpu")
+        members = torch.zeros(view.max_ranks, dtype=torch.bool, device="cpu")
+        members[list(view.active)] = True
         self._keeps[:-2].copy_(members.repeat_interleave(self._local_experts))
 
     def of(self, topk_idx: torch.Tensor) -> torch.Tensor:

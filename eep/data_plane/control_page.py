@@ -6,7 +6,7 @@ Needs the page's descriptor (``Buffer.control_fd``, passed over a Unix socket) a
 from __future__ import annotations
 
 from eep.abi import native
-from eep.abi.peer_table import ControlPage
+from eep.abi.peer_table import ControlPage, RankSet
 from eep.data_plane.memory.exchange import CONTROL_BYTES
 from eep.data_plane.memory.shm import SharedMemory
 from eep.data_plane.status import Status, read_status
@@ -27,7 +27,7 @@ class SharedControlPage:
 
     def suspect(self, ranks: int) -> None:
         """Tells that rank not to wait for the ranks of this bit mask in its current epoch."""
-        self._library.eep_control_suspect(self._page, ranks)
+        self._library.eep_control_suspect(self._page, RankSet.of(ranks))
 
     def status(self, epoch: int) -> Status:
         """What that rank's kernels have found wrong in ``epoch``."""

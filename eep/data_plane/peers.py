@@ -296,7 +296,8 @@ class Peers:
 
     def _publish(self, view: View, mapped: Mapping[int, Offer | LinkedPeer]) -> View:
         with self._mappings:
-            left = [self._offers.pop(rank) for rank in list(self._offers) if rank not in view.active or rank in mapped]
+            active = {*view.active}
+            left = [self._offers.pop(rank) for rank in list(self._offers) if rank not in active or rank in mapped]
             # Before suspects are forgotten: what a link that ends says of its rank is of the epoch before.
             for peer in left:
                 if isinstance(peer, LinkedPeer):

@@ -97,8 +97,8 @@ def read_status(page: ControlPage, epoch: int) -> Status:
         epoch=epoch,
         # Also when no kernel has noticed yet: a step that ended just before the revoke is not to be committed either.
         revoked=bool(bits & StatusBit.REVOKED) or page.revoked_epoch >= epoch > 0,
-        suspects=ranks_of(page.suspects | page.dropped),
-        corrupt=ranks_of(page.corrupt),
+        suspects=ranks_of(page.suspects.mask | page.dropped.mask),
+        corrupt=ranks_of(page.corrupt.mask),
         misrouted=bool(bits & StatusBit.MISROUTED),
         torn=bool(bits & StatusBit.TORN),
         bad_table=bool(bits & StatusBit.BAD_TABLE),

@@ -29,11 +29,10 @@ class OwnEntry:
 
 def patch_table(table: PeerTable, view: View, own: OwnEntry, peers: Mapping[int, Offer | LinkedPeer]) -> None:
     """Makes ``table`` show ``view``. A rank that is neither ``own`` nor among ``peers`` is not active in it."""
+    active = {*view.active}
     for rank in range(view.max_ranks):
         entry, known = table.peers[rank], max(view.incarnations[rank], 0)
-        transport, region, control = (
-            _reach(rank, own, peers.get(rank)) if rank in view.active else (TRANSPORT_NONE, 0, 0)
-        )
+        transport, region, control = _reach(rank, own, peers.get(rank)) if rank in active else (TRANSPORT_NONE, 0, 0)
         wanted = {
             "active": int(transport != TRANSPORT_NONE),
             "transport": transport,

@@ -15,7 +15,6 @@ import torch
 from torch.distributed import ReduceOp
 
 from eep.abi.collectives import CollectiveArgs, Element, Kind, Reduction
-from eep.abi.peer_table import MAX_RANKS
 from eep.process_group.call import Call, check, check_alike
 
 _ELEMENTS = {
@@ -48,8 +47,6 @@ _REDUCTIONS = {
     )
 }
 _BITWISE = (Reduction.BAND, Reduction.BOR, Reduction.BXOR)
-_POINTERS = tuple(ctypes.c_void_p * count for count in range(MAX_RANKS + 1))
-_SIZES = tuple(ctypes.c_uint64 * count for count in range(MAX_RANKS + 1))
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
@@ -144,7 +141,7 @@ def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) 
     args = CollectiveArgs(kind=Kind.ALL_TO_ALL, element=_element(outputs[0]))
     call = Call("all_to_all", args, [*outputs, *inputs])
     args.in_blocks, args.out_blocks = _read(call, inputs), _written(call, outputs)
-    sizes = tuple(_SIZES[len(blocks)](*map(_bytes, blocks)) for blocks in (inputs, outputs))
+    sizes = tuple((ctypes.c_uint64 * len(blocks))(*map(_bytes, blocks)) for blocks in (inputs, outputs))
     args.in_bytes, args.out_bytes = sizes
     call.keep += sizes
     return call
@@ -223,7 +220,7 @@ def _splits(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int, b
     row_bytes = _bytes(tensor) // rows if rows else 0
     in_bytes = [size * row_bytes for size in sizes]
     addresses = accumulate(in_bytes[:-1], initial=begin)
-    return _POINTERS[count](*addresses), _SIZES[count](*in_bytes)
+    return (ctypes.c_void_p * count)(*addresses), (ctypes.c_uint64 * count)(*in_bytes)
 
 
 def _args(kind: Kind, tensor: torch.Tensor, reduction: Reduction = Reduction.SUM, root: int = 0) -> CollectiveArgs:
@@ -247,6 +244,6 @@ def _written(call: Call, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _kept(call: Call, addresses: list[int]) -> Any:
-    pointers = _POINTERS[len(addresses)](*addresses)
+    pointers = (ctypes.c_void_p * len(addresses))(*addresses)
     call.keep.append(pointers)
     return pointers

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from eep.abi.collectives import CollectiveArgs, MessageHeader
 from eep.abi.context import NativeContext
+from eep.abi.peer_table import ranks_of
 from eep.data_plane.status import Status
 from eep.errors import EepError, EpochRevoked, StepFailed
 from eep.process_group.gate import Gate
@@ -83,7 +84,7 @@ class Lane:
         """The members that are in the view, as a bit mask."""
         view, ranks = self._endpoint.view, self.ranks
         if view is not self._active_in[0] or ranks is not self._active_in[1]:
-            self._active_in = view, ranks, sum(1 << rank for rank in ranks if rank in view.active)
+            self._active_in = view, ranks, sum(1 << rank for rank in {*view.active} & {*ranks})
         return self._active_in[2]
 
     def positions(self, mask: int) -> tuple[int, ...]:
@@ -119,11 +120,11 @@ class Lane:
                 self._check_none_has_died(name)
             args.lane = self._number
             self._context.collective(args)
-            if args.answered != self.active():
+            if (answered := args.answered.mask) != self.active():
                 raise self._failure(name, timeout)
         finally:
             self._gate.leave()
-        return int(args.answered)
+        return answered
 
     def send(self, epoch: int, to: int, tag: int, address: int, size: int, timeout: float) -> None:
         """Sends a message of the view of ``epoch``."""
@@ -168,9 +169,10 @@ class Lane:
     def left(self, ranks: int) -> int:
         """Those of ``ranks`` (a bit mask) that have left the instance or this group: they will write no more."""
         closed = closed_group(self._identity, self._endpoint.view.epoch)
-        there = (rank for rank in range(self._endpoint.max_ranks) if ranks >> rank & 1)
         return sum(
-            1 << rank for rank in there if self._endpoint.has_left(rank) or self._endpoint.has_closed(rank, closed)
+            1 << rank
+            for rank in ranks_of(ranks)
+            if self._endpoint.has_left(rank) or self._endpoint.has_closed(rank, closed)
         )
 
     def pokes(self) -> int:
@@ -216,7 +218,7 @@ class Lane:
         kind = EpochRevoked if status.revoked else StepFailed
         dead = self._endpoint.dead_peers()
         silent = {*status.suspects, *(() if peer is None or status.revoked else (peer,))} - {*dead}
-        left = [rank for rank in sorted(silent) if self.left(1 << rank)]
+        left = ranks_of(self.left(sum(1 << rank for rank in silent)))
         who = "".join(f"; rank {rank} has died" for rank in dead) + "".join(f"; rank {rank} has left" for rank in left)
         waited = f" (its timeout was {timeout:g} s)" if timeout is not None and silent - {*left} else ""
         cause = tuple(sorted({*dead, *silent, *status.corrupt}))

@@ -70,8 +70,8 @@ class Caller {
     const int code = eep_collective(ranks_.ranks[rank_].context, &args, nullptr);
     if (code) std::fprintf(stderr, "rank %u: %s\n", rank_, eep_last_error());
     REQUIRE(code == EEP_OK);
-    uint64_t all = 0;
-    for (uint32_t member : members_) all |= uint64_t{1} << member;
+    eep_rank_set all{};
+    for (uint32_t member : members_) eep::add(all, member);
     REQUIRE(args.answered == all);
     REQUIRE(ranks_.status(rank_) == 0);
   }
@@ -191,7 +191,7 @@ inline int reduce_one(Ranks& ranks, uint32_t rank, uint32_t& answered, uint64_t 
   eep_collective_args args = call_of(ranks.ranks[rank].lane, EEP_ALL_REDUCE);
   args.in = args.out = &data, args.bytes = sizeof data, args.deadline_ns = deadline_ns;
   const int code = eep_collective(ranks.ranks[rank].context, &args, nullptr);
-  answered = uint32_t(args.answered);
+  answered = uint32_t(args.answered.words[0]);
   return code;
 }
 

@@ -138,7 +138,7 @@ void test_absent_rank() {
     std::mt19937 random(rank);
     step(instance, rank, random);
     REQUIRE(instance.ranks[rank].control.status & EEP_STATUS_SUSPECT);
-    REQUIRE(instance.ranks[rank].control.dropped >> 3 & 1);
+    REQUIRE(instance.ranks[rank].control.dropped.words[0] >> 3 & 1);
   });
   for (uint32_t rank = 0; rank < 3; ++rank) instance.apply(rank, 2, 7, 60 * kSecond);
   on_ranks(3, [&](uint32_t rank) {
@@ -168,7 +168,7 @@ void test_revoke() {
 void barrier(Instance& instance, uint32_t rank, uint64_t status) {
   REQUIRE(eep_barrier(instance.ranks[rank].context, 600 * kSecond, nullptr) == EEP_OK);
   REQUIRE(instance.ranks[rank].control.status == status);
-  REQUIRE(instance.ranks[rank].control.dropped == 0);
+  REQUIRE(instance.ranks[rank].control.dropped.words[0] == 0);
 }
 
 // Each rank goes from view to view at its own pace, with nothing but barriers to hold them together: a rank that
@@ -242,9 +242,11 @@ int main() {
   test_a_barrier_is_met_though_others_are_in_the_next_view();
   test_a_barrier_of_a_view_that_the_others_left();
   eep_test::test_numbers();
+  eep_test::test_rank_sets();
   eep_test::test_collectives();
   eep_test::test_collectives_as_views_change();
   eep_test::test_messages();
+  eep_test::test_many_ranks();
   eep_test::test_lying_peers();
   eep_test::test_message_counter();
   eep_test::test_hosts();

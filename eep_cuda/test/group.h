@@ -6,10 +6,19 @@
 #include <memory>
 #include <string>
 
+#include "common/rank_sets.h"
 #include "eep/eep.h"
 #include "require.h"
 
 namespace eep_test {
+
+// Some of the first 64 ranks.
+inline eep_rank_set first_ranks(uint64_t mask) { return {{mask}}; }
+
+inline void suspect(eep_control_page& page, uint64_t mask) {
+  const eep_rank_set ranks = first_ranks(mask);
+  eep_control_suspect(&page, &ranks);
+}
 
 struct Ranks {
   struct Rank {
@@ -41,13 +50,18 @@ struct Ranks {
     for (Rank& rank : ranks) eep_destroy(rank.context);
   }
 
-  uint64_t all_ranks() const { return (uint64_t{1} << count) - 1; }
+  eep_rank_set all_ranks() const {
+    eep_rank_set all{};
+    for (uint32_t rank = 0; rank < count; ++rank) eep::add(all, rank);
+    return all;
+  }
 
-  void show(uint32_t rank, uint64_t epoch, uint64_t active) {
+  void show(uint32_t rank, uint64_t epoch, uint64_t mask) { show(rank, epoch, first_ranks(mask)); }
+  void show(uint32_t rank, uint64_t epoch, const eep_rank_set& active) {
     eep_peer_table* table = eep_table(ranks[rank].context);
     for (uint32_t peer = 0; peer < count; ++peer) {
       eep_peer& entry = table->peers[peer];
-      entry.active = active >> peer & 1;
+      entry.active = eep::has(active, peer);
       entry.region = reinterpret_cast<uint64_t>(ranks[peer].region.get());
       entry.control = reinterpret_cast<uint64_t>(&ranks[peer].control);
       entry.slot = eep_slot_of(peer, 0, count);

@@ -141,7 +141,7 @@ class TwoHosts {
     return std::all_of(mirror + at.rows, mirror + at.outbox, [](uint8_t byte) { return !byte; });
   }
 
-  uint64_t suspects(uint32_t rank) { return __atomic_load_n(&ranks[rank].control.suspects, __ATOMIC_ACQUIRE); }
+  uint64_t suspects(uint32_t rank) { return __atomic_load_n(&ranks[rank].control.suspects.words[0], __ATOMIC_ACQUIRE); }
   uint64_t status(uint32_t rank) { return __atomic_load_n(&ranks[rank].control.status, __ATOMIC_ACQUIRE); }
 
   HostRank ranks[kRanks];

@@ -26,7 +26,8 @@ void receive(LinkedRanks& ranks, uint32_t rank, uint32_t source, uint64_t tag, s
   eep_context* context = ranks.ranks[rank].context;
   const uint32_t lane = ranks.ranks[rank].lane;
   eep_message message{};
-  REQUIRE(eep_probe(context, lane, uint64_t{1} << source, eep_pokes(context), 60 * kSecond, &message) == EEP_OK);
+  const eep_rank_set sources = eep::only(source);
+  REQUIRE(eep_probe(context, lane, &sources, eep_pokes(context), 60 * kSecond, &message) == EEP_OK);
   REQUIRE(message.arrived && message.tag == tag && message.bytes == size);
   std::vector<uint8_t> data(size);
   uint32_t done = 9;

@@ -43,7 +43,8 @@ class LinkedRanks : public Ranks {
   }
 
   // The view of an epoch, as this rank sees it.
-  void enter(uint32_t rank, uint64_t epoch, uint64_t active) {
+  void enter(uint32_t rank, uint64_t epoch, uint64_t mask) { enter(rank, epoch, first_ranks(mask)); }
+  void enter(uint32_t rank, uint64_t epoch, const eep_rank_set& active) {
     show(rank, epoch, active);
     eep_peer_table* table = eep_table(ranks[rank].context);
     for (uint32_t peer = 0; peer < count; ++peer) {

@@ -90,7 +90,7 @@ struct Received {
 
 // A source is taken whole, with experts that we have, or not at all, and then the status says so.
 void check(const Pair& pair, const Received& received) {
-  const uint64_t corrupt = pair.ranks[kMe].control.corrupt;
+  const uint64_t corrupt = pair.ranks[kMe].control.corrupt.words[0];
   const uint32_t taken = corrupt ? 0 : kTokens;
   REQUIRE(!corrupt == !(pair.ranks[kMe].control.status & EEP_STATUS_CORRUPT));
   REQUIRE(received.count[kMe] == int32_t(kTokens));
@@ -132,7 +132,7 @@ void test_a_choice_that_changes(eep_layout layout, int32_t lie) {
     done = true;
     liar.join();
     check(pair, received);
-    ++(pair.ranks[kMe].control.corrupt ? caught : missed);
+    ++(pair.ranks[kMe].control.corrupt.words[0] ? caught : missed);
   }
 }
 

@@ -27,9 +27,10 @@ struct End {
     REQUIRE(eep_send(context(), lane(), to, tag, data.data(), size, deadline_ns, &done) == EEP_OK);
     return done;
   }
-  eep_message probe(uint64_t sources) const {
+  eep_message probe(uint64_t mask) const {
+    const eep_rank_set sources = first_ranks(mask);
     eep_message message{};
-    REQUIRE(eep_probe(context(), lane(), sources, eep_pokes(context()), deadline_ns, &message) == EEP_OK);
+    REQUIRE(eep_probe(context(), lane(), &sources, eep_pokes(context()), deadline_ns, &message) == EEP_OK);
     return message;
   }
   bool take(const eep_message& message) const {
@@ -94,16 +95,19 @@ void test_ends() {
   REQUIRE(!end.probe(2).arrived);
   end.deadline_ns = kSecond / 100;
   REQUIRE(!end.probe(2).arrived);
-  REQUIRE(ranks.status(0) == 0 && ranks.ranks[0].control.dropped == 0);
+  REQUIRE(ranks.status(0) == 0 && ranks.ranks[0].control.dropped == first_ranks(0));
 
   end.deadline_ns = 600 * kSecond;
   const uint32_t pokes = eep_pokes(end.context());
   std::thread poker = later([&] { eep_poke(end.context()); });
   eep_message message{};
-  REQUIRE(eep_probe(end.context(), end.lane(), 2, pokes, end.deadline_ns, &message) == EEP_OK && !message.arrived);
+  const eep_rank_set sources = first_ranks(2);
+  REQUIRE(eep_probe(end.context(), end.lane(), &sources, pokes, end.deadline_ns, &message) == EEP_OK &&
+          !message.arrived);
   poker.join();
   // A poke from before counts as well.
-  REQUIRE(eep_probe(end.context(), end.lane(), 2, pokes, end.deadline_ns, &message) == EEP_OK && !message.arrived);
+  REQUIRE(eep_probe(end.context(), end.lane(), &sources, pokes, end.deadline_ns, &message) == EEP_OK &&
+          !message.arrived);
 
   // What was sent before leaving is still there; a size that is not the message's is refused and takes nothing.
   REQUIRE((End{ranks, 1}.send(0, 4, 700)));
@@ -165,11 +169,11 @@ void test_an_epoch_is_left() {
   const End first{ranks, 0, 600 * kSecond}, second{ranks, 1, 600 * kSecond};
   std::thread waiting([&] {
     REQUIRE(!second.take({0, 300, 0, 1}));
-    REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == 0);
+    REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == first_ranks(0));
     REQUIRE(!second.probe(1).arrived);
     // What was not taken of an epoch that is over is not in the way.
     REQUIRE(!second.send(0, 7, 256 * (EEP_PIPE_CELLS + 1)));
-    REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == 0);
+    REQUIRE(ranks.status(1) == EEP_STATUS_REVOKED && ranks.ranks[1].control.dropped == first_ranks(0));
     ranks.show(1, 2, 3);
     const eep_message message = second.probe(1);
     REQUIRE(message.arrived && message.tag == 8 && second.take(message));
@@ -191,7 +195,7 @@ void test_a_full_pipe() {
     for (uint32_t rank = 0; rank < 2; ++rank) ranks.open(rank, kGroup, {0, 1});
     if (left) eep_control_state(&ranks.ranks[1].control, EEP_OWNER_LEFT);
     REQUIRE(!(End{ranks, 0, left ? 600 * kSecond : kSecond / 20}.send(1, 1, 256 * (EEP_PIPE_CELLS + 1))));
-    REQUIRE(ranks.status(0) == EEP_STATUS_SUSPECT && ranks.ranks[0].control.dropped == 2);
+    REQUIRE(ranks.status(0) == EEP_STATUS_SUSPECT && ranks.ranks[0].control.dropped == first_ranks(2));
   }
 }
 
@@ -210,8 +214,8 @@ void test_lies() {
   const End end{ranks, 0};
   const eep_message message = end.probe(2);
   REQUIRE(message.arrived && message.bytes == 600 && !end.take(message));
-  REQUIRE(ranks.status(0) == EEP_STATUS_CORRUPT && ranks.ranks[0].control.corrupt == 2);
-  REQUIRE(ranks.ranks[0].control.dropped == 2);
+  REQUIRE(ranks.status(0) == EEP_STATUS_CORRUPT && ranks.ranks[0].control.corrupt == first_ranks(2));
+  REQUIRE(ranks.ranks[0].control.dropped == first_ranks(2));
   REQUIRE(!end.probe(2).arrived);  // its only source is given up
 
   uint32_t done = 9;

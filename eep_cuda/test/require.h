@@ -35,7 +35,9 @@ void test_lanes_over_links();
 void test_lying_peers();
 void test_message_counter();
 void test_messages();
+void test_many_ranks();
 void test_numbers();
+void test_rank_sets();
 
 }  // namespace eep_test
 

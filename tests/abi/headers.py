@@ -10,7 +10,9 @@ _INCLUDE = pathlib.Path(__file__).parents[2] / "eep_cuda/include/eep"
 
 def _text() -> str:
     """All headers, without their comments."""
-    text = "\n".join((_INCLUDE / f"{name}.h").read_text() for name in ("peer_table", "protocol", "eep", "hosts"))
+    text = "\n".join(
+        (_INCLUDE / f"{name}.h").read_text() for name in ("rank_set", "peer_table", "protocol", "eep", "hosts")
+    )
     return re.sub(r"//[^\n]*", "", text)
 
 

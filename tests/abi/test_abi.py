@@ -19,6 +19,7 @@ from eep.faults.injection import ACTIONS
 from tests.abi import headers
 
 MIRRORS = {
+    "eep_rank_set": peer_table.RankSet,
     "eep_peer": peer_table.Peer,
     "eep_peer_table": peer_table.PeerTable,
     "eep_snapshot": peer_table.Snapshot,
@@ -65,6 +66,8 @@ def test_every_field_is_where_the_library_has_it(name: str) -> None:
     ("name", "mirrored"),
     [
         ("MAX_RANKS", peer_table.MAX_RANKS),
+        ("MAX_CUDA_RANKS", peer_table.MAX_CUDA_RANKS),
+        ("RANK_WORDS", peer_table.RANK_WORDS),
         ("MAX_CHANNELS", peer_table.MAX_CHANNELS),
         ("MAX_LANES", peer_table.MAX_LANES),
         ("INCARNATIONS", peer_table.INCARNATIONS),

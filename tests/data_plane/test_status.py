@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eep.abi.peer_table import MAX_RANKS, ControlPage, ranks_of
+from eep.abi.peer_table import MAX_RANKS, ControlPage, RankSet, ranks_of
 from eep.data_plane.buffer import Buffer
 from eep.data_plane.status import QuickLook, read_status, words_of
 from eep.errors import EepError
@@ -26,7 +26,8 @@ words = st.one_of(st.just(0), st.integers(0, 2**MAX_RANKS - 1))
     epoch=st.integers(0, 4),
 )
 def test_in_one_word(status: int, suspects: int, dropped: int, corrupt: int, revoked: int, epoch: int) -> None:
-    page = ControlPage(status=status, suspects=suspects, dropped=dropped, corrupt=corrupt, revoked_epoch=revoked)
+    page = ControlPage(status=status, revoked_epoch=revoked)
+    page.suspects, page.dropped, page.corrupt = map(RankSet.of, (suspects, dropped, corrupt))
     look = QuickLook(words_of(page))
     assert look.is_ok(epoch) == read_status(page, epoch).ok
 
@@ -48,7 +49,8 @@ def test_whatever_changes_is_seen(changes: list[tuple[int, str, int, int]]) -> N
     pages = (ControlPage(), ControlPage())
     look = QuickLook(*map(words_of, pages))
     for changed, name, value, epoch in changes:
-        setattr(pages[changed], name, value)
+        is_set = isinstance(getattr(pages[changed], name), RankSet)
+        setattr(pages[changed], name, RankSet.of(value << MAX_RANKS - 2) if is_set else value)
         assert look.is_ok(epoch) == all(read_status(page, epoch).ok for page in pages)
 
 

@@ -11,6 +11,7 @@ import torch
 
 import eep
 from eep.abi.collectives import CollectiveArgs
+from eep.abi.peer_table import RankSet
 from eep.process_group import calls
 from eep.process_group.gate import Gate
 from eep.process_group.lane import Lane
@@ -84,7 +85,7 @@ class Context:
         return 0
 
     def collective(self, args: CollectiveArgs) -> None:
-        args.answered = 0b11
+        args.answered = RankSet.of(0b11)
         self.calls += 1
         self.endpoint.view = View(5, (0, 1), (0, 0))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from eep.abi.collectives import OwnerState
 from eep.abi.native import Shape
-from eep.abi.peer_table import MAX_RANKS, ControlPage, ranks_of
+from eep.abi.peer_table import MAX_RANKS, ControlPage, RankSet, ranks_of
 from eep.data_plane.memory import Memory
 from eep.data_plane.memory.descriptor_service import DescriptorProtocol, DescriptorServer, ask_for_descriptors
 from eep.data_plane.memory.shm import SharedMemory
@@ -25,8 +25,8 @@ from eep.errors import PeerUnreachable
 from eep.view import View
 
 CONTROL_BYTES = 4096
-_HELLO = b"EEP-HELLO-1\n"
-_ANSWER = struct.Struct(f"<12sIIQQ{ctypes.sizeof(Shape)}s{MAX_RANKS}i")
+_HELLO = b"EEP-HELLO-2\n"
+_ANSWER = struct.Struct(f"<12sIIQ{ctypes.sizeof(RankSet)}s{ctypes.sizeof(Shape)}s{MAX_RANKS}i")
 _PROTOCOL = DescriptorProtocol(_HELLO, _ANSWER.size, descriptors=2)
 _PAUSE_S = 0.002
 
@@ -65,7 +65,7 @@ def serve_offer(
     def answer() -> bytes:
         now = view()
         padded = [*now.incarnations, *[-1] * (MAX_RANKS - now.max_ranks)]
-        active = sum(1 << rank for rank in now.active)
+        active = bytes(RankSet.of(sum(1 << rank for rank in now.active)))
         return _ANSWER.pack(_HELLO, claim.rank, claim.incarnation, now.epoch, active, bytes(shape), *padded)
 
     return DescriptorServer(claim.socket_path, _PROTOCOL, (region.fd, control.fd), answer)
@@ -136,6 +136,6 @@ def _checked_view(answer: bytes, rank: int, incarnation: int, shape: Shape) -> V
         ]
         raise ValueError(f"the buffer of rank {rank} was made differently: {'; '.join(differ)}")
     try:
-        return View(epoch, ranks_of(active), tuple(incarnations[: shape.max_ranks]))
+        return View(epoch, ranks_of(RankSet.from_buffer_copy(active).mask), tuple(incarnations[: shape.max_ranks]))
     except ValueError as error:
         raise PeerUnreachable(f"rank {rank} told of a view that does not exist: {error}") from error

@@ -193,8 +193,8 @@ typedef struct {
   const uint64_t* in_bytes;
   void* const* out_blocks;
   const uint64_t* out_bytes;
-  uint64_t deadline_ns;  // CPU; a GPU uses the table's
-  uint64_t answered;     // CPU, out: the ranks whose part was taken; less than all active members means a bad status
+  uint64_t deadline_ns;   // CPU; a GPU uses the table's
+  eep_rank_set answered;  // CPU, out: the ranks whose part was taken; less than all active members means a bad status
   uint32_t lane;
   uint32_t kind;       // eep_collective_kind
   uint32_t element;    // eep_element
@@ -224,10 +224,10 @@ typedef struct {
 // the deadline passed, or `to` left.
 EEP_API int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, const void* data, uint64_t bytes,
                      uint64_t deadline_ns, uint32_t* done);
-// Waits for a message of one of `sources` (a mask of ranks) and describes it, without taking it. Ends, with nothing,
+// Waits for a message of one of `sources` and describes it, without taking it. Ends, with nothing,
 // when the epoch ends, the deadline passes, every source has left, or eep_poke() was called since `pokes` was read.
-EEP_API int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t pokes, uint64_t deadline_ns,
-                      eep_message* message);
+EEP_API int eep_probe(eep_context* context, uint32_t lane, const eep_rank_set* sources, uint32_t pokes,
+                      uint64_t deadline_ns, eep_message* message);
 EEP_API uint32_t eep_pokes(eep_context* context);
 EEP_API void eep_poke(eep_context* context);
 // Takes the message that eep_probe() showed for `source`. `done` as in eep_send().
@@ -251,8 +251,8 @@ EEP_API int eep_copy_rows(uint32_t arrays, void* const* to, const void* const* f
 
 // Ends `epoch` and all before it for the owner of this page; its waits end at once.
 EEP_API void eep_control_revoke(eep_control_page* page, uint64_t epoch);
-// Tells the owner not to wait for these ranks (a bit mask) in its current epoch.
-EEP_API void eep_control_suspect(eep_control_page* page, uint64_t ranks);
+// Tells the owner not to wait for these ranks in its current epoch.
+EEP_API void eep_control_suspect(eep_control_page* page, const eep_rank_set* ranks);
 // Says what the owner of a page is up to (eep_owner_state), and wakes all that wait at it.
 EEP_API void eep_control_state(eep_control_page* page, uint64_t state);
 // Revokes for this rank and for every peer in its table.

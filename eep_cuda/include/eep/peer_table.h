@@ -10,7 +10,8 @@
 
 #include <stdint.h>
 
-#define EEP_MAX_RANKS 64    // a set of ranks is one 64-bit word
+#include "eep/rank_set.h"
+
 #define EEP_MAX_CHANNELS 2  // independent dispatch/combine pairs that may be in flight at once
 #define EEP_MAX_LANES 64    // process groups that one region can serve
 #define EEP_INCARNATIONS 2  // inbox slots per rank: an incarnation and its successor never share one
@@ -42,15 +43,15 @@ typedef struct {
   eep_peer peers[EEP_MAX_RANKS];
 } eep_peer_table;
 
-// The table as one round sees it. Bit r of a mask stands for rank r.
+// The table as one round sees it.
 typedef struct {
   uint64_t epoch;
   uint64_t round;  // starts at 1 in every epoch, counted where the kernels run
   uint64_t deadline_ns;
-  uint64_t active;    // who takes part in this round; 0 when the epoch was revoked before it began
-  uint64_t received;  // whose dispatch arrived whole
-  uint32_t phase;     // eep_phase: what may come next
-  uint32_t tokens;    // how many tokens this rank sent
+  eep_rank_set active;    // who takes part in this round; nobody when the epoch was revoked before it began
+  eep_rank_set received;  // whose dispatch arrived whole
+  uint32_t phase;         // eep_phase: what may come next
+  uint32_t tokens;        // how many tokens this rank sent
   uint32_t slot[EEP_MAX_RANKS];
   uint32_t count[EEP_MAX_RANKS];  // tokens received from each rank
   uint64_t region[EEP_MAX_RANKS];
@@ -61,12 +62,12 @@ typedef struct {
 // is written either from outside or by the kernels, never by both: a GPU and a CPU have no atomics in common over PCIe.
 typedef struct {
   uint64_t revoked_epoch;  // outside: this epoch and every earlier one are over; only ever grows
-  uint64_t suspects;       // outside: ranks not to wait for; cleared with a new view
-  uint64_t reserved0[6];
-  uint64_t dropped;  // kernels: ranks that were given up, at a deadline or as told; cleared with a new view
-  uint64_t corrupt;  // kernels: ranks whose messages were malformed or contradicted the view
-  uint64_t status;   // kernels: eep_status bits, why the step is not to be trusted; 0 while all is well
-  uint64_t reserved1[5];
+  eep_rank_set suspects;   // outside: ranks not to wait for; cleared with a new view
+  uint64_t reserved0[7];
+  eep_rank_set dropped;  // kernels: ranks that were given up, at a deadline or as told; cleared with a new view
+  eep_rank_set corrupt;  // kernels: ranks whose messages were malformed or contradicted the view
+  uint64_t status;       // kernels: eep_status bits, why the step is not to be trusted; 0 while all is well
+  uint64_t reserved1[7];
   uint32_t doorbell;  // CPU only, a futex: counts what a sleeping kernel may wait for
   uint32_t sleepers;  // how many sleep on it: none, and a ring needs no system call
   uint32_t wake_at;   // the doorbell's count at which a lone sleeper has all it waits for

@@ -31,7 +31,7 @@
 #define EEP_INLINE static inline
 #endif
 
-#define EEP_ABI_VERSION 7
+#define EEP_ABI_VERSION 8
 #define EEP_MAX_TOPK 16
 #define EEP_MAX_TOKENS 65535  // a count must fit its field of a flag
 #define EEP_SCALE_GROUP 128   // values that share one fp8 scale
@@ -151,9 +151,26 @@ typedef struct {
   uint64_t call[2];  // eep_call_make(): what it called
   uint64_t
       bytes[2];  // of the whole call, which all must agree on; all_to_all: of its largest block, which they need not
-  uint64_t members[2];  // the ranks that it takes part with. It shrinks when one is lost, and who sees another set than
-                        // its own knows that the source's part is not what it needs
+  uint64_t members[2];  // eep_members_word() of the ranks that it takes part with. The set shrinks when one is lost,
+                        // and who sees another word than its own knows that the source's part is not what it needs
 } eep_lane_mailbox;
+
+// A word that looks random; no two words have the same (splitmix64).
+EEP_INLINE uint64_t eep_mix(uint64_t word) {
+  word += 0x9e3779b97f4a7c15ull;
+  word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9ull;
+  word = (word ^ word >> 27) * 0x94d049bb133111ebull;
+  return word ^ word >> 31;
+}
+
+// A set of ranks in one word, so that what a source says of a round is one cache line, and one signal of a link. Of
+// ranks below 64 it is the set itself. Beyond, it is a hash: two sets that differ have the same word once in 2^64.
+EEP_INLINE uint64_t eep_members_word(const eep_rank_set* ranks) {
+  uint64_t beyond = 0;
+  for (int i = 1; i < EEP_RANK_WORDS; ++i)
+    if (ranks->words[i]) beyond = eep_mix(ranks->words[i] ^ eep_mix(beyond + (uint64_t)i));
+  return ranks->words[0] ^ beyond;
+}
 
 EEP_INLINE uint64_t eep_call_make(uint32_t collective, uint32_t element, uint32_t reduction, uint32_t root) {
   return (uint64_t)collective | (uint64_t)element << 8 | (uint64_t)reduction << 16 | (uint64_t)root << 24;

@@ -9,6 +9,8 @@
 #define FIELD(type, name) {#type "." #name, offsetof(type, name), sizeof(type::name)}
 
 static const eep_abi_field kFields[] = {
+    STRUCT(eep_rank_set),
+    FIELD(eep_rank_set, words),
     STRUCT(eep_peer),
     FIELD(eep_peer, region),
     FIELD(eep_peer, control),

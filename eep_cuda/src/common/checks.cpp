@@ -1,5 +1,6 @@
 #include "common/checks.h"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 
@@ -13,18 +14,21 @@ int check_lanes(const eep_shape& shape) {
   if (!shape.lanes) return EEP_OK;
   if (shape.lane_parts < 1 || shape.lane_parts > 64)
     return fail(EEP_ERROR_ARGUMENT, "lane_parts must be between 1 and 64, got %u", shape.lane_parts);
-  // A round must move at least one block of 64 bytes to each of 64 ranks, and the sizes of an all_to_all.
-  if (shape.lane_bytes < 8192 || shape.lane_bytes > 1u << 30 || shape.lane_bytes % 4096)
-    return fail(EEP_ERROR_ARGUMENT, "lane_bytes must be a multiple of 4096 between 8192 and %u, got %u", 1u << 30,
-                shape.lane_bytes);
+  // A round must move at least one block of 64 bytes to each rank, and the sizes of an all_to_all.
+  const uint32_t least = std::max(8192u, (shape.max_ranks * 80u + 128u + 4095u) / 4096u * 4096u);
+  if (shape.lane_bytes < least || shape.lane_bytes > 1u << 30 || shape.lane_bytes % 4096)
+    return fail(EEP_ERROR_ARGUMENT, "lane_bytes must be a multiple of 4096 between %u and %u with %u ranks, got %u",
+                least, 1u << 30, shape.max_ranks, shape.lane_bytes);
   if (shape.pipe_bytes > 1u << 30 || shape.pipe_bytes % 64)
     return fail(EEP_ERROR_ARGUMENT, "pipe_bytes must be a multiple of 64 up to %u, got %u", 1u << 30, shape.pipe_bytes);
   return EEP_OK;
 }
 
 int check_shape(const eep_shape& shape) {
-  if (shape.max_ranks < 1 || shape.max_ranks > EEP_MAX_RANKS)
-    return fail(EEP_ERROR_ARGUMENT, "max_ranks must be between 1 and %d, got %u", EEP_MAX_RANKS, shape.max_ranks);
+  if (shape.max_ranks < 1 || shape.max_ranks > kMostRanks)
+    return fail(EEP_ERROR_ARGUMENT,
+                "max_ranks must be between 1 and %u, got %u (a CPU serves up to %d, a GPU up to %d)", kMostRanks,
+                shape.max_ranks, EEP_MAX_RANKS, EEP_MAX_CUDA_RANKS);
   if (const int error = check_lanes(shape)) return error;
   if (shape.lanes && !shape.channels) return EEP_OK;  // for process groups only
   if (shape.max_tokens < 1 || shape.max_tokens > EEP_MAX_TOKENS)

@@ -6,6 +6,9 @@
 
 namespace eep {
 
+// How many ranks this backend serves: EEP_MAX_RANKS, or EEP_MAX_CUDA_RANKS.
+extern const uint32_t kMostRanks;
+
 // Records a sentence for eep_last_error() and returns `code`.
 [[gnu::format(printf, 2, 3)]] int fail(eep_error code, const char* format, ...);
 

@@ -9,6 +9,7 @@
 #include <climits>
 #include <initializer_list>
 
+#include "common/rank_sets.h"
 #include "eep/eep.h"
 
 namespace eep {
@@ -46,8 +47,8 @@ void ring_all(eep_control_page& page) {
 }
 
 void forget_trouble(eep_control_page& page) {
-  for (uint64_t* word : {&page.suspects, &page.dropped, &page.corrupt, &page.status})
-    std::atomic_ref<uint64_t>(*word).store(0, std::memory_order_release);
+  for (eep_rank_set* ranks : {&page.suspects, &page.dropped, &page.corrupt}) clear(*ranks);
+  store_release(page.status, uint64_t{0});
 }
 
 }  // namespace eep
@@ -61,8 +62,8 @@ void eep_control_revoke(eep_control_page* page, uint64_t epoch) {
   eep::ring_all(*page);
 }
 
-void eep_control_suspect(eep_control_page* page, uint64_t ranks) {
-  std::atomic_ref<uint64_t>(page->suspects).fetch_or(ranks, std::memory_order_release);
+void eep_control_suspect(eep_control_page* page, const eep_rank_set* ranks) {
+  eep::set_bits(page->suspects, *ranks, std::memory_order_release);
   eep::ring_all(*page);
 }
 

@@ -22,21 +22,22 @@ eep_barrier_word read(const eep_mailbox& mailbox, uint64_t epoch, uint64_t round
 
 // Waits until each of `missing` has entered the barrier, or one of them never will: then the epoch is over, though no
 // revoke has reached us.
-void wait_for_all(eep_context& context, const eep_snapshot& here, uint64_t missing, uint64_t deadline_ns) {
+void wait_for_all(eep_context& context, const eep_snapshot& here, RankSet missing, uint64_t deadline_ns) {
   const uint64_t epoch = context.barrier_epoch, round = context.barrier_round;
   const ChannelView own = context.own(0);
   BoundedWait wait(*context.control, epoch, deadline_ns, kLookForLeft);
-  while (missing) {
+  while (!is_empty(missing)) {
     wait.begin_look();
-    uint64_t entered = 0, never = 0;
+    RankSet entered = {};
+    bool never = false;
     for_each_rank(missing, [&](uint32_t rank) {
       const eep_barrier_word word = read(*own.mailbox(here.slot[rank]), epoch, round);
-      if (word == EEP_BARRIER_ENTERED) entered |= rank_bit(rank);
-      if (word == EEP_BARRIER_NEVER) never |= rank_bit(rank);
+      if (word == EEP_BARRIER_ENTERED) add(entered, rank);
+      if (word == EEP_BARRIER_NEVER) never = true;
     });
     if (never) return report(*context.control, EEP_STATUS_REVOKED);
-    missing &= ~entered;
-    if (missing) missing = wait.pause(missing);
+    missing -= entered;
+    if (!is_empty(missing)) missing = wait.pause(missing);
   }
 }
 
@@ -50,7 +51,7 @@ int eep_barrier(eep_context* context, uint64_t deadline_ns, void*) {
   take_snapshot(*context, here);
   if (context->barrier_epoch != context->table.epoch) enter_epoch(*context);
   const uint64_t flag = eep_flag_make(context->barrier_epoch, ++context->barrier_round, 0);
-  const uint64_t others = here.active & ~rank_bit(context->table.rank) & ~given_up(*context->control);
+  const RankSet others = here.active - only(context->table.rank) - given_up(*context->control);
   const uint32_t own_slot = here.slot[context->table.rank];
   for_each_rank(others, [&](uint32_t rank) {
     eep_mailbox& mailbox = *context->of_peer(here, rank, 0).mailbox(own_slot);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/fault.h"
+#include "cpu/block_sizes.h"
 #include "cpu/hierarchy.h"
 #include "cpu/reduce.h"
 #include "cpu/rounds.h"
@@ -31,15 +32,14 @@ struct Call {
   const uint64_t half_bytes;
   const Reduce reduce;  // null where nothing is reduced
 
-  uint64_t all() const { return members.active; }
-  uint64_t root() const { return rank_bit(args.root); }
+  const RankSet& all() const { return members.active; }
+  RankSet root() const { return only(args.root); }
   bool is_root() const { return args.root == members.me; }
+  uint32_t own() const { return members.position[members.me]; }
 
-  // Calls `visit(position, rank)` for the given members in the order of the group.
   template <typename Visit>
-  void in_order(uint64_t ranks, Visit visit) const {
-    for (uint32_t position = 0; position < members.size; ++position)
-      if (ranks & rank_bit(members.ranks[position])) visit(position, members.ranks[position]);
+  void in_order(const RankSet& ranks, Visit visit) const {
+    eep::in_order(members, ranks, visit);
   }
   // Calls `visit(begin, size)` for each chunk of the payload, once for no payload at all, until the call is over.
   template <typename Visit>
@@ -53,22 +53,17 @@ struct Call {
   // The part of a half that each member gets where a half is divided among them.
   uint64_t share(uint64_t head = 0) const { return (half_bytes - head) / members.size / kAlignment * kAlignment; }
 
-  uint32_t position_of(uint32_t rank) const {
-    uint32_t found = 0;
-    in_order(rank_bit(rank), [&](uint32_t position, uint32_t) { found = position; });
-    return found;
-  }
   // What a member reads of a half whose first `size` bytes are for those of `readers`.
-  auto first_bytes(uint64_t size, uint64_t readers) const {
-    return [=](uint32_t rank) { return Parts{{0, 0}, {readers & rank_bit(rank) ? size : 0, 0}}; };
+  auto first_bytes(uint64_t size, const RankSet& readers) const {
+    return [=](uint32_t rank) { return Parts{{0, 0}, {has(readers, rank) ? size : 0, 0}}; };
   }
   // The same for one that is divided among them.
   auto own_share(uint64_t size, uint64_t share) const {
-    return [=, this](uint32_t rank) { return Parts{{position_of(rank) * share, 0}, {size, 0}}; };
+    return [=, this](uint32_t rank) { return Parts{{members.position[rank] * share, 0}, {size, 0}}; };
   }
 
   // Reduces what the given members have at `offset` of their outboxes.
-  void reduce_from(uint64_t ranks, uint64_t offset, uint64_t size, void* out) const {
+  void reduce_from(const RankSet& ranks, uint64_t offset, uint64_t size, void* out) const {
     const uint8_t* sources[EEP_MAX_RANKS];
     uint32_t count = 0;
     in_order(ranks, [&](uint32_t, uint32_t rank) { sources[count++] = rounds.outbox(rank) + offset; });
@@ -78,7 +73,7 @@ struct Call {
 
 void barrier(const Call& call) {
   if (!call.rounds.begin()) return;
-  call.rounds.publish(call.first_bytes(0, 0));
+  call.rounds.publish(call.first_bytes(0, {}));
   call.rounds.await(call.all());
 }
 
@@ -87,9 +82,9 @@ void broadcast(const Call& call) {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
     if (call.is_root()) copy(half, at(call.args.in, begin), size);
-    call.rounds.publish(call.first_bytes(size, call.is_root() ? call.all() : 0));
+    call.rounds.publish(call.first_bytes(size, call.is_root() ? call.all() : RankSet{}));
     if (call.is_root()) return;
-    if (!call.rounds.await(call.root())) return;
+    if (is_empty(call.rounds.await(call.root()))) return;
     copy(at(call.args.out, begin), call.rounds.outbox(call.args.root), size);
     call.rounds.taken(call.root());
   });
@@ -104,7 +99,7 @@ void gather(const Call& call) {
     copy(half, at(call.args.in, begin), size);
     call.rounds.publish(call.first_bytes(size, call.args.kind == EEP_ALL_GATHER ? call.all() : call.root()));
     if (!takes) return;
-    const uint64_t usable = call.rounds.await(call.all());
+    const RankSet usable = call.rounds.await(call.all());
     call.in_order(usable, [&](uint32_t position, uint32_t rank) {
       const void* from = rank == call.members.me ? at(call.args.in, begin) : call.rounds.outbox(rank);
       copy(at(call.args.out_blocks[position], begin), from, size);
@@ -124,10 +119,8 @@ void scatter(const Call& call) {
         copy(rank == call.members.me ? at(call.args.out, begin) : half + position * share, from, size);
       });
     call.rounds.publish(call.own_share(call.is_root() ? size : 0, share));
-    if (call.is_root() || !call.rounds.await(call.root())) return;
-    call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) {
-      copy(at(call.args.out, begin), call.rounds.outbox(call.args.root) + position * share, size);
-    });
+    if (call.is_root() || is_empty(call.rounds.await(call.root()))) return;
+    copy(at(call.args.out, begin), call.rounds.outbox(call.args.root) + call.own() * share, size);
     call.rounds.taken(call.root());
   });
 }
@@ -141,7 +134,7 @@ void reduce_at_once(const Call& call) {
     copy(half, at(call.args.in, begin), size);
     call.rounds.publish(call.first_bytes(size, call.args.kind == EEP_ALL_REDUCE ? call.all() : call.root()));
     if (!takes) return;
-    const uint64_t usable = call.rounds.await(call.all());
+    const RankSet usable = call.rounds.await(call.all());
     call.reduce_from(usable, 0, size, at(call.args.out, begin));
     call.rounds.taken(usable);
   });
@@ -152,14 +145,20 @@ struct Segments {
   const Call& call;
   const uint64_t count, size;  // of members; of this chunk
 
-  // Calls `visit(rank, begin, size)` for the segment that each active member reduces, as far as there are bytes for it.
+  struct Segment {
+    uint64_t begin, size;
+  };
+  // The one that an active member reduces, as far as there are bytes for it.
+  Segment of(uint32_t rank) const {
+    const uint64_t most = eep_align_up((size + count - 1) / count, kAlignment);
+    const uint64_t begin = std::min(call.members.place[rank] * most, size);
+    return {begin, std::min(most, size - begin)};
+  }
+  // Calls `visit(rank, begin, size)` for each active member that has one.
   template <typename Visit>
   void each(Visit visit) const {
-    const uint64_t segment = eep_align_up((size + count - 1) / count, kAlignment);
-    uint64_t begin = 0;
     call.in_order(call.all(), [&](uint32_t, uint32_t rank) {
-      if (begin < size) visit(rank, begin, std::min(segment, size - begin));
-      begin += segment;
+      if (const Segment segment = of(rank); segment.size) visit(rank, segment.begin, segment.size);
     });
   }
 };
@@ -168,11 +167,11 @@ struct Segments {
 // reduced segments of the one before, so that there is one round more than there are chunks, not two for each.
 void all_reduce(const Call& call) {
   const uint32_t me = call.members.me;
-  const uint64_t count = std::popcount(call.all()), bytes = call.args.bytes;
-  const uint64_t chunk = (call.half_bytes - kAlignment) * count / (count + 1) / kAlignment * kAlignment;
+  const uint64_t members = count(call.all()), bytes = call.args.bytes;
+  const uint64_t chunk = (call.half_bytes - kAlignment) * members / (members + 1) / kAlignment * kAlignment;
   const uint64_t chunks = (bytes + chunk - 1) / chunk;
-  const auto segments_of = [&](uint64_t i) { return Segments{call, count, std::min(chunk, bytes - i * chunk)}; };
-  uint64_t usable = 0;
+  const auto segments_of = [&](uint64_t i) { return Segments{call, members, std::min(chunk, bytes - i * chunk)}; };
+  RankSet usable = {};
   for (uint64_t i = 0; i <= chunks; ++i) {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
@@ -182,33 +181,30 @@ void all_reduce(const Call& call) {
       });
     const uint64_t before = i ? (i - 1) * chunk : 0;
     if (i) {
-      segments_of(i - 1).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
-        if (rank != me) return;
+      if (const auto own = segments_of(i - 1).of(me); own.size) {
         const uint8_t* sources[EEP_MAX_RANKS];
         uint32_t found = 0;
         call.in_order(usable, [&](uint32_t, uint32_t source) {
-          sources[found++] = source == me ? at(call.args.in, before + begin) : call.rounds.outbox(source, true) + begin;
+          sources[found++] =
+              source == me ? at(call.args.in, before + own.begin) : call.rounds.outbox(source, true) + own.begin;
         });
-        if (found) call.reduce(sources, found, size, half + chunk);
-      });
+        if (found) call.reduce(sources, found, own.size, half + chunk);
+      }
       call.rounds.taken_before(usable);
     }
     call.rounds.publish([&](uint32_t to) {
       Parts parts;
-      if (i < chunks)
-        segments_of(i).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
-          if (rank == to) parts.begin[0] = begin, parts.size[0] = size;
-        });
-      if (i)
-        segments_of(i - 1).each([&](uint32_t rank, uint64_t, uint64_t size) {
-          if (rank == me) parts.begin[1] = chunk, parts.size[1] = size;
-        });
+      if (i < chunks) {
+        const auto theirs = segments_of(i).of(to);
+        parts.begin[0] = theirs.begin, parts.size[0] = theirs.size;
+      }
+      if (i) parts.begin[1] = chunk, parts.size[1] = segments_of(i - 1).of(me).size;
       return parts;
     });
     usable = call.rounds.await(call.all());
     if (!i) continue;
     segments_of(i - 1).each([&](uint32_t rank, uint64_t begin, uint64_t size) {
-      if (usable & rank_bit(rank)) copy(at(call.args.out, before + begin), call.rounds.outbox(rank) + chunk, size);
+      if (has(usable, rank)) copy(at(call.args.out, before + begin), call.rounds.outbox(rank) + chunk, size);
     });
     usable = call.rounds.taken(usable);
   }
@@ -223,60 +219,37 @@ void reduce_scatter(const Call& call) {
       copy(half + position * share, at(call.args.in_blocks[position], begin), size);
     });
     call.rounds.publish(call.own_share(size, share));
-    const uint64_t usable = call.rounds.await(call.all());
-    call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) {
-      call.reduce_from(usable, position * share, size, at(call.args.out, begin));
-    });
+    const RankSet usable = call.rounds.await(call.all());
+    call.reduce_from(usable, call.own() * share, size, at(call.args.out, begin));
     call.rounds.taken(usable);
   });
 }
 
-// The head of the first round: what a member sends to each position and what it expects from each. Every member
-// compares all of them, so that all of them find the same thing wrong.
-bool sizes_agree(const Call& call, uint64_t usable) {
-  const uint32_t size = call.members.size;
-  bool agree = true;
-  call.in_order(usable, [&](uint32_t from, uint32_t sender) {
-    const uint64_t* sent = reinterpret_cast<const uint64_t*>(call.rounds.outbox(sender));
-    call.in_order(usable, [&](uint32_t to, uint32_t receiver) {
-      const uint64_t* expected = reinterpret_cast<const uint64_t*>(call.rounds.outbox(receiver)) + size;
-      if (!agree || sent[to] == expected[from]) return;
-      agree = false;
-      fail(EEP_ERROR_MISMATCH, "all_to_all: rank %u sends %llu bytes to rank %u, which expects %llu", sender,
-           static_cast<unsigned long long>(sent[to]), receiver, static_cast<unsigned long long>(expected[from]));
-    });
-  });
-  return agree;
-}
-
 void all_to_all(const Call& call) {
-  const uint64_t head = eep_align_up(2 * sizeof(uint64_t) * call.members.size, kAlignment), share = call.share(head);
+  const uint64_t head = eep_align_up(BlockSizes::bytes(call.members.size), kAlignment), share = call.share(head);
   uint64_t largest = 0;  // of all blocks of all members, once the first round has told
   uint64_t begin = 0;
   do {
     uint8_t* half = call.rounds.begin();
     if (!half) return;
-    if (!begin) {
-      copy(half, call.args.in_bytes, sizeof(uint64_t) * call.members.size);
-      copy(half + sizeof(uint64_t) * call.members.size, call.args.out_bytes, sizeof(uint64_t) * call.members.size);
-    }
+    if (!begin) write_sizes(call.members, call.args.in_bytes, call.args.out_bytes, half);
     const auto part = [&](uint64_t bytes) { return bytes > begin ? std::min(share, bytes - begin) : 0; };
-    call.in_order(call.all() & ~rank_bit(call.members.me), [&](uint32_t to, uint32_t) {
+    call.in_order(call.all() - only(call.members.me), [&](uint32_t to, uint32_t) {
       const uint64_t bytes = part(call.args.in_bytes[to]);
       if (bytes) copy(half + head + to * share, at(call.args.in_blocks[to], begin), bytes);
     });
     call.rounds.publish([&](uint32_t rank) {
-      const uint32_t to = call.position_of(rank);
+      const uint32_t to = call.members.position[rank];
       return Parts{{0, head + to * share}, {begin ? 0 : head, part(call.args.in_bytes[to])}};
     });
-    const uint64_t usable = call.rounds.await(call.all());
+    const RankSet usable = call.rounds.await(call.all());
     if (!begin) {
       call.in_order(usable, [&](uint32_t, uint32_t rank) { largest = std::max(largest, call.rounds.bytes_of(rank)); });
-      const bool agree = sizes_agree(call, usable);
+      const auto sizes_of = [&](uint32_t rank) { return BlockSizes(call.rounds.outbox(rank), call.members.size); };
+      const bool agree = hashes_agree(call.members, usable, sizes_of) || sizes_agree(call.members, usable, sizes_of);
       if (call.rounds.taken(usable) == usable && !agree) return call.rounds.refuse();
     }
-    uint32_t own = 0;
-    call.in_order(rank_bit(call.members.me), [&](uint32_t position, uint32_t) { own = position; });
+    const uint32_t own = call.own();
     call.in_order(usable, [&](uint32_t from, uint32_t rank) {
       const uint64_t bytes = part(call.args.out_bytes[from]);
       if (!bytes) return;
@@ -382,7 +355,7 @@ int check_call(const eep_collective_args& args, const Members& members) {
     return fail(EEP_ERROR_ARGUMENT,
                 "elements of type %u cannot be reduced by operation %u; see eep_element and eep_reduction",
                 args.element, args.reduction);
-  if (has_root(args.kind) && (args.root >= EEP_MAX_RANKS || !(members.active & rank_bit(args.root))))
+  if (has_root(args.kind) && (args.root >= EEP_MAX_RANKS || !has(members.active, args.root)))
     return fail(EEP_ERROR_ARGUMENT, "the root, rank %u, is not an active member of the group; name one that is",
                 args.root);
   return check_buffers(args, members);
@@ -408,7 +381,7 @@ int eep_collective(eep_context* context, eep_collective_args* args, void*) {
   Members members;
   if (const int error = take_members(*context, args->lane, "collective", members)) return error;
   if (const int error = check_call(*args, members)) return error;
-  args->answered = 0;
+  args->answered = {};
   if (is_revoked(*context->control, members.epoch)) {
     report(*context->control, EEP_STATUS_REVOKED);
     return EEP_OK;
@@ -418,7 +391,7 @@ int eep_collective(eep_context* context, eep_collective_args* args, void*) {
     return run_hierarchical(*context, members, *args,
                             {header_of(*args), args->deadline_ns,
                              reduces(args->kind) ? find_reduce(args->element, args->reduction) : nullptr});
-  Rounds rounds(*context, members, header_of(*args), bytes_of(*args, members.size), args->deadline_ns);
+  Rounds rounds(*context, members, members.active, header_of(*args), bytes_of(*args, members.size), args->deadline_ns);
   perform({rounds, members, *args, context->shape.lane_bytes,
            reduces(args->kind) ? find_reduce(args->element, args->reduction) : nullptr});
   args->answered = rounds.answered();

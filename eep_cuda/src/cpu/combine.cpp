@@ -56,8 +56,8 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
 void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, bool lost) {
   const uint32_t own_slot = snapshot.slot[context.table.rank];
   uint32_t sent = 0;
-  const uint64_t reached = lost ? rank_bit(context.table.rank) : ~uint64_t{0};
-  for_each_rank(snapshot.active & reached & ~given_up(*context.control), [&](uint32_t rank) {
+  const RankSet reached = lost ? snapshot.active & only(context.table.rank) : snapshot.active;
+  for_each_rank(reached - given_up(*context.control), [&](uint32_t rank) {
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     store_release(context.of_peer(snapshot, rank, channel).mailbox(own_slot)->combine_flag,
                   eep_flag_make(snapshot.epoch, snapshot.round, snapshot.count[rank]));
@@ -69,17 +69,17 @@ void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snap
 // ---- pull ----
 
 // Waits for the outboxes of the round; returns the ranks whose outbox holds what they made of our tokens.
-uint64_t await_outboxes(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
+RankSet await_outboxes(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
   const ChannelView own = context.own(channel);
-  uint64_t usable = 0;
-  wait_for(snapshot.active & ~given_up(*context.control), *context.control, snapshot.epoch, snapshot.deadline_ns,
+  RankSet usable = {};
+  wait_for(snapshot.active - given_up(*context.control), *context.control, snapshot.epoch, snapshot.deadline_ns,
            [&](uint32_t rank) {
              const uint64_t flag = load_acquire(own.mailbox(snapshot.slot[rank])->combine_flag);
              if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
              if (eep_flag_count(flag) == snapshot.tokens) {
-               usable |= rank_bit(rank);
+               add(usable, rank);
              } else {
-               set_bits(context.control->corrupt, rank_bit(rank));
+               set_bit(context.control->corrupt, rank);
                report(*context.control, EEP_STATUS_CORRUPT);
              }
              return true;
@@ -88,11 +88,11 @@ uint64_t await_outboxes(eep_context& context, uint32_t channel, const eep_snapsh
 }
 
 void pull(const eep_context& context, const eep_combine_recv_args& args, const eep_snapshot& snapshot,
-          uint64_t usable) {
+          const RankSet& usable) {
   const uint32_t me = context.table.rank, own_slot = snapshot.slot[me];
   const bool by_rank = context.shape.layout == EEP_LAYOUT_RANK;
   // In the rank layout the experts have weighted and summed already.
-  const AddRows add = find_add_rows(context.shape.combine_type == EEP_TYPE_F32, !by_rank);
+  const AddRows add_up = find_add_rows(context.shape.combine_type == EEP_TYPE_F32, !by_rank);
   for (uint32_t token = 0; token < args.tokens; ++token) {
     if (token == args.tokens / 2) fault::pass(fault::kCombineMidPull);
     const int64_t* experts = args.topk_idx + uint64_t{token} * args.topk;
@@ -100,9 +100,9 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
     float weights[EEP_MAX_TOPK];
     uint32_t count = 0;
     if (by_rank) {
-      uint64_t hosts = 0;
+      RankSet hosts = {};
       for (uint32_t k = 0; k < args.topk; ++k)
-        if (experts[k] >= 0) hosts |= rank_bit(context.rank_of_expert(experts[k]));
+        if (experts[k] >= 0) add(hosts, context.rank_of_expert(experts[k]));
       for_each_rank(hosts & usable, [&](uint32_t rank) {
         rows[count++] = context.of_peer(snapshot, rank, args.channel).outbox_by_slot(own_slot, token);
       });
@@ -110,18 +110,18 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
       for (uint32_t k = 0; k < args.topk; ++k) {
         if (experts[k] < 0) continue;
         const uint32_t rank = context.rank_of_expert(experts[k]);
-        if (!(usable & rank_bit(rank))) continue;
+        if (!has(usable, rank)) continue;
         rows[count] = context.of_peer(snapshot, rank, args.channel).outbox_by_choice(me, token, k);
         weights[count++] = args.topk_weights ? args.topk_weights[uint64_t{token} * args.topk + k] : 1.0f;
       }
     }
-    add(rows, weights, count, context.shape.hidden,
-        static_cast<uint8_t*>(args.out) + token * context.at.outbox_row_bytes);
+    add_up(rows, weights, count, context.shape.hidden,
+           static_cast<uint8_t*>(args.out) + token * context.at.outbox_row_bytes);
   }
 }
 
 // A rank that dropped us does not wait for us to finish reading. Its stamp tells.
-void check_stamps(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, uint64_t usable) {
+void check_stamps(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, const RankSet& usable) {
   std::atomic_thread_fence(std::memory_order_acquire);
   for_each_rank(usable, [&](uint32_t rank) {
     const uint64_t stamp = load_acquire(*context.of_peer(snapshot, rank, channel).outbox_stamp());
@@ -158,7 +158,7 @@ int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, vo
   eep_snapshot& snapshot = context->snapshots[args->channel];
   if (const int error = check_combine_recv(context->shape, *args, snapshot.tokens)) return error;
   if (const int error = check_experts(*context, args->topk_idx, args->tokens, args->topk)) return error;
-  uint64_t usable = 0;
+  RankSet usable = {};
   if (!leave_if_revoked(*context, snapshot)) usable = await_outboxes(*context, args->channel, snapshot);
   pull(*context, *args, snapshot, usable);
   check_stamps(*context, args->channel, snapshot, usable);

@@ -7,10 +7,12 @@
 
 namespace eep {
 
+const uint32_t kMostRanks = EEP_MAX_RANKS;
+
 void take_snapshot(eep_context& context, eep_snapshot& snapshot) {
   const eep_peer_table& table = context.table;
   snapshot.deadline_ns = table.deadline_ns;
-  snapshot.active = 0;
+  snapshot.active = {};
   for (uint32_t rank = 0; rank < context.shape.max_ranks; ++rank) {
     const eep_peer& peer = table.peers[rank];
     if (!peer.active) continue;
@@ -22,7 +24,7 @@ void take_snapshot(eep_context& context, eep_snapshot& snapshot) {
     snapshot.slot[rank] = peer.slot;
     snapshot.region[rank] = peer.region;
     snapshot.control[rank] = peer.control;
-    snapshot.active |= rank_bit(rank);
+    add(snapshot.active, rank);
   }
 }
 
@@ -34,16 +36,15 @@ void begin_round(eep_context& context, uint32_t channel) {
     snapshot.round = 0;
   }
   ++snapshot.round;
-  snapshot.received = 0;
+  snapshot.received = {};
   take_snapshot(context, snapshot);
-  std::memset(snapshot.count, 0, sizeof snapshot.count);
+  std::memset(snapshot.count, 0, context.shape.max_ranks * sizeof *snapshot.count);
 }
 
 bool leave_if_revoked(eep_context& context, eep_snapshot& snapshot) {
   if (!is_revoked(*context.control, snapshot.epoch)) return false;
   report(*context.control, EEP_STATUS_REVOKED);
-  snapshot.active = 0;
-  snapshot.received = 0;
+  snapshot.active = snapshot.received = {};
   return true;
 }
 

@@ -3,28 +3,16 @@
 #define EEP_CPU_CONTEXT_H_
 
 #include <atomic>
-#include <bit>
 #include <cstdint>
 #include <memory>
 
 #include "common/checks.h"
 #include "common/control.h"
+#include "common/rank_sets.h"
 #include "common/region_views.h"
 #include "common/shared_words.h"
 #include "cpu/lanes.h"
 #include "eep/eep.h"
-
-namespace eep {
-
-inline uint64_t rank_bit(uint32_t rank) { return uint64_t{1} << rank; }
-
-// Calls `visit(rank)` for each rank of a mask, in ascending order: the order in which sums are taken.
-template <typename Visit>
-void for_each_rank(uint64_t mask, Visit visit) {
-  for (; mask; mask &= mask - 1) visit(static_cast<uint32_t>(std::countr_zero(mask)));
-}
-
-}  // namespace eep
 
 struct eep_context {
   eep_shape shape;
@@ -63,7 +51,7 @@ bool leave_if_revoked(eep_context& context, eep_snapshot& snapshot);
 int check_experts(const eep_context& context, const int64_t* topk_idx, uint32_t tokens, uint32_t topk);
 
 // Ranks that are not waited for again, nor written to, in this epoch.
-uint64_t given_up(const eep_control_page& page);
+RankSet given_up(const eep_control_page& page);
 void report(eep_control_page& page, eep_status why);
 
 }  // namespace eep

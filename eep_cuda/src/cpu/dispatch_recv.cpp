@@ -27,27 +27,26 @@ bool read_experts(const eep_context& context, const int32_t* from, uint32_t topk
 
 // Takes nothing of a source after all: what it sent cannot be used.
 void refuse(eep_context& context, eep_snapshot& snapshot, uint32_t rank) {
-  snapshot.received &= ~rank_bit(rank);
+  remove(snapshot.received, rank);
   snapshot.count[rank] = 0;
-  set_bits(context.control->corrupt, rank_bit(rank));
+  set_bit(context.control->corrupt, rank);
   report(*context.control, EEP_STATUS_CORRUPT);
 }
 
 // Waits for the sources of the round and notes those that arrived whole.
 void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
   const ChannelView inbox = context.own(args.channel);
-  const uint64_t sources = snapshot.active & ~given_up(*context.control);
-  const uint64_t arrived =
-      wait_for(sources, *context.control, snapshot.epoch, snapshot.deadline_ns, [&](uint32_t rank) {
-        const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank])->dispatch_flag);
-        if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
-        snapshot.count[rank] = eep_flag_count(flag);
-        return true;
-      });
+  const RankSet sources = snapshot.active - given_up(*context.control);
+  const RankSet arrived = wait_for(sources, *context.control, snapshot.epoch, snapshot.deadline_ns, [&](uint32_t rank) {
+    const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank])->dispatch_flag);
+    if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
+    snapshot.count[rank] = eep_flag_count(flag);
+    return true;
+  });
   for_each_rank(arrived, [&](uint32_t rank) {
     const uint64_t envelope = load_relaxed(inbox.mailbox(snapshot.slot[rank])->envelope);
     if (is_sound(context, args, envelope, snapshot.count[rank]))
-      snapshot.received |= rank_bit(rank);
+      add(snapshot.received, rank);
     else
       refuse(context, snapshot, rank);
   });
@@ -86,7 +85,7 @@ class Packer {
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       for (uint32_t expert = 0; expert < experts; ++expert)
         range(expert, rank) = int64_t{args_.packed_count[expert]} << 32;
-      if (!(snapshot_.received & rank_bit(rank)) || pack_source(rank)) continue;
+      if (!has(snapshot_.received, rank) || pack_source(rank)) continue;
       for (uint32_t expert = 0; expert < experts; ++expert) {
         const int64_t begin = range(expert, rank) >> 32;
         args_.packed_count[expert] = static_cast<int32_t>(begin);

@@ -14,9 +14,11 @@ class Sender {
   Sender(eep_context& context, const eep_dispatch_send_args& args, const eep_snapshot& snapshot)
       : context_(context), args_(args), snapshot_(snapshot), own_slot_(snapshot.slot[context.table.rank]) {
     // A suspect is not written to again in its epoch: it may still be reading what we sent before.
-    targets_ = snapshot.active & ~given_up(*context.control);
+    targets_ = snapshot.active - given_up(*context.control);
+    // A row for any of these goes into our own inbox.
+    ours_ = only(context.table.rank);
     for_each_rank(targets_, [&](uint32_t rank) {
-      if (context.table.peers[rank].transport == EEP_TRANSPORT_REMOTE) remote_ |= rank_bit(rank);
+      if (context.table.peers[rank].transport == EEP_TRANSPORT_REMOTE) add(ours_, rank);
     });
     fp8_ = eep_is_fp8(args.wire_type);
     row_bytes_ = context.shape.hidden * eep_element_bytes(args.wire_type);
@@ -25,10 +27,10 @@ class Sender {
 
   void send_token(uint32_t token) {
     const int64_t* experts = args_.topk_idx + uint64_t{token} * args_.topk;
-    const uint64_t hosts = write_routing(token, experts);
+    const RankSet hosts = write_routing(token, experts);
     const uint8_t* row = static_cast<const uint8_t*>(args_.x) + token * x_row_bytes_;
     const uint8_t* scales = nullptr;
-    if (fp8_ && hosts) {
+    if (fp8_ && !is_empty(hosts)) {
       uint8_t* scratch = context_.row_scratch[args_.channel].get();
       quantize_row(row, args_.x_type, context_.shape.hidden, args_.wire_type, scratch, scratch + row_bytes_);
       row = scratch;
@@ -38,14 +40,12 @@ class Sender {
       std::memcpy(inbox.row(own_slot_, token, row_bytes_), row, row_bytes_);
       if (scales) std::memcpy(inbox.scales(own_slot_, token), scales, scale_bytes());
     };
-    const uint64_t own = rank_bit(context_.table.rank);
-    if (hosts & (own | remote_)) put(context_.own(args_.channel));
-    for_each_rank(hosts & ~own & ~remote_,
-                  [&](uint32_t rank) { put(context_.of_peer(snapshot_, rank, args_.channel)); });
+    if (!is_empty(hosts & ours_)) put(context_.own(args_.channel));
+    for_each_rank(hosts - ours_, [&](uint32_t rank) { put(context_.of_peer(snapshot_, rank, args_.channel)); });
   }
 
   // An injected fault: the others will not hear of this round. This rank knows of its own part.
-  void lose_flags() { targets_ &= rank_bit(context_.table.rank); }
+  void lose_flags() { targets_ &= only(context_.table.rank); }
 
   void send_flags() {
     const uint64_t flag = eep_flag_make(snapshot_.epoch, snapshot_.round, args_.tokens);
@@ -61,11 +61,11 @@ class Sender {
 
  private:
   // Tells every target which of its experts the token wants; returns the targets that get the row itself.
-  uint64_t write_routing(uint32_t token, const int64_t* experts) {
-    uint64_t hosts = 0;
+  RankSet write_routing(uint32_t token, const int64_t* experts) {
+    RankSet hosts = {};
     for (uint32_t k = 0; k < args_.topk; ++k)
-      if (experts[k] >= 0) hosts |= rank_bit(context_.rank_of_expert(experts[k]));
-    if (hosts & ~snapshot_.active) report(*context_.control, EEP_STATUS_MISROUTED);
+      if (experts[k] >= 0) add(hosts, context_.rank_of_expert(experts[k]));
+    if (!is_empty(hosts - snapshot_.active)) report(*context_.control, EEP_STATUS_MISROUTED);
     const float* weights = args_.topk_weights ? args_.topk_weights + uint64_t{token} * args_.topk : nullptr;
     for_each_rank(targets_, [&](uint32_t rank) {
       const ChannelView inbox = context_.of_peer(snapshot_, rank, args_.channel);
@@ -89,7 +89,8 @@ class Sender {
   const eep_dispatch_send_args& args_;
   const eep_snapshot& snapshot_;
   const uint32_t own_slot_;
-  uint64_t targets_, remote_ = 0, row_bytes_, x_row_bytes_;
+  RankSet targets_, ours_;
+  uint64_t row_bytes_, x_row_bytes_;
   bool fp8_;
 };
 

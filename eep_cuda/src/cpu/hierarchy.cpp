@@ -13,43 +13,52 @@ constexpr uint64_t kAlignment = 64;
 
 // What a leader says of the blocks behind it.
 struct Note {
-  uint64_t whole;     // whose blocks are whole
+  RankSet whole;      // whose blocks are whole
   uint64_t mismatch;  // 1: a member called something else, and there are no blocks
-  uint64_t reserved[6];
+  uint64_t reserved[7];
 };
-static_assert(sizeof(Note) == kAlignment);
+static_assert(sizeof(Note) % kAlignment == 0);
 
-// The members of each host, in the order of the group; hosts in the order of their first members.
-struct Hosts {
-  uint32_t count = 0, own = 0;
-  uint64_t members[EEP_MAX_RANKS] = {};
-  uint32_t leader[EEP_MAX_RANKS] = {};
-
+// Which host each member is on; hosts in the order of their first members.
+class Hosts {
+ public:
   explicit Hosts(const Members& all) {
-    uint64_t id[EEP_MAX_RANKS];
-    for (uint32_t position = 0; position < all.size; ++position) {
-      const uint32_t rank = all.ranks[position];
-      if (!(all.active & rank_bit(rank))) continue;
-      uint32_t host = 0;
-      while (host < count && id[host] != all.host[rank]) ++host;
-      if (host == count) id[host] = all.host[rank], leader[host] = rank, ++count;
-      members[host] |= rank_bit(rank);
-      if (rank == all.me) own = host;
-    }
+    in_order(all, all.active, [&](uint32_t, uint32_t rank) {
+      uint16_t& slot = slot_of(all, all.host[rank]);
+      if (!slot) leader_[count_] = rank, slot = static_cast<uint16_t>(++count_);
+      host_of_[rank] = static_cast<uint16_t>(slot - 1);
+    });
+    own_ = host_of_[all.me];
+    in_order(all, all.active, [&](uint32_t, uint32_t rank) {
+      if (host_of_[rank] == own_) add(near_, rank);
+    });
+    for (uint32_t host = 0; host < count_; ++host) add(leaders_, leader_[host]);
   }
-  uint64_t leaders() const {
-    uint64_t ranks = 0;
-    for (uint32_t host = 0; host < count; ++host) ranks |= rank_bit(leader[host]);
-    return ranks;
-  }
-};
 
-Members only(const Members& all, uint64_t ranks) {
-  Members some = all;
-  some.active &= ranks;
-  some.remote &= ranks;
-  return some;
-}
+  uint32_t count() const { return count_; }
+  uint32_t host_of(uint32_t rank) const { return host_of_[rank]; }
+  uint32_t leader_of(uint32_t host) const { return leader_[host]; }
+  uint32_t own_leader() const { return leader_[own_]; }
+  const RankSet& near() const { return near_; }  // the members of this host
+  const RankSet& leaders() const { return leaders_; }
+
+ private:
+  static constexpr uint32_t kSlots = 2 * EEP_MAX_RANKS;
+
+  // Where the number of a host is kept, counted from 1; 0 if it has none yet. A table of hashes: a search for every
+  // member among all hosts would take the square of their number.
+  uint16_t& slot_of(const Members& all, uint64_t id) {
+    uint32_t at = eep_mix(id) % kSlots;
+    while (number_[at] && all.host[leader_[number_[at] - 1]] != id) at = (at + 1) % kSlots;
+    return number_[at];
+  }
+
+  uint16_t number_[kSlots] = {};
+  uint16_t host_of_[EEP_MAX_RANKS] = {};  // by rank
+  uint32_t leader_[EEP_MAX_RANKS];        // by host
+  uint32_t count_ = 0, own_ = 0;
+  RankSet near_ = {}, leaders_ = {};
+};
 
 class Call {
  public:
@@ -59,16 +68,14 @@ class Call {
         args_(args),
         reduce_(call.reduce),
         hosts_(members),
-        local_members_(only(members, hosts_.members[hosts_.own])),
-        leader_members_(only(members, hosts_.leaders())),
-        leader_(hosts_.leader[hosts_.own]),
-        local_(context, local_members_, call.header, args.bytes, call.deadline_ns, kHostPart),
-        leaders_(context, leader_members_, call.header, args.bytes, call.deadline_ns, kLeaderPart),
+        leader_(hosts_.own_leader()),
+        local_(context, members, hosts_.near(), call.header, args.bytes, call.deadline_ns, kHostPart),
+        leaders_(context, members, hosts_.leaders(), call.header, args.bytes, call.deadline_ns, kLeaderPart),
         whole_(members.active) {}
 
   int run() {
-    const uint64_t count = static_cast<uint64_t>(std::popcount(members_.active));
-    const uint64_t chunk = (context_.shape.lane_bytes - sizeof(Note)) / count / kAlignment * kAlignment;
+    const uint64_t chunk =
+        (context_.shape.lane_bytes - sizeof(Note)) / count(members_.active) / kAlignment * kAlignment;
     uint64_t begin = 0;
     do {
       const uint64_t size = std::min(chunk, args_.bytes - begin);
@@ -80,72 +87,79 @@ class Call {
       begin += size;
     } while (begin < args_.bytes && !local_.is_over() && !leaders_.is_over());
     if (local_.is_mismatch() || leaders_.is_mismatch()) return EEP_ERROR_MISMATCH;
-    if (!local_.is_over() && !leaders_.is_over())
-      args_.answered = whole_ & (local_.answered() | ~local_members_.active);
+    if (!local_.is_over() && !leaders_.is_over()) args_.answered = whole_ - (hosts_.near() - local_.answered());
     return EEP_OK;
   }
 
  private:
   // Brings the blocks of this host across, and those of all to this host.
   void lead(uint64_t begin, uint64_t size) {
-    const uint64_t here = local_.await(local_members_.active);
+    const RankSet here = local_.await(hosts_.near());
     Note own{here, local_.is_mismatch(), {}};
     uint8_t* out = leaders_.begin();
-    if (!out) return pass_on({0, leaders_.is_mismatch(), {}}, size);
+    if (!out) return pass_on({{}, leaders_.is_mismatch(), {}});
     uint64_t sent = 0;
     if (!own.mismatch)
-      in_order(local_members_.active, [&](uint32_t, uint32_t rank) {
-        if (size && here & rank_bit(rank)) std::memcpy(out + sizeof own + sent, local_.outbox(rank), size);
+      in_order(members_, hosts_.near(), [&](uint32_t, uint32_t rank) {
+        if (size && has(here, rank)) std::memcpy(out + sizeof own + sent, local_.outbox(rank), size);
         sent += size;
       });
     own.whole &= local_.taken(here);
     std::memcpy(out, &own, sizeof own);
     leaders_.publish([&](uint32_t) { return Parts{{0, 0}, {sizeof own + sent, 0}}; });
     if (own.mismatch) return;  // the members of this host have found out themselves
-    const uint64_t usable = leaders_.await(leader_members_.active);
-    if (leaders_.is_mismatch()) return pass_on({0, 1, {}}, size);
+    const RankSet usable = leaders_.await(hosts_.leaders());
+    if (leaders_.is_mismatch()) return pass_on({{}, 1, {}});
     gather(begin, size, usable);
   }
 
   // The blocks that the leaders have, to the members of this host: all of them, or what they are reduced to.
-  void gather(uint64_t begin, uint64_t size, uint64_t usable) {
+  void gather(uint64_t begin, uint64_t size, const RankSet& usable) {
     uint8_t* half = local_.begin();
     if (!half) return;
-    Note all{0, 0, {}};
-    const uint8_t* block[EEP_MAX_RANKS] = {};
-    for (uint32_t host = 0; host < hosts_.count; ++host) {
-      const uint32_t leader = hosts_.leader[host];
-      if (!(usable & rank_bit(leader))) continue;
-      const uint8_t* at = leaders_.outbox(leader);
-      Note note;
-      std::memcpy(&note, at, sizeof note);
-      all.whole |= note.whole & hosts_.members[host];
-      all.mismatch |= note.mismatch;
-      at += sizeof note;
-      in_order(hosts_.members[host], [&](uint32_t, uint32_t rank) { block[rank] = at, at += size; });
+    Note all{{}, 0, {}};
+    const Note* note[EEP_MAX_RANKS];      // by host; null if there is nothing of that host
+    const uint8_t* next[EEP_MAX_RANKS];   // by host: the block of its next member
+    const uint8_t* block[EEP_MAX_RANKS];  // by rank, of those that are whole
+    for (uint32_t host = 0; host < hosts_.count(); ++host) {
+      note[host] = nullptr;
+      if (!has(usable, hosts_.leader_of(host))) continue;
+      const uint8_t* at = leaders_.outbox(hosts_.leader_of(host));
+      note[host] = reinterpret_cast<const Note*>(at);
+      next[host] = at + sizeof(Note);
+      all.mismatch |= note[host]->mismatch;
     }
+    in_order(members_, members_.active, [&](uint32_t, uint32_t rank) {
+      const uint32_t host = hosts_.host_of(rank);
+      if (!note[host]) return;
+      if (has(note[host]->whole, rank)) add(all.whole, rank), block[rank] = next[host];
+      next[host] += size;
+    });
+    const RankSet whole = all.whole;
     uint8_t* to = half + sizeof all;
     if (reduce_) {
       const uint8_t* sources[EEP_MAX_RANKS];
-      uint32_t count = 0;
-      in_order(all.whole, [&](uint32_t, uint32_t rank) { sources[count++] = block[rank]; });
-      if (size && count) reduce_(sources, count, size, to);
+      uint32_t found = 0;
+      in_order(members_, whole, [&](uint32_t, uint32_t rank) { sources[found++] = block[rank]; });
+      if (size && found) reduce_(sources, found, size, to);
     } else {
-      in_order(members_.active, [&](uint32_t, uint32_t rank) {
-        if (size && all.whole & rank_bit(rank)) std::memcpy(to, block[rank], size);
+      in_order(members_, members_.active, [&](uint32_t, uint32_t rank) {
+        if (size && has(whole, rank)) std::memcpy(to, block[rank], size);
         to += size;
       });
     }
-    const uint64_t torn = usable & ~leaders_.taken(usable);
-    for (uint32_t host = 0; host < hosts_.count; ++host)
-      if (torn & rank_bit(hosts_.leader[host])) all.whole &= ~hosts_.members[host];
+    const RankSet torn = usable - leaders_.taken(usable);
+    if (!is_empty(torn))
+      for_each_rank(whole, [&](uint32_t rank) {
+        if (has(torn, hosts_.leader_of(hosts_.host_of(rank)))) remove(all.whole, rank);
+      });
     std::memcpy(half, &all, sizeof all);
     local_.publish([](uint32_t) { return Parts{}; });
     take(all, half + sizeof all, begin, size);
   }
 
   // Nothing came of it: the members of this host must hear so, or they wait.
-  void pass_on(const Note& note, uint64_t) {
+  void pass_on(const Note& note) {
     uint8_t* half = local_.begin();
     if (!half) return;
     std::memcpy(half, &note, sizeof note);
@@ -156,14 +170,15 @@ class Call {
   void follow(uint64_t begin, uint64_t size) {
     if (!local_.begin()) return;
     local_.publish([](uint32_t) { return Parts{}; });
-    if (!local_.await(rank_bit(leader_))) {
-      whole_ &= ~rank_bit(leader_);
+    const RankSet leader = only(leader_);
+    if (is_empty(local_.await(leader))) {
+      remove(whole_, leader_);
       return;
     }
     Note note;
     std::memcpy(&note, local_.outbox(leader_), sizeof note);
     take(note, local_.outbox(leader_) + sizeof note, begin, size);
-    if (!local_.taken(rank_bit(leader_))) whole_ &= ~rank_bit(leader_);
+    if (is_empty(local_.taken(leader))) remove(whole_, leader_);
   }
 
   void take(const Note& note, const uint8_t* from, uint64_t begin, uint64_t size) {
@@ -173,8 +188,8 @@ class Call {
       return local_.refuse();
     }
     whole_ &= note.whole;
-    if (const uint64_t missing = members_.active & ~note.whole) {
-      set_bits(context_.control->dropped, missing & ~rank_bit(members_.me));
+    if (const RankSet missing = members_.active - note.whole; !is_empty(missing)) {
+      set_bits(context_.control->dropped, missing - only(members_.me));
       report(*context_.control, EEP_STATUS_SUSPECT);
     }
     if (!size) return;
@@ -182,17 +197,10 @@ class Call {
       std::memcpy(static_cast<uint8_t*>(args_.out) + begin, from, size);
       return;
     }
-    in_order(members_.active, [&](uint32_t position, uint32_t rank) {
-      if (note.whole & rank_bit(rank))
-        std::memcpy(static_cast<uint8_t*>(args_.out_blocks[position]) + begin, from, size);
+    in_order(members_, members_.active, [&](uint32_t position, uint32_t rank) {
+      if (has(note.whole, rank)) std::memcpy(static_cast<uint8_t*>(args_.out_blocks[position]) + begin, from, size);
       from += size;
     });
-  }
-
-  template <typename Visit>
-  void in_order(uint64_t ranks, Visit visit) const {
-    for (uint32_t position = 0; position < members_.size; ++position)
-      if (ranks & rank_bit(members_.ranks[position])) visit(position, members_.ranks[position]);
   }
 
   eep_context& context_;
@@ -200,19 +208,17 @@ class Call {
   eep_collective_args& args_;
   const Reduce reduce_;
   const Hosts hosts_;
-  const Members local_members_, leader_members_;
   const uint32_t leader_;
   Rounds local_, leaders_;
-  uint64_t whole_;
+  RankSet whole_;
 };
 
 }  // namespace
 
 bool is_hierarchical(const eep_context& context, const Members& members) {
-  if (!members.remote || context.shape.lane_parts < kHostParts) return false;
-  const Hosts hosts(members);
-  const uint64_t count = static_cast<uint64_t>(std::popcount(members.active));
-  return hosts.count > 1 && hosts.count < count && context.shape.lane_bytes >= sizeof(Note) + count * kAlignment;
+  if (is_empty(members.remote) || context.shape.lane_parts < kHostParts) return false;
+  const uint32_t hosts = Hosts(members).count(), size = count(members.active);
+  return hosts > 1 && hosts < size && context.shape.lane_bytes >= sizeof(Note) + uint64_t{size} * kAlignment;
 }
 
 int run_hierarchical(eep_context& context, const Members& members, eep_collective_args& args,

@@ -15,16 +15,16 @@ int check_group(const eep_context& context, const eep_group& group) {
   if (!group.size || group.size > context.shape.max_ranks)
     return fail(EEP_ERROR_ARGUMENT, "a group has between 1 and %u members, got %u", context.shape.max_ranks,
                 group.size);
-  uint64_t members = 0;
+  RankSet members = {};
   for (uint32_t i = 0; i < group.size; ++i) {
     const uint32_t rank = group.ranks[i];
     if (rank >= context.shape.max_ranks)
       return fail(EEP_ERROR_ARGUMENT, "rank %u of the group is outside the capacity of %u ranks", rank,
                   context.shape.max_ranks);
-    if (members & rank_bit(rank)) return fail(EEP_ERROR_ARGUMENT, "rank %u is in the group more than once", rank);
-    members |= rank_bit(rank);
+    if (has(members, rank)) return fail(EEP_ERROR_ARGUMENT, "rank %u is in the group more than once", rank);
+    add(members, rank);
   }
-  if (!(members & rank_bit(context.table.rank)))
+  if (!has(members, context.table.rank))
     return fail(EEP_ERROR_ARGUMENT, "rank %u does not belong to the group that it opens", context.table.rank);
   return EEP_OK;
 }
@@ -89,19 +89,21 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
   members.me = context.table.rank;
   members.lane = lane;
   members.size = group.size;
-  members.all = members.active = members.remote = 0;
+  members.active = members.remote = {};
+  uint32_t places = 0;
   for (uint32_t i = 0; i < group.size; ++i) {
     const uint32_t rank = group.ranks[i];
     const eep_peer& peer = context.table.peers[rank];
     members.ranks[i] = rank;
-    members.all |= rank_bit(rank);
+    members.position[rank] = i;
     if (!peer.active) continue;
     // A table that was scribbled over must cost us a peer, not the process.
     if (!peer.region || !peer.control || peer.slot != eep_slot_of(rank, peer.incarnation, context.shape.max_ranks)) {
       report(*context.control, EEP_STATUS_BAD_TABLE);
       continue;
     }
-    members.active |= rank_bit(rank);
+    add(members.active, rank);
+    members.place[rank] = places++;
     members.slot[rank] = peer.slot;
     members.incarnation[rank] = peer.incarnation;
     members.region[rank] = reinterpret_cast<uint8_t*>(peer.region);
@@ -109,7 +111,7 @@ int take_members(eep_context& context, uint32_t lane, const char* call, Members&
     members.page[rank] = members.control[rank];
     members.host[rank] = load_relaxed(context.control->host);
     if (peer.transport != EEP_TRANSPORT_REMOTE) continue;
-    members.remote |= rank_bit(rank);
+    add(members.remote, rank);
     members.page[rank] = page_behind(members.region[rank], context.at);
     members.host[rank] = load_relaxed(members.page[rank]->host);
   }
@@ -125,20 +127,20 @@ int find_lane_to_read(const Members& members, uint32_t rank, uint32_t lanes) {
   return open >= 0 ? open : find(*members.page[rank], eep_group_closed(members.group, members.epoch), lanes);
 }
 
-void knock(const Members& members, uint64_t ranks) {
+void knock(const Members& members, const RankSet& ranks) {
   for_each_rank(ranks & members.remote, [&](uint32_t rank) {
     ring(*members.page[rank]);
     ring(*members.control[rank]);
   });
 }
 
-uint64_t left_among(const Members& members, uint64_t ranks, uint32_t lanes) {
-  uint64_t left = 0;
+RankSet left_among(const Members& members, const RankSet& ranks, uint32_t lanes) {
+  RankSet left = {};
   for_each_rank(ranks, [&](uint32_t rank) {
     const eep_control_page& page = *members.page[rank];
     if (load_acquire(page.state) == EEP_OWNER_LEFT ||
         find(page, eep_group_closed(members.group, members.epoch), lanes) >= 0)
-      left |= rank_bit(rank);
+      add(left, rank);
   });
   return left;
 }
@@ -158,8 +160,13 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* lane) 
     // A member that still reads the last round of the group that was here is not disturbed by the first of this one.
     uint64_t half[Lane::kParts];
     for (uint32_t part = 0; part < Lane::kParts; ++part) half[part] = taken.calls[part].half;
+    const uint32_t ranks = context->shape.max_ranks;
     taken = Lane{};
-    for (uint32_t part = 0; part < Lane::kParts; ++part) taken.calls[part].half = half[part];
+    taken.sent.resize(ranks), taken.received.resize(ranks);
+    for (uint32_t part = 0; part < Lane::kParts; ++part) {
+      taken.calls[part].half = half[part];
+      taken.calls[part].lane_of.resize(ranks), taken.calls[part].incarnation.resize(ranks);
+    }
     clear(*context, chosen);
   }
   taken.group = *group;

@@ -24,7 +24,7 @@ constexpr uint64_t kLookForLeft = 20'000'000, kLookForLane = 1'000'000;
 int check_peer(const eep_context& context, const Members& members, uint32_t rank, const char* call) {
   if (!context.shape.pipe_bytes)
     return fail(EEP_ERROR_ARGUMENT, "%s: this region has no pipes for messages; make it with shape.pipe_bytes", call);
-  if (rank >= EEP_MAX_RANKS || !(members.active & rank_bit(rank)) || rank == members.me)
+  if (rank >= EEP_MAX_RANKS || !has(members.active, rank) || rank == members.me)
     return fail(EEP_ERROR_ARGUMENT, "%s: rank %u is this rank itself, or not an active member of the group", call,
                 rank);
   return EEP_OK;
@@ -41,18 +41,19 @@ bool wait_for_peer(eep_context& context, const Members& members, uint32_t rank, 
     report(*context.control, EEP_STATUS_REVOKED);
     return false;
   }
-  if (given_up(*context.control) & rank_bit(rank)) return false;
+  if (has(given_up(*context.control), rank)) return false;
+  const RankSet peer = only(rank);
   BoundedWait wait(*context.control, members.epoch, deadline_ns, longest_sleep_ns);
   while (true) {
     wait.begin_look();
-    const uint64_t left = wait.is_slow() ? left_among(members, rank_bit(rank), context.shape.lanes) : 0;
+    const RankSet left = wait.is_slow() ? left_among(members, peer, context.shape.lanes) : RankSet{};
     const Look seen = look();
     if (seen == Look::kReady) return true;
     if (seen == Look::kNever) {
       report(*context.control, EEP_STATUS_REVOKED);
       return false;
     }
-    if (!wait.pause(rank_bit(rank), left)) return false;
+    if (is_empty(wait.pause(peer, left))) return false;
   }
 }
 
@@ -69,7 +70,7 @@ Lane::Stream& sent_in(Lane::Stream& stream, const Members& members, uint32_t to)
 bool find_lane_of(eep_context& context, const Members& members, uint32_t to, uint64_t deadline_ns,
                   Lane::Stream& stream) {
   if (stream.sequence && load_acquire(members.page[to]->groups[stream.lane]) == members.group) return true;
-  knock(members, rank_bit(to));
+  knock(members, only(to));
   return wait_for_peer(context, members, to, deadline_ns, kLookForLane, [&] {
     const int lane = find_lane(members, to, context.shape.lanes);
     if (lane >= 0) stream.lane = static_cast<uint32_t>(lane);
@@ -133,9 +134,25 @@ bool is_still_there(eep_context& context, const eep_pipe_cell& cell, uint64_t ep
 }
 
 void condemn(eep_context& context, uint32_t rank) {
-  set_bits(context.control->corrupt, rank_bit(rank));
-  set_bits(context.control->dropped, rank_bit(rank));
+  set_bit(context.control->corrupt, rank);
+  set_bit(context.control->dropped, rank);
   report(*context.control, EEP_STATUS_CORRUPT);
+}
+
+// The next message of `rank`, if it is there; otherwise `ahead` says whether none will come in this epoch.
+bool find_message(eep_context& context, const Members& members, uint32_t rank, RankSet& ahead, eep_message& message) {
+  const uint64_t sequence = received_in(context, members, rank).sequence + 1;
+  const eep_pipe_cell* cell = next_cell(context, members, rank, sequence);
+  if (!cell && is_ahead(context, members, rank)) add(ahead, rank);
+  if (!cell) return false;
+  const eep_message found{load_relaxed(cell->tag), load_relaxed(cell->bytes), rank, 1};
+  const uint64_t offset = load_relaxed(cell->offset);
+  if (!is_unchanged(*cell, members.epoch, sequence)) return false;
+  if (offset)
+    condemn(context, rank);
+  else
+    message = found;
+  return !offset;
 }
 
 }  // namespace
@@ -180,7 +197,7 @@ int eep_send(eep_context* context, uint32_t lane, uint32_t to, uint64_t tag, con
   return EEP_OK;
 }
 
-int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t pokes, uint64_t deadline_ns,
+int eep_probe(eep_context* context, uint32_t lane, const eep_rank_set* asked, uint32_t pokes, uint64_t deadline_ns,
               eep_message* message) {
   using namespace eep;
   Members members;
@@ -188,33 +205,22 @@ int eep_probe(eep_context* context, uint32_t lane, uint64_t sources, uint32_t po
   if (!context->shape.pipe_bytes)
     return fail(EEP_ERROR_ARGUMENT, "probe: this region has no pipes for messages; make it with shape.pipe_bytes");
   *message = {};
-  sources &= members.active & ~rank_bit(members.me);
-  uint64_t ahead = 0;
+  RankSet sources = (*asked & members.active) - only(members.me), ahead = {};
   BoundedWait wait(*context->control, members.epoch, deadline_ns, kLookForLeft);
   while (!is_revoked(*context->control, members.epoch)) {
     wait.begin_look();
-    sources &= ~given_up(*context->control);
-    const uint64_t left = wait.is_slow() ? left_among(members, sources, context->shape.lanes) : 0;
-    for (uint64_t rest = sources; rest; rest &= rest - 1) {
-      const uint32_t rank = static_cast<uint32_t>(std::countr_zero(rest));
-      const uint64_t sequence = received_in(*context, members, rank).sequence + 1;
-      const eep_pipe_cell* cell = next_cell(*context, members, rank, sequence);
-      if (!cell && is_ahead(*context, members, rank)) ahead |= rank_bit(rank);
-      if (!cell) continue;
-      const eep_message found{load_relaxed(cell->tag), load_relaxed(cell->bytes), rank, 1};
-      const uint64_t offset = load_relaxed(cell->offset);
-      if (!is_unchanged(*cell, members.epoch, sequence)) continue;
-      if (offset) {
-        condemn(*context, rank);
-        continue;
-      }
-      *message = found;
-      return EEP_OK;
-    }
+    sources -= given_up(*context->control);
+    const RankSet left = wait.is_slow() ? left_among(members, sources, context->shape.lanes) : RankSet{};
+    bool is_found = false;
+    for_each_rank(sources, [&](uint32_t rank) {
+      if (!is_found) is_found = find_message(*context, members, rank, ahead, *message);
+    });
+    if (is_found) return EEP_OK;
     // No rank is at fault when this wait ends: the control page names none.
-    if (ahead && !(sources & ~ahead)) report(*context->control, EEP_STATUS_REVOKED);
-    sources &= ~(left | ahead);
-    if (!sources || !deadline_ns || context->pokes.load(std::memory_order_seq_cst) != pokes || !wait.rest(1)) break;
+    if (!is_empty(ahead) && is_empty(sources - ahead)) report(*context->control, EEP_STATUS_REVOKED);
+    sources -= left | ahead;
+    if (is_empty(sources) || !deadline_ns || context->pokes.load(std::memory_order_seq_cst) != pokes || !wait.rest(1))
+      break;
   }
   return EEP_OK;
 }

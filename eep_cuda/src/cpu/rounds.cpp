@@ -45,17 +45,18 @@ Sentence describe(uint64_t call, uint64_t bytes) {
 
 }  // namespace
 
-Rounds::Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns,
-               uint32_t part)
+Rounds::Rounds(eep_context& context, const Members& members, const RankSet& active, uint64_t call, uint64_t bytes,
+               uint64_t deadline_ns, uint32_t part)
     : context_(context),
       members_(members),
+      active_(active),
       state_(context.lanes.lane[members.lane].calls[part]),
       part_(part),
       own_(LaneView(context.shape, context.at, context.region, members.lane).part(part)),
       call_(call),
       bytes_(bytes),
       deadline_ns_(deadline_ns),
-      reachable_(members.active & ~(given_up(*context.control) & ~rank_bit(members.me))),
+      reachable_(active - (given_up(*context.control) - only(members.me))),
       sound_(reachable_),
       told_{},
       half_{} {
@@ -66,20 +67,21 @@ Rounds::Rounds(eep_context& context, const Members& members, uint64_t call, uint
 void Rounds::enter_epoch() {
   if (state_.round) {
     state_.read_epoch = state_.epoch, state_.read_round = state_.round;
-    state_.readers = state_.told_all ? state_.active & ~rank_bit(members_.me) : 0;
+    state_.readers = state_.told_all ? state_.active - only(members_.me) : RankSet{};
     // A member that was not told of a round must not take an earlier stamp for one of what lies here now.
     if (!state_.told_all)
       for (uint64_t half : {0, 1}) store_relaxed(*own_.stamp(half), uint64_t{0});
   }
-  uint64_t same = 0;
-  for_each_rank(members_.active, [&](uint32_t rank) {
-    if (state_.incarnation[rank] == members_.incarnation[rank]) same |= rank_bit(rank);
+  RankSet same = {};
+  for_each_rank(active_, [&](uint32_t rank) {
+    if (state_.incarnation[rank] == members_.incarnation[rank]) add(same, rank);
     state_.incarnation[rank] = members_.incarnation[rank];
   });
   state_.readers &= same;
   state_.epoch = members_.epoch;
-  state_.active = members_.active;
-  state_.round = state_.entered = state_.known = 0;
+  state_.active = active_;
+  state_.round = 0;
+  state_.entered = state_.known = {};
   state_.told_all = true;
 }
 
@@ -88,42 +90,41 @@ PartView Rounds::view(uint32_t rank) const {
   return LaneView(context_.shape, context_.at, members_.region[rank], state_.lane_of[rank]).part(part_);
 }
 
-void Rounds::drop(uint64_t ranks) {
-  reachable_ &= ~ranks;
-  sound_ &= ~ranks;
+void Rounds::drop(const RankSet& ranks) {
+  reachable_ -= ranks;
+  sound_ -= ranks;
 }
 
-void Rounds::distrust(uint64_t ranks, eep_status why) {
-  if (!ranks) return;
-  sound_ &= ~ranks;
+void Rounds::distrust(const RankSet& ranks, eep_status why) {
+  if (is_empty(ranks)) return;
+  sound_ -= ranks;
   report(*context_.control, why);
 }
 
 // Members open their lanes in any order and at any time; one that has not done so yet is waited for like a flag.
 void Rounds::find_lanes() {
-  const uint64_t others = reachable_ & ~rank_bit(members_.me);
-  uint64_t missing = 0;
+  const RankSet others = reachable_ - only(members_.me);
+  RankSet missing = {};
   for_each_rank(others, [&](uint32_t rank) {
-    const bool known = state_.known & rank_bit(rank);
-    if (!known || load_acquire(members_.page[rank]->groups[state_.lane_of[rank]]) != members_.group)
-      missing |= rank_bit(rank);
+    const bool known = has(state_.known, rank);
+    if (!known || load_acquire(members_.page[rank]->groups[state_.lane_of[rank]]) != members_.group) add(missing, rank);
   });
-  state_.known |= others & ~missing;
+  state_.known |= others - missing;
   knock(members_, missing);
   BoundedWait wait(*context_.control, members_.epoch, deadline_ns_, kLookForLane);
-  while (missing) {
+  while (!is_empty(missing)) {
     wait.begin_look();
-    const uint64_t left = left_among(members_, missing, context_.shape.lanes);
+    const RankSet left = left_among(members_, missing, context_.shape.lanes);
     for_each_rank(missing, [&](uint32_t rank) {
       const int lane = find_lane_to_read(members_, rank, context_.shape.lanes);
       if (lane < 0) return;
       state_.lane_of[rank] = static_cast<uint8_t>(lane);
-      state_.known |= rank_bit(rank);
-      missing &= ~rank_bit(rank);
+      add(state_.known, rank);
+      remove(missing, rank);
     });
-    if (missing) {
-      const uint64_t still = wait.pause(missing, missing & left);
-      drop(missing & ~still);
+    if (!is_empty(missing)) {
+      const RankSet still = wait.pause(missing, missing & left);
+      drop(missing - still);
       missing = still;
     }
   }
@@ -138,16 +139,16 @@ void Rounds::leave_epoch() {
 // left the epoch, or knows that it is over, needs nothing of it. A rank waits here only if it told all members of every
 // round, and only for members that came less far than itself: so no circle of ranks can wait for each other.
 void Rounds::wait_for_readers() {
-  const uint64_t readers = state_.readers & reachable_;
-  const uint64_t arrived =
+  const RankSet readers = state_.readers & reachable_;
+  const RankSet arrived =
       wait_for(readers, *context_.control, members_.epoch, deadline_ns_, kLookForLeft, [&](uint32_t rank) {
         const eep_lane_mailbox& mailbox = *own_.mailbox(members_.slot[rank]);
         const uint64_t flag = load_acquire(mailbox.flag), epoch = state_.read_epoch, round = state_.read_round;
         return flag >> 40 > epoch || eep_flag_is(flag, epoch, round) || eep_flag_is(flag, epoch, round + 1) ||
                is_revoked(*members_.page[rank], epoch);
       });
-  drop(readers & ~arrived);
-  state_.readers &= ~arrived;
+  drop(readers - arrived);
+  state_.readers -= arrived;
 }
 
 // A lane may have served another group before, with rounds of the same numbers. The writer clears a stamp, then names
@@ -177,26 +178,26 @@ int Rounds::find_half(uint32_t rank, uint64_t round) const {
   return is_held(rank, static_cast<uint64_t>(other), round) ? other : kNever;
 }
 
-uint64_t Rounds::wait_until_entered(uint64_t sources, uint64_t round) {
+RankSet Rounds::wait_until_entered(const RankSet& sources, uint64_t round) {
   BoundedWait wait(*context_.control, members_.epoch, deadline_ns_, kLookForLeft);
-  uint64_t missing = sources, arrived = 0;
-  while (missing) {
+  RankSet missing = sources, arrived = {};
+  while (!is_empty(missing)) {
     wait.begin_look();
     // A member that says it left has written all that it owed before. What is not here on a look after that never
     // comes.
-    const uint64_t left = wait.is_slow() ? left_among(members_, missing, context_.shape.lanes) : 0;
+    const RankSet left = wait.is_slow() ? left_among(members_, missing, context_.shape.lanes) : RankSet{};
     for_each_rank(missing, [&](uint32_t rank) {
       const int half = find_half(rank, round);
       if (half == kNever) leave_epoch();
       if (half < 0) return;
       half_[round % 2][rank] = static_cast<uint8_t>(half);
-      arrived |= rank_bit(rank);
+      add(arrived, rank);
     });
     if (over_) return arrived;
-    missing &= ~arrived;
-    if (missing) missing = wait.pause(missing, missing & left);
+    missing -= arrived;
+    if (!is_empty(missing)) missing = wait.pause(missing, missing & left);
   }
-  drop(sources & ~arrived);
+  drop(sources - arrived);
   if (arrived != sources && is_revoked(*context_.control, members_.epoch)) over_ = true;
   return arrived;
 }
@@ -208,7 +209,7 @@ bool Rounds::agrees(uint32_t rank, uint64_t round) {
   std::atomic_thread_fence(std::memory_order_acquire);
   // Only a member that dropped us enters yet another round before we enter the next one.
   if (find_half(rank, round) != static_cast<int>(half)) {
-    distrust(rank_bit(rank), EEP_STATUS_TORN);
+    distrust(only(rank), EEP_STATUS_TORN);
     return false;
   }
   if (call != call_ || (bytes != bytes_ && (call & 0xff) != EEP_ALL_TO_ALL)) {
@@ -218,17 +219,17 @@ bool Rounds::agrees(uint32_t rank, uint64_t round) {
     return false;
   }
   if (members == told_[round % 2]) return true;
-  distrust(rank_bit(rank), EEP_STATUS_SUSPECT);
+  distrust(only(rank), EEP_STATUS_SUSPECT);
   return false;
 }
 
 uint8_t* Rounds::begin() {
   if (is_over()) return nullptr;
   if (first_) find_lanes();
-  if (state_.readers) wait_for_readers();
+  if (!is_empty(state_.readers)) wait_for_readers();
   // Every member that entered the last round is done with the one before, whose half this round uses.
-  if (const uint64_t behind = reachable_ & ~state_.entered; state_.round && behind) {
-    const uint64_t arrived = wait_until_entered(behind, state_.round);
+  if (const RankSet behind = reachable_ - state_.entered; state_.round && !is_empty(behind)) {
+    const RankSet arrived = wait_until_entered(behind, state_.round);
     // A member that is done with this epoch will not enter another round of it.
     for_each_rank(arrived, [&](uint32_t rank) {
       if (has_left_epoch(rank)) leave_epoch();
@@ -244,7 +245,7 @@ uint8_t* Rounds::begin() {
   first_ = false;
   ++state_.round;
   state_.half ^= 1;
-  state_.entered = rank_bit(members_.me);
+  state_.entered = only(members_.me);
   half_[state_.round % 2][members_.me] = static_cast<uint8_t>(state_.half);
   store_relaxed(*own_.stamp(state_.half), uint64_t{0});
   std::atomic_thread_fence(std::memory_order_release);
@@ -256,8 +257,8 @@ void Rounds::stamp() {
   const uint64_t half = state_.half;
   store_relaxed(own_.stamp(half)[1], members_.group);
   store_release(*own_.stamp(half), eep_flag_make(members_.epoch, state_.round, 0));
-  told_[state_.round % 2] = sound_;
-  if (reachable_ != members_.active) state_.told_all = false;
+  told_[state_.round % 2] = eep_members_word(&sound_);
+  if (reachable_ != active_) state_.told_all = false;
 }
 
 void Rounds::tell(uint32_t rank) {
@@ -266,43 +267,48 @@ void Rounds::tell(uint32_t rank) {
   store_relaxed(mailbox.group, members_.group);
   store_relaxed(mailbox.call[half], call_);
   store_relaxed(mailbox.bytes[half], bytes_);
-  store_relaxed(mailbox.members[half], sound_);
+  store_relaxed(mailbox.members[half], told_[state_.round % 2]);
   store_release(mailbox.flag, eep_flag_make(members_.epoch, state_.round, half));
   ring(*members_.control[rank]);
 }
 
 void Rounds::tell_remote(uint32_t rank, const Parts& parts) {
   const uint64_t half = state_.half;
-  write_letter(letter_of(view(rank), half),
-               {eep_flag_make(members_.epoch, state_.round, half), members_.group, call_, bytes_, sound_, parts, {}});
+  write_letter(letter_of(view(rank), half), {eep_flag_make(members_.epoch, state_.round, half),
+                                             members_.group,
+                                             call_,
+                                             bytes_,
+                                             told_[state_.round % 2],
+                                             parts,
+                                             {}});
   ring(*members_.control[rank]);
 }
 
-uint64_t Rounds::await(uint64_t sources) {
-  sources &= reachable_;
-  uint64_t usable = sources & rank_bit(members_.me);
-  const uint64_t arrived = wait_until_entered(sources & ~rank_bit(members_.me), state_.round);
+RankSet Rounds::await(const RankSet& asked) {
+  const RankSet sources = asked & reachable_, own = only(members_.me);
+  RankSet usable = sources & own;
+  const RankSet arrived = wait_until_entered(sources - own, state_.round);
   state_.entered |= arrived;
-  if (over_) return 0;
+  if (over_) return {};
   for_each_rank(arrived, [&](uint32_t rank) {
-    if (!mismatch_ && agrees(rank, state_.round)) usable |= rank_bit(rank);
+    if (!mismatch_ && agrees(rank, state_.round)) add(usable, rank);
   });
-  if (mismatch_) return 0;
+  if (mismatch_) return {};
   fault::pass(fault::kCollectiveBeforeCopy);
   return usable;
 }
 
-uint64_t Rounds::unchanged(uint64_t sources, uint64_t round) {
+RankSet Rounds::unchanged(const RankSet& sources, uint64_t round) {
   std::atomic_thread_fence(std::memory_order_acquire);
-  uint64_t torn = 0;
+  RankSet torn = {};
   for_each_rank(sources, [&](uint32_t rank) {
-    if (!is_held(rank, half_of(rank, round), round)) torn |= rank_bit(rank);
+    if (!is_held(rank, half_of(rank, round), round)) add(torn, rank);
   });
   distrust(torn, EEP_STATUS_TORN);
-  return sources & ~torn;
+  return sources - torn;
 }
 
-uint64_t Rounds::taken(uint64_t sources) { return unchanged(sources, state_.round); }
-uint64_t Rounds::taken_before(uint64_t sources) { return unchanged(sources, state_.round - 1); }
+RankSet Rounds::taken(const RankSet& sources) { return unchanged(sources, state_.round); }
+RankSet Rounds::taken_before(const RankSet& sources) { return unchanged(sources, state_.round - 1); }
 
 }  // namespace eep

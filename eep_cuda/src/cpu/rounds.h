@@ -17,8 +17,6 @@
 #ifndef EEP_CPU_ROUNDS_H_
 #define EEP_CPU_ROUNDS_H_
 
-#include <bit>
-
 #include "common/fault.h"
 #include "common/lane_letters.h"
 #include "cpu/context.h"
@@ -27,8 +25,9 @@ namespace eep {
 
 class Rounds {
  public:
-  Rounds(eep_context& context, const Members& members, uint64_t call, uint64_t bytes, uint64_t deadline_ns,
-         uint32_t part = 0);
+  // `active` are the members that take part: all that are active, unless some of them meet in a part of their own.
+  Rounds(eep_context& context, const Members& members, const RankSet& active, uint64_t call, uint64_t bytes,
+         uint64_t deadline_ns, uint32_t part = 0);
 
   // The half to fill, or null when the call is over.
   uint8_t* begin();
@@ -36,23 +35,24 @@ class Rounds {
   template <typename PartsOf>
   void publish(PartsOf parts_of) {
     stamp();
-    const uint64_t others = reachable_ & ~rank_bit(members_.me);
-    int sent = 0;
+    const RankSet others = reachable_ - only(members_.me);
+    const uint32_t middle = count(others) / 2;
+    uint32_t sent = 0;
     for_each_rank(others, [&](uint32_t rank) {
-      if (sent++ == std::popcount(others) / 2) fault::pass(fault::kCollectiveMidFlags);
-      members_.remote& rank_bit(rank) ? tell_remote(rank, parts_of(rank)) : tell(rank);
+      if (sent++ == middle) fault::pass(fault::kCollectiveMidFlags);
+      has(members_.remote, rank) ? tell_remote(rank, parts_of(rank)) : tell(rank);
     });
     fault::pass(fault::kCollectiveAfterFlags);
   }
-  uint64_t await(uint64_t sources);
-  uint64_t taken(uint64_t sources);
+  RankSet await(const RankSet& sources);
+  RankSet taken(const RankSet& sources);
   // Ends the call with EEP_ERROR_MISMATCH; the sentence was given to fail().
   void refuse() { mismatch_ = true; }
 
   bool is_over() const { return over_ || mismatch_; }
   bool is_mismatch() const { return mismatch_; }
   // The members that took part from beginning to end, this rank included.
-  uint64_t answered() const { return is_over() ? 0 : sound_; }
+  RankSet answered() const { return is_over() ? RankSet{} : sound_; }
 
   // What `rank` put into its outbox in this round, or the one before.
   const uint8_t* outbox(uint32_t rank, bool previous = false) const {
@@ -63,7 +63,7 @@ class Rounds {
     return load_relaxed(own_.mailbox(members_.slot[rank])->bytes[half_of(rank, state_.round)]);
   }
   // As taken(), for what was read of the round before.
-  uint64_t taken_before(uint64_t sources);
+  RankSet taken_before(const RankSet& sources);
 
  private:
   void stamp();
@@ -84,22 +84,23 @@ class Rounds {
   uint64_t half_of(uint32_t rank, uint64_t round) const { return half_[round % 2][rank]; }
   // A member is in a later epoch already: this one is over, though no revoke has reached us.
   void leave_epoch();
-  uint64_t wait_until_entered(uint64_t sources, uint64_t round);
+  RankSet wait_until_entered(const RankSet& sources, uint64_t round);
   // Whether the words of `rank` about `round` are those of our own call; sets what follows if they are not.
   bool agrees(uint32_t rank, uint64_t round);
-  void drop(uint64_t ranks);
-  void distrust(uint64_t ranks, eep_status why);
-  uint64_t unchanged(uint64_t sources, uint64_t round);
+  void drop(const RankSet& ranks);
+  void distrust(const RankSet& ranks, eep_status why);
+  RankSet unchanged(const RankSet& sources, uint64_t round);
 
   eep_context& context_;
   const Members& members_;
+  const RankSet active_;
   Lane::Calls& state_;
   const uint32_t part_;
   const PartView own_;
   const uint64_t call_, bytes_, deadline_ns_;
-  uint64_t reachable_;  // the members that we tell and wait for
-  uint64_t sound_;      // those of them whose part was whole in every round; what we tell the others of this call
-  uint64_t told_[2];    // by round % 2
+  RankSet reachable_;  // the members that we tell and wait for
+  RankSet sound_;      // those of them whose part was whole in every round; what we tell the others of this call
+  uint64_t told_[2];   // eep_members_word() of what we told, by round % 2
   uint8_t half_[2][EEP_MAX_RANKS];  // by round % 2
   bool first_ = true, over_ = false, mismatch_ = false;
 };

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 
 namespace eep {
 namespace {
@@ -30,7 +29,7 @@ void relax() {
 
 bool is_revoked(const eep_control_page& page, uint64_t epoch) { return load_acquire(page.revoked_epoch) >= epoch; }
 
-uint64_t given_up(const eep_control_page& page) { return load_acquire(page.suspects) | load_acquire(page.dropped); }
+RankSet given_up(const eep_control_page& page) { return load_acquire(page.suspects) | load_acquire(page.dropped); }
 
 void report(eep_control_page& page, eep_status why) { set_bits(page.status, uint64_t{why}); }
 
@@ -41,18 +40,18 @@ void BoundedWait::begin_look() {
   doorbell_ = std::atomic_ref<uint32_t>(page_.doorbell).load(std::memory_order_seq_cst);
 }
 
-uint64_t BoundedWait::pause(uint64_t missing, uint64_t gone) {
+RankSet BoundedWait::pause(const RankSet& missing, RankSet gone) {
   if (is_revoked(page_, epoch_)) {
     report(page_, EEP_STATUS_REVOKED);
-    return 0;
+    return {};
   }
   gone |= load_acquire(page_.suspects) & missing;
-  if (!gone && !rest(std::popcount(missing))) gone = missing;
-  if (gone) {
+  if (is_empty(gone) && !rest(count(missing))) gone = missing;
+  if (!is_empty(gone)) {
     set_bits(page_.dropped, gone);
     report(page_, EEP_STATUS_SUSPECT);
   }
-  return missing & ~gone;
+  return missing - gone;
 }
 
 bool BoundedWait::rest(uint32_t rings) {

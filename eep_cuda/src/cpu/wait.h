@@ -20,8 +20,9 @@ class BoundedWait {
   // Whether this has taken long enough for the next pause to be a sleep.
   bool is_slow() const { return looks_ + 1 >= kLooksBeforeSleep; }
   // Call after a look that left `missing` ranks, of which `gone` are known never to come. Returns those that are still
-  // worth waiting for, possibly after a sleep; the others were dropped, and the control page says why. 0 ends the wait.
-  uint64_t pause(uint64_t missing, uint64_t gone = 0);
+  // worth waiting for, possibly after a sleep; the others were dropped, and the control page says why. Nobody: the wait
+  // is over.
+  RankSet pause(const RankSet& missing, RankSet gone = {});
   // The pause alone, until `rings` rings came or something else happened; false when the deadline has passed.
   bool rest(uint32_t rings);
 
@@ -44,23 +45,23 @@ class BoundedWait {
 
 // Waits until `has_arrived(rank)` for each rank of `sources`; returns those for which it is true.
 template <typename HasArrived>
-uint64_t wait_for(uint64_t sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
-                  uint64_t longest_sleep_ns, HasArrived has_arrived) {
+RankSet wait_for(const RankSet& sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
+                 uint64_t longest_sleep_ns, HasArrived has_arrived) {
   BoundedWait wait(page, epoch, deadline_ns, longest_sleep_ns);
-  uint64_t arrived = 0, missing = sources;
-  while (missing) {
+  RankSet arrived = {}, missing = sources;
+  while (!is_empty(missing)) {
     wait.begin_look();
     for_each_rank(missing, [&](uint32_t rank) {
-      if (has_arrived(rank)) arrived |= rank_bit(rank);
+      if (has_arrived(rank)) add(arrived, rank);
     });
-    missing &= ~arrived;
-    if (missing) missing = wait.pause(missing);
+    missing -= arrived;
+    if (!is_empty(missing)) missing = wait.pause(missing);
   }
   return arrived;
 }
 template <typename HasArrived>
-uint64_t wait_for(uint64_t sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
-                  HasArrived has_arrived) {
+RankSet wait_for(const RankSet& sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
+                 HasArrived has_arrived) {
   return wait_for(sources, page, epoch, deadline_ns, BoundedWait::kUntilRung, has_arrived);
 }
 

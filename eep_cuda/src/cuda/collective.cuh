@@ -13,10 +13,10 @@ struct BlockCall {
   const void* in;
   void* out;
   uint32_t lane, kind, element, reduction, root;
-  const uint8_t* in_blocks[EEP_MAX_RANKS];  // by position in the group
-  uint8_t* out_blocks[EEP_MAX_RANKS];
-  uint64_t in_bytes[EEP_MAX_RANKS];
-  uint64_t out_bytes[EEP_MAX_RANKS];
+  const uint8_t* in_blocks[EEP_MAX_CUDA_RANKS];  // by position in the group
+  uint8_t* out_blocks[EEP_MAX_CUDA_RANKS];
+  uint64_t in_bytes[EEP_MAX_CUDA_RANKS];
+  uint64_t out_bytes[EEP_MAX_CUDA_RANKS];
 };
 
 // barrier, broadcast, all_gather, gather, scatter, all_to_all

@@ -8,7 +8,7 @@
 namespace eep {
 namespace {
 
-constexpr uint64_t kHead = EEP_MAX_RANKS * sizeof(uint64_t);
+constexpr uint64_t kHead = EEP_MAX_CUDA_RANKS * sizeof(uint64_t);
 constexpr uint64_t kLargestBlock = uint64_t{1} << 40;  // more than any GPU holds: a member that names more is lying
 
 struct Move {

@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kOneRoundBytes = 128 << 10;  // up to here the second round costs more than it saves
 
 struct Sources {
-  const uint4* from[EEP_MAX_RANKS];  // those present, in group order
+  const uint4* from[EEP_MAX_CUDA_RANKS];  // those present, in group order
   uint32_t count;
 };
 

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Where the GPU is shared, this waits before the kernel that adds up, which then finds everything there. Its one block
 // leaves room on its multiprocessor for others.
 template <bool kSendsFlags>
-__global__ void __launch_bounds__(EEP_MAX_RANKS)
+__global__ void __launch_bounds__(EEP_MAX_CUDA_RANKS)
     wait_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args) {
   __shared__ Members members;
   read_snapshot(home, args.channel, members);
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(EEP_MAX_RANKS)
 
 template <bool kSendsFlags>
 int launch_wait(eep_context* context, const eep_combine_recv_args& args, void* stream) {
-  wait_kernel<kSendsFlags><<<1, EEP_MAX_RANKS, 0, static_cast<cudaStream_t>(stream)>>>(context->home, args);
+  wait_kernel<kSendsFlags><<<1, EEP_MAX_CUDA_RANKS, 0, static_cast<cudaStream_t>(stream)>>>(context->home, args);
   return check_cuda(cudaGetLastError(), "waiting for a combine");
 }
 

@@ -9,6 +9,8 @@
 
 namespace eep {
 
+const uint32_t kMostRanks = EEP_MAX_CUDA_RANKS;
+
 int check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return EEP_OK;
   return fail(EEP_ERROR_DEVICE, "%s: CUDA says %s", what, cudaGetErrorString(error));

@@ -103,8 +103,8 @@ __device__ inline void show_trouble(Trouble* trouble, eep_control_page* page) {
   __threadfence();
   const uint64_t status = *static_cast<volatile uint64_t*>(&trouble->status);
   if (!status) return;
-  store_relaxed_sys(&page->dropped, *static_cast<volatile uint64_t*>(&trouble->dropped));
-  store_relaxed_sys(&page->corrupt, *static_cast<volatile uint64_t*>(&trouble->corrupt));
+  store_relaxed_sys(&page->dropped.words[0], *static_cast<volatile uint64_t*>(&trouble->dropped));
+  store_relaxed_sys(&page->corrupt.words[0], *static_cast<volatile uint64_t*>(&trouble->corrupt));
   store_release_sys(&page->status, status);
 }
 
@@ -138,7 +138,7 @@ __device__ uint64_t wait_for(const WaitFor& wait, uint64_t sources, HasArrived h
       const uint64_t now = now_ns();
       if (!began_ns) began_ns = now;
       const uint64_t noted = *static_cast<volatile uint64_t*>(&wait.trouble->status) & wait.hopeless;
-      given_up = load_relaxed_sys(&wait.page->suspects) & missing;
+      given_up = load_relaxed_sys(&wait.page->suspects.words[0]) & missing;
       if (load_relaxed_sys(&wait.page->revoked_epoch) >= wait.epoch) {
         why = EEP_STATUS_REVOKED;
         given_up = missing;

@@ -169,7 +169,7 @@ __device__ void put_routing(const Home& home, const eep_dispatch_send_args& args
     next = load_routing(home, args, i + stride);
     if (!(members.reachable >> rank & 1)) continue;
     const bool known = expert >= 0 && expert < limit;
-    const uint32_t host = known ? static_cast<uint32_t>(expert) / experts : EEP_MAX_RANKS;
+    const uint32_t host = known ? static_cast<uint32_t>(expert) / experts : EEP_MAX_CUDA_RANKS;
     misrouted |= expert < -1 || expert >= limit || (known && !(members.active >> host & 1));
     const bool here = host == rank;
     const uint32_t slot = members.slot[home.rank], token = choice / args.topk, k = choice % args.topk;
@@ -220,7 +220,7 @@ __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args,
 // What the combine of this round, and the receive half if it is launched apart, need to know.
 __device__ void leave_snapshot(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
   eep_snapshot& snapshot = home.state->channels[args.channel].snapshot;
-  for (uint32_t rank = threadIdx.x; rank < EEP_MAX_RANKS; rank += 32) {
+  for (uint32_t rank = threadIdx.x; rank < EEP_MAX_CUDA_RANKS; rank += 32) {
     snapshot.slot[rank] = members.slot[rank];
     snapshot.region[rank] = members.region[rank];
   }
@@ -228,7 +228,7 @@ __device__ void leave_snapshot(const Home& home, const eep_dispatch_send_args& a
     snapshot.epoch = members.epoch;
     snapshot.round = members.round;
     snapshot.deadline_ns = members.deadline_ns;
-    snapshot.active = members.active;
+    snapshot.active.words[0] = members.active;
     snapshot.tokens = args.tokens;
   }
   __syncwarp();
@@ -276,7 +276,7 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
     args.count[rank] = static_cast<int32_t>(counts[half]);
   }
   if (threadIdx.x == 0) {
-    channel.snapshot.received = received;
+    channel.snapshot.received.words[0] = received;
     if (arrived != received) note(trouble, EEP_STATUS_CORRUPT, 0, arrived & ~received);
     if (received != members.active) show_trouble(trouble, home.page);
   }
@@ -321,7 +321,7 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
   if (sound != members.reachable) {
     while (load_acquire_gpu(&channel.verdict) != settled) {
     }
-    sound = channel.snapshot.received;
+    sound = channel.snapshot.received.words[0];
     for (uint32_t half = 0; half < 2; ++half) counts[half] = channel.snapshot.count[threadIdx.x + 32 * half];
   }
   for (uint32_t half = 0; half < 2; ++half) {
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                     const __grid_constant__ Membership membership) {
   __shared__ Members members;
   __shared__ bool is_last;
-  __shared__ uint32_t slot_counts[EEP_MAX_RANKS * EEP_INCARNATIONS];
+  __shared__ uint32_t slot_counts[EEP_MAX_CUDA_RANKS * EEP_INCARNATIONS];
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
   const Stopwatch<kStamped> stopwatch(home);

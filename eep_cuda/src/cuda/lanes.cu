@@ -87,7 +87,8 @@ int await_members(eep_context* context, Lane& lane, bool may_wait) {
     const Search search = find_members(*context, lane);
     has_changed |= search.has_changed;
     if (search.is_complete || !may_wait || load_acquire(page.revoked_epoch) >= context->table.epoch ||
-        load_acquire(page.status) || load_acquire(page.suspects) || now_ns() - began >= context->table.deadline_ns)
+        load_acquire(page.status) || load_acquire(page.suspects.words[0]) ||
+        now_ns() - began >= context->table.deadline_ns)
       break;
     const timespec nap{0, kNap_ns};
     nanosleep(&nap, nullptr);

@@ -32,11 +32,11 @@ struct Party {
   uint32_t own;       // our place
   uint32_t half;      // of our outbox, in this round
   bool has_left_out;  // a member in the view was not told of every round of this epoch
-  uint32_t rank[EEP_MAX_RANKS];      // by place
-  uint32_t position[EEP_MAX_RANKS];  // by place: the position in the group, by which a caller gives its blocks
-  uint32_t slot[EEP_MAX_RANKS];      // by rank
-  uint32_t half_of[EEP_MAX_RANKS];   // by rank: which half of its outbox holds this round
-  uint8_t* part[EEP_MAX_RANKS];      // by rank: our part in the lane that it has for this group
+  uint32_t rank[EEP_MAX_CUDA_RANKS];      // by place
+  uint32_t position[EEP_MAX_CUDA_RANKS];  // by place: the position in the group, by which a caller gives its blocks
+  uint32_t slot[EEP_MAX_CUDA_RANKS];      // by rank
+  uint32_t half_of[EEP_MAX_CUDA_RANKS];   // by rank: which half of its outbox holds this round
+  uint8_t* part[EEP_MAX_CUDA_RANKS];      // by rank: our part in the lane that it has for this group
 
   __device__ bool has(uint32_t rank_) const { return present >> rank_ & 1; }
 };
@@ -286,9 +286,9 @@ __device__ inline Slice piece_of(const Slice& slice, uint64_t i, uint64_t capaci
 // ---- copies of a block, several at once ----
 
 struct Copies {
-  const uint8_t* from[EEP_MAX_RANKS];
-  uint8_t* to[EEP_MAX_RANKS];
-  uint64_t bytes[EEP_MAX_RANKS];  // 0: nothing to do
+  const uint8_t* from[EEP_MAX_CUDA_RANKS];
+  uint8_t* to[EEP_MAX_CUDA_RANKS];
+  uint64_t bytes[EEP_MAX_CUDA_RANKS];  // 0: nothing to do
 };
 struct Copy {
   const uint8_t* from;

@@ -12,8 +12,8 @@ struct Members {
   uint64_t deadline_ns;
   uint64_t active;
   uint64_t reachable;  // active, and not given up in this epoch: whom we write to and wait for
-  uint32_t slot[EEP_MAX_RANKS];
-  uint64_t region[EEP_MAX_RANKS];
+  uint32_t slot[EEP_MAX_CUDA_RANKS];
+  uint64_t region[EEP_MAX_CUDA_RANKS];
 };
 
 // Nothing: the membership is in memory. Its place among the kernel's parameters is then as good as free.
@@ -24,8 +24,8 @@ struct FixedMembers {
   uint64_t epoch;
   uint64_t active;
   uint64_t deadline_ns;
-  uint32_t slot[EEP_MAX_RANKS];
-  uint64_t region[EEP_MAX_RANKS];
+  uint32_t slot[EEP_MAX_CUDA_RANKS];
+  uint64_t region[EEP_MAX_CUDA_RANKS];
 };
 
 // The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs
@@ -72,7 +72,7 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
 }
 
 __device__ inline void read_members(const FixedMembers& fixed, const ChannelState& last, Members& members) {
-  for (uint32_t rank = threadIdx.x; rank < EEP_MAX_RANKS; rank += 32) {
+  for (uint32_t rank = threadIdx.x; rank < EEP_MAX_CUDA_RANKS; rank += 32) {
     members.slot[rank] = fixed.slot[rank];
     members.region[rank] = fixed.region[rank];
   }
@@ -87,7 +87,7 @@ __device__ inline void read_members(const FixedMembers& fixed, const ChannelStat
 // The membership of the dispatch that this combine belongs to. Called by all threads.
 __device__ inline void read_snapshot(const Home& home, uint32_t channel, Members& members) {
   const eep_snapshot& snapshot = home.state->channels[channel].snapshot;
-  if (threadIdx.x < EEP_MAX_RANKS) {
+  if (threadIdx.x < EEP_MAX_CUDA_RANKS) {
     members.slot[threadIdx.x] = snapshot.slot[threadIdx.x];
     members.region[threadIdx.x] = snapshot.region[threadIdx.x];
   }
@@ -95,8 +95,8 @@ __device__ inline void read_snapshot(const Home& home, uint32_t channel, Members
     members.epoch = snapshot.epoch;
     members.round = snapshot.round;
     members.deadline_ns = snapshot.deadline_ns;
-    members.active = snapshot.active;
-    members.reachable = snapshot.active & ~home.state->trouble.dropped;
+    members.active = snapshot.active.words[0];
+    members.reachable = snapshot.active.words[0] & ~home.state->trouble.dropped;
   }
   __syncthreads();
 }

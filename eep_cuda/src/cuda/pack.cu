@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (uint32_t rank = 0; rank < home.shape.max_ranks; ++rank) {
     const uint32_t begin = total, slot = snapshot.slot[rank];
-    const uint32_t count = snapshot.received >> rank & 1 ? snapshot.count[rank] : 0;
+    const uint32_t count = snapshot.received.words[0] >> rank & 1 ? snapshot.count[rank] : 0;
     for (uint32_t first = 0; first < count; first += kThreads) {
       const uint32_t token = first + threadIdx.x;
       bool wanted = false, bad = false;

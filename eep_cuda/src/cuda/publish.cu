@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   for (uint32_t i = blockIdx.x * kWarps + threadIdx.x / 32; i < home.shape.max_ranks * home.shape.max_tokens;
        i += gridDim.x * kWarps) {
     const uint32_t rank = i / home.shape.max_tokens, token = i % home.shape.max_tokens;
-    if (!(snapshot.received >> rank & 1) || token >= snapshot.count[rank]) continue;
+    if (!(snapshot.received.words[0] >> rank & 1) || token >= snapshot.count[rank]) continue;
     const uint32_t slot = snapshot.slot[rank];
     if (!__any_sync(~0u, lane < args.topk && own.topk_idx(slot, token)[lane] >= 0)) continue;
     const uint64_t row = own.row_index(slot, token);

@@ -38,8 +38,8 @@ constexpr uint32_t kUnknownLane = ~0u;
 struct Lane {
   uint64_t group;  // 0: the lane is free
   uint32_t size;
-  uint32_t rank[EEP_MAX_RANKS];     // in the order of the group
-  uint32_t lane_at[EEP_MAX_RANKS];  // by rank: which lane of *its* region serves the group
+  uint32_t rank[EEP_MAX_CUDA_RANKS];     // in the order of the group
+  uint32_t lane_at[EEP_MAX_CUDA_RANKS];  // by rank: which lane of *its* region serves the group
 };
 
 // How far a part of a lane has come. Counted here, so that a graph has nothing of it baked in.

@@ -5,6 +5,7 @@
 
 #include "common/control.h"
 #include "common/fault.h"
+#include "common/rank_sets.h"
 #include "common/shared_words.h"
 
 namespace eep::hosts {
@@ -182,7 +183,8 @@ bool PeerTraffic::accuse() {
   // What a peer owed has come before it said goodbye, and kernels see for themselves that no more will.
   if (!has_news || !(is_used_ || lanes_.is_used()) || lanes_.has_left()) return false;
   is_accused_ = true;
-  eep_control_suspect(&control_, uint64_t{1} << pair_.peer_rank);
+  const RankSet peer = only(pair_.peer_rank);
+  eep_control_suspect(&control_, &peer);
   return true;
 }
 
