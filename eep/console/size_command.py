@@ -27,6 +27,7 @@ def register_size(commands: Any) -> None:
 
 def _print_sizes(options: argparse.Namespace) -> int:
     # Importing torch takes longer than all other commands.
+    from eep.abi.peer_table import MAX_CUDA_RANKS, MAX_RANKS
     from eep.data_plane.buffer_shape import BufferShape
     from eep.data_plane.passage import count_portions
     from eep.data_plane.region_size import choose_room, mirror_bytes, packed_bytes, region_bytes
@@ -57,7 +58,10 @@ def _print_sizes(options: argparse.Namespace) -> int:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    print("Each rank takes its region and what lies beside it; and mirrors, if all other ranks are on other hosts.")
+    print(
+        "Each rank takes its region and what lies beside it; and mirrors, if all other ranks are on other hosts. "
+        f"There may be {MAX_RANKS} ranks on CPUs, and {MAX_CUDA_RANKS} on GPUs."
+    )
     return 0
 
 

@@ -120,7 +120,8 @@ class Lane:
                 self._check_none_has_died(name)
             args.lane = self._number
             self._context.collective(args)
-            if (answered := args.answered.mask) != self.active():
+            answered = int(args.answered.mask)
+            if answered != self.active():
                 raise self._failure(name, timeout)
         finally:
             self._gate.leave()

@@ -62,9 +62,10 @@ def check_peers(view: View, table: PeerTable) -> None:
     """Checks clause 1, and the part of clause 3 that concerns the peer table."""
     if table.epoch != view.epoch:
         raise ContractBroken("peer set", f"the peer table shows epoch {table.epoch}, the view is epoch {view.epoch}")
+    active = {*view.active}
     for rank in range(view.max_ranks):
         entry = table.peers[rank]
-        if bool(entry.active) != (rank in view.active):
+        if bool(entry.active) != (rank in active):
             state = "active" if entry.active else "inactive"
             raise ContractBroken("peer set", f"rank {rank} is {state} in the peer table, but not in the view")
         if not entry.active:

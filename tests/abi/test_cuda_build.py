@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import pytest
 
 from eep.abi import native
+from eep.abi.peer_table import MAX_CUDA_RANKS
 
 ROOT = pathlib.Path(__file__).parents[2]
 CROSSING = ("dispatch", "combine", "barrier", "collective_move", "collective_reduce")
@@ -58,3 +60,14 @@ def test_both_backends_export_the_same_functions() -> None:
     """A process that loads one can load the other. Needs no driver: nothing of CUDA is called."""
     for backend in ("cpu", "cuda"):
         assert native.load(backend).eep_abi_version() == native.ABI_VERSION
+
+
+def test_a_gpu_refuses_more_ranks_than_its_kernels_know() -> None:
+    """Before memory is asked for, and before anything of CUDA is called."""
+    library, layout = native.load("cuda"), native.RegionLayout()
+    shape = native.Shape(max_ranks=MAX_CUDA_RANKS, max_tokens=1, hidden=16, max_topk=1, local_experts=1, channels=1)
+    native.check(library, library.eep_region_layout_compute(shape, layout))
+    shape.max_ranks += 1
+    with pytest.raises(ValueError, match=r"between 1 and 64, got 65 \(a CPU serves up to 512, a GPU up to 64\)"):
+        native.check(library, library.eep_region_layout_compute(shape, layout))
+    assert library.eep_create(shape, 0, 4096, 4096, ctypes.c_void_p()) != 0

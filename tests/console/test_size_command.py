@@ -33,6 +33,11 @@ def test_an_operator_sees_what_a_flag_of_the_server_would_do(capsys: pytest.Capt
     assert decode[4:] == ["1.1GB", "356.1MB", "925.4MB"]
 
 
+def test_it_says_how_many_ranks_there_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MODEL, "--ranks", "512"]) == 0
+    assert capsys.readouterr().out.endswith("There may be 512 ranks on CPUs, and 64 on GPUs.\n")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

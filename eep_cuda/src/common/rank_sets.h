@@ -51,12 +51,11 @@ inline uint32_t count(const RankSet& set) {
   return static_cast<uint32_t>(ranks);
 }
 
-// Calls `visit(rank)` for each rank, in ascending order: the order in which sums are taken. Of the set as it was.
+// Calls `visit(rank)` for each rank, in ascending order: the order in which sums are taken. It may remove that rank.
 template <typename Visit>
 void for_each_rank(const RankSet& set, Visit visit) {
-  const RankSet ranks = set;
   for (uint32_t i = 0; i < EEP_RANK_WORDS; ++i)
-    for (uint64_t word = ranks.words[i]; word; word &= word - 1)
+    for (uint64_t word = set.words[i]; word; word &= word - 1)
       visit(64 * i + static_cast<uint32_t>(std::countr_zero(word)));
 }
 

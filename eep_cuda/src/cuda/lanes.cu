@@ -313,7 +313,7 @@ static int no_messages() {
 int eep_send(eep_context*, uint32_t, uint32_t, uint64_t, const void*, uint64_t, uint64_t, uint32_t*) {
   return no_messages();
 }
-int eep_probe(eep_context*, uint32_t, uint64_t, uint32_t, uint64_t, eep_message*) { return no_messages(); }
+int eep_probe(eep_context*, uint32_t, const eep_rank_set*, uint32_t, uint64_t, eep_message*) { return no_messages(); }
 int eep_recv(eep_context*, uint32_t, uint32_t, void*, uint64_t, uint64_t, uint32_t*) { return no_messages(); }
 uint32_t eep_pokes(eep_context*) { return 0; }
 void eep_poke(eep_context*) {}

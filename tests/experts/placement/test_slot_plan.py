@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.repair.eplb_greedy import eplb_greedy
+from eep.abi.peer_table import MAX_RANKS
 from eep.experts.placement.packing import EMPTY, Cluster, IntArray, take_turns, turn_order
 from eep.experts.placement.slot_plan import CoverageError, Placement, count_moves, plan_placement
 from eep.experts.placement.strategies import fewest_moves
@@ -141,6 +142,19 @@ def test_ranks_take_turns_with_those_of_their_host(hosts: list[int], layers: int
     slots = np.arange(layers * len(hosts) * 2).reshape(layers, -1)
     there = take_turns(slots, order, 2)
     assert (take_turns(there, np.argsort(order, axis=1), 2) == slots).all()
+
+
+def test_a_rank_of_many_is_lost_and_returns() -> None:
+    """As many ranks as the data plane of a CPU serves, eight to a host, and half as many slots again as experts."""
+    ranks, experts = MAX_RANKS, 2 * MAX_RANKS // 3
+    load, topology = np.ones((2, experts)), [rank // 8 for rank in range(ranks)]
+    first = plan_placement(load, None, list(range(ranks)), 1, topology)
+    assert_sound(first, list(range(ranks)), experts)
+    left = [rank for rank in range(ranks) if rank != ranks - 12]
+    smaller = plan_placement(load, first, left, 1, topology)
+    assert_sound(smaller, left, experts)
+    assert count_moves(first, smaller) <= load.shape[0]
+    assert_sound(plan_placement(load, smaller, list(range(ranks)), 1, topology), list(range(ranks)), experts)
 
 
 def test_copies_are_on_different_hosts_when_hosts_have_room() -> None:
