@@ -111,7 +111,7 @@ def test_a_view_between_dispatch_and_combine_ends_the_step(buffer: eep.Buffer) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_ranks": 65}, "max_ranks must be between 1 and 64"),
+        ({"max_ranks": 513}, r"between 1 and 512, got 513 \(a CPU serves up to 512, a GPU up to 64\)"),
         ({"max_ranks": 0}, "max_ranks must be positive"),
         ({"max_tokens": 70000}, "max_tokens must be between 1 and 65535"),
         ({"hidden": 0}, "hidden must be positive"),

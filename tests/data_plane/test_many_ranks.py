@@ -47,8 +47,3 @@ def test_a_set_of_ranks_is_a_mask_in_python(rank: int) -> None:
 def test_a_set_has_room_for_no_more_ranks() -> None:
     with pytest.raises(OverflowError):
         RankSet.of(1 << MAX_RANKS)
-
-
-def test_a_region_has_room_for_no_more_ranks(rendezvous: eep.Rendezvous) -> None:
-    with pytest.raises(ValueError, match=r"between 1 and 512, got 513 \(a CPU serves up to 512, a GPU up to 64\)"):
-        moe.Config(max_ranks=MAX_RANKS + 1).buffer(0, rendezvous)

@@ -23,7 +23,7 @@ def deepseek(ranks: int, tokens: int, layout: str = "rank") -> BufferShape:
 def shapes(draw: st.DrawFn) -> BufferShape:
     wire = draw(st.sampled_from(("f32", "bf16", "fp8", "fp8_pow2", "fp8_ue8m0")))
     return BufferShape(
-        max_ranks=draw(st.integers(1, 64)),
+        max_ranks=draw(st.integers(1, 512)),
         max_tokens=draw(st.integers(1, 70)),
         hidden=128 * draw(st.integers(1, 5)) if wire.startswith("fp8") else draw(st.integers(1, 700)),
         topk=draw(st.integers(1, 16)),
