@@ -134,6 +134,7 @@ def drain(hosts: HostServers, host: int) -> None:
     assert cli.main(["drain", "--dir", str(hosts.servers[host].directory)]) == 0, hosts.log(host)[-3000:]
 
 
+@pytest.mark.long
 def test_a_host_is_drained_and_taken_out_and_returns(hosts: HostServers, answers: Drilled) -> None:
     """Clients of the other host see none of it. What the host has accepted it answers, and it refuses the rest by status."""
     kept, gone = at(hosts, 0, answers), at(hosts, 1, answers)
