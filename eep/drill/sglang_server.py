@@ -133,11 +133,14 @@ class Server:
                 path.unlink(missing_ok=True)
 
     def kill(self) -> None:
+        """All of it at once, with the keeper, which would remove its files in shared memory. So they are removed here."""
         self._look_for_shared_memory()
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        for path in self._mapped:
+            path.unlink(missing_ok=True)
 
     def processes(self) -> list[int]:
         """Every process of this server that lives."""

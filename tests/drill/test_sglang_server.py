@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,23 @@ def test_a_file_in_shared_memory_is_left_over_only_if_it_was_the_servers_own(
         process.communicate(b"\n")
     assert server.leftovers(within=0) == [str(own)]
     own.unlink()
+    assert foreign.exists()
+    assert server.leftovers(within=0) == []
+
+
+def test_a_server_that_is_killed_with_its_keeper_leaves_no_file(
+    tmp_path: Path, shared_files: tuple[Path, Path]
+) -> None:
+    server = Server(tmp_path / "no-model", ONE_RANK, tmp_path / "log")
+    own, foreign = shared_files
+    for path in shared_files:
+        path.write_bytes(bytes(4096))
+    server._command = [sys.executable, "-c", MAPS.replace("input()", "import time; time.sleep(600)"), str(own)]
+    server.launch()
+    while b"mapped" not in (tmp_path / "log").read_bytes():
+        time.sleep(0.05)
+    server.kill()
+    assert not own.exists()
     assert foreign.exists()
     assert server.leftovers(within=0) == []
 
