@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable
 
 import pytest
@@ -85,14 +86,15 @@ def test_a_message_that_was_set_aside_is_there_for_who_asks_while_another_is_giv
     ranks[0].close()
     outs = torch.zeros(3, 1)
     destination.receive(outs[2], 0, 2).wait(SOON)  # the others are set aside
-    works: list[EepWork] = []
+    asked: queue.SimpleQueue[EepWork] = queue.SimpleQueue()
+    meanwhile = iter([outs[1]])
 
     def left(members: int) -> int:
-        if not works:
-            works.append(destination.receive(outs[1], 0, 1))
+        for tensor in meanwhile:
+            asked.put(destination.receive(tensor, 0, 1))
         return Lane.left(lanes[1], members)
 
     monkeypatch.setattr(lanes[1], "left", left)
     destination.receive(outs[0], 0, 0).wait(SOON)
-    works[0].wait(SOON)
+    asked.get(timeout=CALL_S).wait(SOON)  # the receiver asks after it has delivered, and so perhaps after this rank
     assert outs[:, 0].tolist() == [1.0, 2.0, 3.0]
