@@ -1,7 +1,8 @@
-"""Measures how soon a rank is out that lives and does nothing: one that is stopped, and one that hangs between two steps.
+"""Measures how soon a rank is out that lives and does not get on: one that is stopped, and one that sleeps or computes
+without end between two steps.
 
 The real SGLang server with four ranks and its default deadlines, under a load whose every token is checked. Ranks are stopped
-with SIGSTOP, and put to sleep at a fault point; neither ends by itself. Times are from then on.
+with SIGSTOP, and made to sleep or to spin at a fault point; none of that ends by itself. Times are from then on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ RANKS = 4
 POINT = "step.trusted"
 """Where a rank hangs: it has judged a step and not yet begun the next."""
 FOR_EVER_MS = 3_600_000
-CASES = {"stopped": "is stopped (SIGSTOP)", "hangs": "sleeps between two steps"}
+CASES = {
+    "stopped": "is stopped (SIGSTOP)",
+    "sleep": "sleeps between two steps",
+    "spin": "computes without end between two steps",
+}
+"""All but the first are faults that a rank does to itself."""
 TIMES = {"noticed": "it is out", "running": "the others run again", "rejoined": "it is back"}
 
 
@@ -46,7 +52,7 @@ def parse() -> argparse.Namespace:
         __doc__,
         "Files: stuck-cpu.json and stuck-cpu.md.\n\n"
         "examples:\n"
-        "  python -m bench.detection.stuck                         twenty of each, about five minutes\n"
+        "  python -m bench.detection.stuck                         twenty of each, about seven minutes\n"
         "  python -m bench.detection.stuck --times 1 --no-files    does it work? two minutes",
     )
     parser.add_argument("--times", type=int, default=20, help="how often each case is tried (default: 20)")
@@ -96,18 +102,18 @@ def measure(options: argparse.Namespace, place: Path) -> int:
 
 def lose(story: Story, case: str, rank: int) -> Fault:
     """RuntimeError if the rank is not out, or not back, in time."""
-    fault = story.stop(rank) if case == "stopped" else hang(story, rank)
+    fault = story.stop(rank) if case == "stopped" else get_stuck(story, rank, case)
     if not (story.wait_until_noticed(fault) and story.wait_until_all_run(RANKS)):
         raise RuntimeError(f"rank {rank} was lost and did not come back")
     return fault
 
 
-def hang(story: Story, rank: int) -> Fault:
-    story.target.arm(rank, POINT, "sleep", sleep_ms=FOR_EVER_MS)
+def get_stuck(story: Story, rank: int, how: str) -> Fault:
+    story.target.arm(rank, POINT, how, sleep_ms=FOR_EVER_MS)
     if not story.target.wait_until_fired(rank, POINT, 60.0):
         raise RuntimeError(f"rank {rank} took no step within a minute")
     line = [each for each in story.target.fired() if each.rank == rank][-1]
-    fault = Fault(rank, "hangs", line.time - time.time() + time.monotonic())
+    fault = Fault(rank, how, line.time - time.time() + time.monotonic())
     story.faults.append(fault)
     return fault
 

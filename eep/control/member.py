@@ -157,6 +157,11 @@ class Member:
         if self._pulse is not None:
             self._pulse.progress.run()
 
+    def may_take_long(self, honestly: bool) -> None:
+        """Say whether what this rank runs from now on may honestly compute for long, as it may until it says otherwise."""
+        if self._pulse is not None:
+            self._pulse.progress.may_take_long = honestly
+
     def note_repair(self, experts: int, sources: Mapping[str, int]) -> None:
         """What this rank has brought in for the view that it enters, for the supervisor's log. ``sources``: bytes of each."""
         self._repair = SaySettled(experts, dict(sources))

@@ -2,8 +2,8 @@
 
 It lies in the page of the rank's pulse, which the supervisor maps. The rank writes it at every boundary, and within a step
 wherever it has got on. While the rank has no work before the next view, the word says so: then it need not change. While the
-rank runs code of its own and waits for no peer and no device, the word says that, too: then the rank may compute for long,
-but has no reason to sleep.
+rank runs code of its own and waits for no peer and no device, the word says that, too: then the rank has no reason to sleep,
+and unless it says that it may take long, none to compute for long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 OFFSET = 128
 """Behind the lock that lies at the beginning of the page."""
 _THREAD = OFFSET + 8
-_RESTS, _RUNS = 1, 2
+_RESTS, _RUNS, _LONG = 1, 2, 4
+_STEP = 8
 
 
 class ProgressWord:
@@ -25,6 +26,8 @@ class ProgressWord:
         self._word = ctypes.c_uint64.from_buffer(page, OFFSET)
         self._thread = ctypes.c_uint64.from_buffer(page, _THREAD)
         self._count = 0
+        self.may_take_long = True
+        """Whether what the writer runs from now on may honestly compute for long."""
 
     def own(self) -> None:
         """This thread is the one whose work the word is about."""
@@ -32,13 +35,13 @@ class ProgressWord:
 
     def advance(self) -> None:
         """Say that the rank has got on. Every step says so several times."""
-        self._count += 4
+        self._count += _STEP
         self._word.value = self._count
 
     def run(self) -> None:
         """Say that the rank has got on, and waits for no peer and no device until it says anything else."""
-        self._count += 4
-        self._word.value = self._count | _RUNS
+        self._count += _STEP
+        self._word.value = self._count | (_RUNS | _LONG if self.may_take_long else _RUNS)
 
     def rest(self) -> None:
         """Say that the rank has no work, until it says that it has got on."""
@@ -53,3 +56,8 @@ class ProgressWord:
         """The word and the thread that it is about, while that waits for no peer and no device; None otherwise."""
         value, thread = self._word.value, self._thread.value
         return (value, thread) if value & _RUNS and not value & _RESTS and thread else None
+
+    def read_short_run(self) -> tuple[int, int] | None:
+        """The same, while what the rank runs has no reason to compute for long; None otherwise."""
+        run = self.read_run()
+        return None if run is None or run[0] & _LONG else run

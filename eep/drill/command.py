@@ -37,9 +37,13 @@ def register(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, default=1, help="drill: how many ranks at once at most (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="drill: the same seed chooses the same ranks (default: 0)")
     parser.add_argument("--point", help="arm: where; docs/reference.md lists the points")
-    parser.add_argument("--action", dest="what", default="kill", help="arm: kill, stop, sleep or drop (default: kill)")
+    parser.add_argument(
+        "--action", dest="what", default="kill", help="arm: kill, stop, sleep, spin or drop (default: kill)"
+    )
     parser.add_argument("--skip", type=int, default=0, help="arm: how many passings to let go by (default: 0)")
-    parser.add_argument("--sleep-ms", type=float, default=1000.0, help="arm: how long a sleep is (default: 1000)")
+    parser.add_argument(
+        "--sleep-ms", type=float, default=1000.0, help="arm: how long it sleeps or spins (default: 1000)"
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -83,6 +87,6 @@ def _do(target: Any, rank: int, options: argparse.Namespace) -> None:
 def _arm(target: Any, rank: int | None, options: argparse.Namespace) -> None:
     if options.point is None:
         raise ValueError("eep fault arm needs --point; docs/reference.md lists the points")
-    sleep_ms = options.sleep_ms if options.what == "sleep" else 0
+    sleep_ms = options.sleep_ms if options.what in ("sleep", "spin") else 0
     target.arm(rank, options.point, options.what, skip=options.skip, sleep_ms=sleep_ms, count=options.count)
     print(f"arm: {'the supervisor' if rank is None else f'rank {rank}'} is to {options.what} at {options.point}")

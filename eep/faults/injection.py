@@ -1,4 +1,4 @@
-"""Fault injection: make this process die, stop or sleep at a named point, or lose the message it is about to send.
+"""Fault injection: make this process die, stop, sleep or spin at a named point, or lose the message it is about to send.
 
 An armed point acts once, at the chosen passing. This is for tests and drills: a process in which no point is armed pays one
 load of a word per point. Kernels have their own points, in the native library; all others are in ``PLACES``.
@@ -22,7 +22,7 @@ from typing import Protocol
 
 from eep.abi import native
 
-ACTIONS = {"kill": 1, "stop": 2, "sleep": 3, "drop": 4}
+ACTIONS = {"kill": 1, "stop": 2, "sleep": 3, "drop": 4, "spin": 5}
 LOSABLE = ("dispatch.after_rows", "combine.after_rows", "request.received")
 """The points at which a message, about to be sent or just received, can be lost by ``drop``."""
 
@@ -76,7 +76,7 @@ PLACES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What happens at a point: at its ``skip + 1``-th passing, for ``sleep_ms`` or to ``count`` messages in a row."""
+    """What happens at a point: at its ``skip + 1``-th passing, for ``sleep_ms`` (of a spin, too) or to ``count`` messages."""
 
     action: str
     skip: int = 0
@@ -125,7 +125,8 @@ def check_plan(point: str, plan: FaultPlan) -> None:
 
 
 def arm(point: str, action: str, *, skip: int = 0, sleep_ms: float = 0, count: int = 1) -> None:
-    """At the ``skip + 1``-th passing of ``point``, SIGKILL or SIGSTOP this process, sleep, or lose ``count`` messages."""
+    """At the ``skip + 1``-th passing of ``point``, SIGKILL or SIGSTOP this process, sleep, spin, or lose ``count``
+    messages."""
     plan = FaultPlan(action, skip, sleep_ms, count)
     check_plan(point, plan)
     with _armed.lock:
@@ -252,6 +253,10 @@ def _act(plan: FaultPlan) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "sleep":
             time.sleep(plan.sleep_ms / 1000)
+        case "spin":
+            end = time.monotonic() + plan.sleep_ms / 1000
+            while time.monotonic() < end:
+                pass
 
 
 def _arm_kernel(point: str, plan: FaultPlan | None) -> None:

@@ -40,6 +40,18 @@ class Failed:
     evidence: str
 
 
+class StallKind(Enum):
+    """What is known of a rank that makes no progress. The value is for the log."""
+
+    SILENT = ""
+    STOPPED = "its process is stopped"
+    """It will not run until it is told to."""
+    HANGS = "it hangs"
+    """Its thread sleeps though it waits for no peer and no device, and nothing of its process gets on."""
+    SPINS = "it computes without end"
+    """Its thread computes, alone, for longer than it could have a reason to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stalled:
     """A local rank that has work made no progress for that many seconds."""
@@ -47,10 +59,7 @@ class Stalled:
     rank: int
     incarnation: int
     seconds: float
-    stopped: bool = False
-    """Its process is stopped, and will not run until it is told to."""
-    hangs: bool = False
-    """Its thread sleeps though it waits for no peer and no device, and nothing of its process gets on."""
+    kind: StallKind = StallKind.SILENT
 
 
 @dataclass(frozen=True, slots=True)

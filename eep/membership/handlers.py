@@ -28,6 +28,7 @@ from eep.membership.events import (
     RevokeSeen,
     Settled,
     Stalled,
+    StallKind,
     StopAsked,
     Suspected,
     Timer,
@@ -90,8 +91,8 @@ def _failed(turn: Turn, event: Failed) -> None:
 def _stalled(turn: Turn, event: Stalled) -> None:
     if turn.process(event.rank, event.incarnation, "standstill") is not None:
         why = f"rank {event.rank} made no progress for {event.seconds:.{1 if event.seconds < 10 else 0}f} s"
-        why += ": its process is stopped" if event.stopped else ": it hangs" if event.hangs else ""
-        turn.fence(event.rank, why, LossCause.STOPPED if event.stopped else LossCause.STALLED)
+        why += f": {event.kind.value}" if event.kind.value else ""
+        turn.fence(event.rank, why, LossCause.STOPPED if event.kind is StallKind.STOPPED else LossCause.STALLED)
 
 
 def _ready(turn: Turn, event: Ready) -> None:

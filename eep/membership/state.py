@@ -38,7 +38,7 @@ class Policy:
     stopped_deadline: float = 0.0
     """How long a rank may be stopped (SIGSTOP), whatever it does; 0: until its peers or the other deadlines notice."""
     hung_deadline: float = 0.0
-    """How long a rank that runs may sleep without a reason; 0: until its peers or the other deadlines notice."""
+    """How long a rank that runs may sleep, or compute, without a reason; 0: until its peers or the other deadlines notice."""
     fence_deadline: float = 10.0
     leave_grace: float = 5.0
     relaunch_backoff: float = 0.5

@@ -41,8 +41,12 @@ class StepPatience:
         self._prefills.append(prefills)
 
     @property
+    def for_prefill(self) -> bool:
+        return any(self._prefills)
+
+    @property
     def within_step_ms(self) -> float:
-        return self._prefill_ms if any(self._prefills) else self._timeout_ms
+        return self._prefill_ms if self.for_prefill else self._timeout_ms
 
     @property
     def between_steps_ms(self) -> float:

@@ -65,6 +65,8 @@ class RankDataPlane:
         """Says that this rank gets on with its step. To be called at every exchange of tokens."""
         self.run: Callable[[], object] = _nothing
         """Says the same, and that this rank waits for no peer until it says anything else."""
+        self.may_take_long: Callable[[bool], object] = _nothing
+        """Says whether what it runs from now on may compute for long."""
 
     @cached_property
     def location(self) -> ExpertLocation:
@@ -200,6 +202,8 @@ class RankDataPlane:
         """Wait for peers for as long as the step that begins may take. ``prefills``: at least one rank does so in it."""
         self.patience.begin(prefills)
         if self.device == "cpu":
+            # The host of a GPU may spin while it waits for its kernels.
+            self.may_take_long(self.patience.for_prefill)
             for buffer in self.buffers:
                 if buffer.timeout_ms != self.patience.within_step_ms:
                     buffer.timeout_ms = self.patience.within_step_ms
@@ -232,7 +236,7 @@ class RankDataPlane:
         self.wait()
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 

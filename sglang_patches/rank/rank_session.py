@@ -92,6 +92,7 @@ class RankSession:
             self.joined = Session(world, self._plane.buffers, self._repair, self._plane.run_empty)
             self._plane.advance = self.joined.member.advance
             self._plane.run = self.joined.member.run
+            self._plane.may_take_long = self.joined.member.may_take_long
             self.overhead = self._measured(self.joined)
             if (asked := self._facts.options.balance) is not None:
                 policy = BalancePolicy(asked.every, asked.least, asked.layers)

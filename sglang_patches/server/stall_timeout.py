@@ -1,4 +1,4 @@
-"""How long a rank may make no progress, and how long it may sleep without a reason: ``--eep-stall-timeout-s`` and
+"""How long a rank may make no progress, and how long it may sleep or compute without a reason: ``--eep-stall-timeout-s`` and
 ``--eep-hang-timeout-s``."""
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def add_stall_flags(add: Callable[..., object]) -> None:
         type=float,
         metavar="S",
         default=None,
-        help="How long a rank that runs may sleep, though it waits for no peer, no device and no other program, before the "
-        "supervisor relaunches it; 0: for ever (default: 0.5, on a GPU 2).",
+        help="How long a rank that runs may sleep, though it waits for no peer, no device and no other program, or compute "
+        "by itself on a CPU where no rank prefills, before the supervisor relaunches it; 0: for ever (default: 0.5, on a GPU "
+        "2).",
     )
 
 

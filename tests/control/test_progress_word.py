@@ -40,3 +40,17 @@ def test_a_word_that_says_that_the_rank_runs_names_its_thread_and_is_progress() 
     writer.run()
     writer.rest()
     assert reader.read_run() is None
+
+
+def test_a_word_says_whether_what_runs_may_take_long_as_it_may_until_the_writer_says_otherwise() -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    writer, reader = ProgressWord(page), ProgressWord(page)
+    writer.own()
+    writer.run()
+    assert reader.read_run() is not None
+    assert reader.read_short_run() is None
+    writer.may_take_long = False
+    writer.run()
+    assert reader.read_short_run() == reader.read_run() is not None
+    writer.advance()
+    assert reader.read_short_run() is None, "now it may wait"

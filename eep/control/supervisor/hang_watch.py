@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eep.control.supervisor.rank_watch import RankWatch, StalledHost
-from eep.membership import Event, Stalled, Standstill, after_look, must_advance
+from eep.membership import Event, Stalled, StallKind, Standstill, after_look, must_advance
 
 PAUSE = 0.1
 """Seconds between two looks."""
@@ -84,4 +84,4 @@ class HangWatch(RankWatch):
         return seen
 
     def _event(self, rank: int, seen: Standstill) -> Event:
-        return Stalled(rank, seen.incarnation, seen.seconds, hangs=True)
+        return Stalled(rank, seen.incarnation, seen.seconds, StallKind.HANGS)

@@ -1,5 +1,5 @@
-"""All looks of a supervisor at whether its ranks get on: they stand still, are stopped, or hang, also while
-they start."""
+"""All looks of a supervisor at whether its ranks get on: they stand still, are stopped, hang or spin, also
+while they start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from eep.control.supervisor.hang_watch import HangWatch
 from eep.control.supervisor.rank_watch import StalledHost
+from eep.control.supervisor.spin_watch import SpinWatch
 from eep.control.supervisor.stall_watch import StallWatch
 from eep.control.supervisor.start_watch import StartWatch
 from eep.control.supervisor.stopped_watch import StoppedWatch
@@ -20,6 +21,8 @@ class ProgressWords(Protocol):
 
     def run_word_of(self, rank: int) -> tuple[int, int] | None: ...
 
+    def short_run_word_of(self, rank: int) -> tuple[int, int] | None: ...
+
 
 class RankWatches:
     """``pids``: the process of each rank."""
@@ -27,8 +30,9 @@ class RankWatches:
     def __init__(self, host: StalledHost, words: ProgressWords, pids: Callable[[], Mapping[int, int]]) -> None:
         self._stalls = StallWatch(host, words.progress_of)
         hangs = HangWatch(host, words.run_word_of, lambda rank: pids().get(rank))
+        spins = SpinWatch(host, words.short_run_word_of, lambda rank: pids().get(rank))
         self._starts = StartWatch(host, pids)
-        self._all = (self._stalls, StoppedWatch(host, pids), hangs, self._starts)
+        self._all = (self._stalls, StoppedWatch(host, pids), hangs, spins, self._starts)
 
     def start(self) -> None:
         for watch in self._all:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from eep.control.supervisor.hang_watch import time_of_sleeper
 from eep.control.supervisor.rank_watch import RankWatch, StalledHost
-from eep.membership import Event, RankStatus, Stalled, Standstill, after_look
+from eep.membership import Event, RankStatus, Stalled, StallKind, Standstill, after_look
 
 PAUSE = 1.0
 """Seconds between two looks."""
@@ -67,4 +67,4 @@ class StartWatch(RankWatch):
         return seen
 
     def _event(self, rank: int, seen: Standstill) -> Event:
-        return Stalled(rank, seen.incarnation, seen.seconds, hangs=True)
+        return Stalled(rank, seen.incarnation, seen.seconds, StallKind.HANGS)

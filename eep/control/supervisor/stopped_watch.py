@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from eep.control.supervisor.rank_watch import RankWatch, StalledHost
-from eep.membership import Event, Stalled, Standstill, after_look
+from eep.membership import Event, Stalled, StallKind, Standstill, after_look
 
 PAUSE = 0.15
 """Seconds between two looks."""
@@ -54,4 +54,4 @@ class StoppedWatch(RankWatch):
         return seen
 
     def _event(self, rank: int, seen: Standstill) -> Event:
-        return Stalled(rank, seen.incarnation, seen.seconds, stopped=True)
+        return Stalled(rank, seen.incarnation, seen.seconds, StallKind.STOPPED)

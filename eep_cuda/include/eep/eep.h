@@ -266,13 +266,14 @@ typedef enum {
   EEP_FAULT_STOP = 2,
   EEP_FAULT_SLEEP = 3,
   EEP_FAULT_DROP = 4,
+  EEP_FAULT_SPIN = 5,
 } eep_fault_action;
 
 EEP_API uint32_t eep_fault_count(void);
 EEP_API const char* eep_fault_name(uint32_t point);
-// Acts once, the (skip + 1)-th time that the point is passed. `amount` is how many microseconds EEP_FAULT_SLEEP sleeps,
-// or how many messages in a row EEP_FAULT_DROP loses: the flags that would tell peers of them are not written. Only
-// dispatch.after_rows and combine.after_rows have a message to lose.
+// Acts once, the (skip + 1)-th time that the point is passed. `amount` is how many microseconds EEP_FAULT_SLEEP sleeps
+// or EEP_FAULT_SPIN computes, or how many messages in a row EEP_FAULT_DROP loses: the flags that would tell peers of
+// them are not written. Only dispatch.after_rows and combine.after_rows have a message to lose.
 EEP_API int eep_fault_arm(uint32_t point, uint32_t action, uint32_t skip, uint32_t amount);
 // `fired` is called with the number of a point just before it acts, in the thread that passes it. Null: nothing is
 // called.

@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
+
 #include "common/checks.h"
 
 namespace eep::fault {
@@ -41,6 +43,12 @@ bool drop(Plan& plan, Point point) {
   return true;
 }
 
+void spin(uint32_t microseconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
 }  // namespace
 
 std::atomic<uint32_t> armed{0};
@@ -60,6 +68,7 @@ bool act(Point point) {
   if (action == EEP_FAULT_KILL) kill(getpid(), SIGKILL);
   if (action == EEP_FAULT_STOP) kill(getpid(), SIGSTOP);
   if (action == EEP_FAULT_SLEEP) usleep(plan.amount);
+  if (action == EEP_FAULT_SPIN) spin(plan.amount);
   return false;
 }
 
@@ -73,7 +82,7 @@ const char* eep_fault_name(uint32_t point) { return point < kPointCount ? kNames
 void eep_fault_notify(void (*fired)(uint32_t)) { notify.store(fired, std::memory_order_release); }
 
 int eep_fault_arm(uint32_t point, uint32_t action, uint32_t skip, uint32_t amount) {
-  if (point >= kPointCount || action > EEP_FAULT_DROP)
+  if (point >= kPointCount || action > EEP_FAULT_SPIN)
     return eep::fail(EEP_ERROR_ARGUMENT,
                      "there is no fault point %u, or no action %u; see eep_fault_name and eep_fault_action", point,
                      action);

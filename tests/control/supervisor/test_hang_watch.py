@@ -14,7 +14,7 @@ import pytest
 
 from eep.control.supervisor.hang_watch import PAUSE, HangWatch, time_of_sleeper
 from eep.control.supervisor.supervisor import Supervisor
-from eep.membership import Event, HostState, Stalled
+from eep.membership import Event, HostState, Stalled, StallKind
 from eep.observe.event_log import read_events
 from tests.control import ranks
 from tests.control.harness import patient_policy, record, runs_with, supervised, until
@@ -55,7 +55,7 @@ def test_a_rank_that_sleeps_without_a_reason_is_told_once_its_time_is_over() -> 
     assert watch(DEADLINE, lambda now: (6, 7), lambda now: 5) == [], "the first look only learns the word"
     (told,) = watch(2.0, lambda now: (6, 7), lambda now: 5)
     assert isinstance(told, Stalled)
-    assert (told.rank, told.hangs) == (2, True)
+    assert (told.rank, told.kind) == (2, StallKind.HANGS)
     assert told.seconds < 1.0
 
 

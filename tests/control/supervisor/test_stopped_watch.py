@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eep.control.supervisor.stopped_watch import PAUSE, StoppedWatch, time_of_stopped
-from eep.membership import Event, HostState, RankStatus, Stalled
+from eep.membership import Event, HostState, RankStatus, Stalled, StallKind
 from eep.observe.event_log import read_events
 from tests.control import ranks
 from tests.control.harness import patient_policy, record, runs_with, supervised, until
@@ -45,7 +45,7 @@ def test_a_rank_that_stays_stopped_is_told_once_its_time_is_over() -> None:
     assert watch(DEADLINE - PAUSE, lambda pid, now: 7 if pid == 102 else None) == []
     (told,) = watch(1.0, lambda pid, now: 7 if pid == 102 else None)
     assert isinstance(told, Stalled)
-    assert (told.rank, told.stopped) == (2, True)
+    assert (told.rank, told.kind) == (2, StallKind.STOPPED)
 
 
 def test_a_rank_that_runs_between_two_looks_is_slow_and_not_stopped() -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_starts_is_told_too() -> None:
 
 def test_a_rank_that_is_being_ended_is_left_alone() -> None:
     host = Host(stopped_deadline=DEADLINE).run()
-    host.feed(Stalled(2, 0, 0.6, stopped=True))
+    host.feed(Stalled(2, 0, 0.6, StallKind.STOPPED))
     assert host.state.ranks[2].status is RankStatus.FENCING
     assert watched(host.state) == []
 

@@ -1,4 +1,4 @@
-"""Ranks of the real server that get no further: all at once, which no peer can notice, and one that hangs in its own code."""
+"""Ranks of the real server that get no further: all at once, which no peer can notice, and one that is stuck by itself."""
 
 from __future__ import annotations
 
@@ -33,19 +33,22 @@ def test_ranks_that_are_all_stopped_come_back_and_every_answer_is_right(plain: S
     assert {(event.rank, event.incarnation) for event in stalls} >= set(lives.items())
 
 
-def test_a_rank_that_hangs_between_two_steps_is_replaced_and_every_answer_is_right(plain: Server) -> None:
+@pytest.mark.parametrize(("how", "said"), [("sleep", "it hangs"), ("spin", "it computes without end")])
+def test_a_rank_that_is_stuck_between_two_steps_is_replaced_and_every_answer_is_right(
+    plain: Server, how: str, said: str
+) -> None:
     """Its process lives, and is not stopped. Its peers would wait for ten seconds before they suspect it."""
     assert plain.directory is not None
-    prompts = [list(f"Hang {number}".encode()) for number in range(6)]
+    prompts = [list(f"{how} {number}".encode()) for number in range(6)]
     story = Story(plain.directory, Load.with_reference(plain.url, prompts, clients=4))
     with story.load:
         wait_for_answers(story.load)
         lives = lives_of(story, 2)
-        story.target.arm(2, "step.trusted", "sleep", sleep_ms=300_000)
+        story.target.arm(2, "step.trusted", how, sleep_ms=300_000)
         assert story.wait_until_back(RANKS, lives), plain.log[-3000:]
         wait_for_answers(story.load)
     story.close()
     assert [answer.problem for answer in story.load.failed] == []
     assert [(answer.prompt, answer.tokens) for answer in story.load.wrong] == []
     lines = read_events(plain.directory / "events.jsonl")
-    assert any((line.rank, line.incarnation) == (2, lives[2]) and line.cause.endswith("it hangs") for line in lines)
+    assert any((line.rank, line.incarnation) == (2, lives[2]) and line.cause.endswith(said) for line in lines)
