@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.common.arguments import add_files, make_parser
-from bench.common.drilled_server import describe_requests, describe_server, exit_code, origin_lines, say
+from bench.common.drilled_server import choose_prompts, describe_requests, describe_server, exit_code, origin_lines, say
 from bench.common.provenance import provenance
 from bench.common.result_files import write_results
 from bench.detection.report import middle_and_most
-from bench.failover.kills import victims
-from eep.drill.devices import CPU
+from bench.failover.kills import need_spares, victims
+from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
 from eep.drill.models.checkpoint import make_model
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Fault, Story
 
 RANKS = 4
+TOKENS = 32
 POINT = "step.trusted"
 """Where a rank hangs: it has judged a step and not yet begun the next."""
 FOR_EVER_MS = 3_600_000
@@ -42,18 +45,23 @@ TIMES = {"noticed": "it is out", "running": "the others run again", "rejoined": 
 
 def main() -> int:
     options = parse()
-    with tempfile.TemporaryDirectory(prefix="eep-bench-") as place:
-        return measure(options, Path(place))
+    device = DEVICES[options.device]
+    with tempfile.TemporaryDirectory(prefix="eep-bench-") as place, device.prepared() as needed:
+        return measure(options, Path(place), device, needed)
 
 
 def parse() -> argparse.Namespace:
     parser = make_parser(
         "bench.detection.stuck",
         __doc__,
-        "Files: stuck-cpu.json and stuck-cpu.md.\n\n"
+        "Files: stuck-DEVICE.json and stuck-DEVICE.md.\n\n"
         "examples:\n"
         "  python -m bench.detection.stuck                         twenty of each, about seven minutes\n"
         "  python -m bench.detection.stuck --times 1 --no-files    does it work? two minutes",
+    )
+    parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
+    parser.add_argument(
+        "--hang-timeout", type=float, help="--eep-hang-timeout-s of the server (default: the server's own)"
     )
     parser.add_argument("--times", type=int, default=20, help="how often each case is tried (default: 20)")
     parser.add_argument("--clients", type=int, default=4, help="how many stream at once (default: 4)")
@@ -65,26 +73,34 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def measure(options: argparse.Namespace, place: Path) -> int:
+def measure(options: argparse.Namespace, place: Path, device: Device, needed: Mapping[str, str]) -> int:
     head = provenance()
     before = round(os.getloadavg()[0], 2)
-    arguments = (*FOUR_RANKS, "--eep-faults", "on", "--incremental-streaming-output")
+    arguments = [*FOUR_RANKS, "--eep-faults", "on", "--incremental-streaming-output"]
+    if options.hang_timeout is not None:
+        arguments += ["--eep-hang-timeout-s", str(options.hang_timeout)]
+    if device.shared:
+        arguments += ["--eep-spares", str(RANKS)]
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
-    server = Server(make_model(place / "model"), arguments, place / "server.log", directory=place / "d")
+    model = make_model(place / "model", size=device.model)
+    server = Server(model, arguments, place / "server.log", needed, place / "d", device)
     with server:
-        load = Load.with_reference(server.url, [list(f"Stand still {each}".encode()) for each in range(8)], tokens=32)
-        load = Load(server.url, load.prompts, load.wanted, options.clients)
+        prompts = choose_prompts(server.url, random.Random(options.seed), TOKENS, device)
+        wanted = Load.with_reference(server.url, prompts, tokens=TOKENS).wanted
+        load = Load(server.url, prompts, wanted, options.clients)
         story = Story(place / "d", load, say=lambda text: None)
         story.wait_until_all_run(RANKS)
         with load:
             for rank in victims(RANKS, options.times, options.seed):
                 for case in CASES:
+                    if device.shared:
+                        need_spares(story.target, RANKS)
                     say(str(lose(story, case, rank)))
         story.close()
     left = server.leftovers()
     head["setting"] = {
-        **{name: getattr(options, name) for name in ("times", "clients", "seed")},
-        **describe_server(CPU, arguments),
+        **{name: getattr(options, name) for name in ("device", "hang_timeout", "times", "clients", "seed")},
+        **describe_server(device, arguments),
         "load_average": [before, round(os.getloadavg()[0], 2)],
     }
     head["requests"] = describe_requests(load)
@@ -96,7 +112,7 @@ def measure(options: argparse.Namespace, place: Path) -> int:
     text = page(head, told)
     say(text)
     if not options.no_files:
-        write_results(options.results / "stuck-cpu", {**head, **told}, text)
+        write_results(options.results / f"stuck-{options.device}", {**head, **told}, text)
     return exit_code(load, left)
 
 
