@@ -89,8 +89,10 @@ def count_tokens(scheduler: Any, batch: Any) -> None:
 class LaunchedStep:
     """A step as SGLang launched it, with all that it takes to run it again. SGLang launches it inside its ``with`` block."""
 
-    def __init__(self, scheduler: Any, run_batch: Callable[[Any], Any], before: LaunchedStep | None) -> None:
-        self._scheduler, self._run_batch = scheduler, run_batch
+    def __init__(
+        self, scheduler: Any, run_batch: Callable[[Any], Any], plane: RankDataPlane, before: LaunchedStep | None
+    ) -> None:
+        self._scheduler, self._run_batch, self._plane = scheduler, run_batch, plane
         self._batch: Any = None
         self._began_with: torch.Tensor | None = None
         """The newest token of each request of a batch that decodes."""
@@ -108,12 +110,12 @@ class LaunchedStep:
         global _is_launching
         _is_launching = False
 
-    def begin(self, session: Session, plane: RankDataPlane, forward: Callable[[], Any], batch: Any) -> Any:
+    def begin(self, session: Session, forward: Callable[[], Any], batch: Any) -> Any:
         """Start the forward pass of ``batch``. Called from within ``run_batch``."""
         self._batch = _keep(batch)
         if batch.forward_mode.is_decode():
             self._began_with, self._batch.input_ids = batch.input_ids, None  # the future map has them
-        passage = plane.passage
+        plane, passage = self._plane, self._plane.passage
 
         def start() -> Any:
             made = forward()
@@ -130,11 +132,11 @@ class LaunchedStep:
 
     def _wait(self) -> None:
         if self._mark is not None:
-            self._mark.synchronize()
+            self._plane.wait_for(self._mark)
         elif (
             self.result is not None and self.result.copy_done is not None
         ):  # else it was not launched, or is over already
-            self.result.copy_done.synchronize()
+            self._plane.wait_for(self.result.copy_done)
             self.result.copy_done = None  # SGLang would wait for it once more
 
     def _run_again(self) -> Any:
@@ -148,7 +150,7 @@ class LaunchedStep:
         self._scheduler._apply_war_barrier()  # as SGLang does after each launch
         if fresh.delay_sample_func is not None:  # with a grammar, SGLang samples later
             self._scheduler.launch_batch_sample_if_needed(fresh, batch)
-        fresh.copy_done.synchronize()
+        self._plane.wait_for(fresh.copy_done)
         if later is not None and later._began_with is not None:
             with self._scheduler.forward_stream_ctx:  # the stream that puts it back; on another, that might come first
                 later._began_with = self._tokens()[later._batch.req_pool_indices]
@@ -172,11 +174,11 @@ _newest: LaunchedStep | None = None
 _is_launching = False
 
 
-def launch(scheduler: Any, run_batch: Callable[[Any], Any]) -> LaunchedStep:
+def launch(scheduler: Any, run_batch: Callable[[Any], Any], plane: RankDataPlane) -> LaunchedStep:
     """The next step. SGLang is to run its batch inside the ``with`` block."""
     if _newest is not None:
         _newest.before = None  # its predecessor's results are handed out already
-    return LaunchedStep(scheduler, run_batch, before=_newest)
+    return LaunchedStep(scheduler, run_batch, plane, before=_newest)
 
 
 def current_launch() -> LaunchedStep | None:

@@ -220,7 +220,13 @@ class RankDataPlane:
     def wait(self) -> None:
         """Until what this process has started on its device is done."""
         if self.device != "cpu":
-            torch.cuda.current_stream().synchronize()
+            self.wait_for(torch.cuda.current_stream())
+
+    def wait_for(self, work: Any) -> None:
+        """Until ``work`` on the device is done: a stream, or an event. The rank says that it waits, and then that it runs."""
+        self.advance()
+        work.synchronize()
+        self.run()
 
     def run_empty(self, passage: Passage) -> None:
         """Run a step without tokens of this rank's own: its experts serve the tokens of the others."""

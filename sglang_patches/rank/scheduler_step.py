@@ -101,7 +101,7 @@ def _run_step(original: Callable[..., T], *arguments: Any, **named: Any) -> T:
     launched = overlap.current_launch()
     with _stepping():
         if launched is not None:
-            result: T = end_if_removed(plane.rank, lambda: launched.begin(session, plane, work, batch=arguments[1]))
+            result: T = end_if_removed(plane.rank, lambda: launched.begin(session, work, batch=arguments[1]))
             return result
 
         def run_and_wait() -> T:
@@ -146,7 +146,7 @@ def _run_batch(original: Callable[..., T], scheduler: Any, batch: Any, *argument
     if overlap.must_wait_for_last_step(batch):
         end_if_removed(here.rank, lambda: session.settle(owed=rank_data_plane.get_plane().passage))
         overlap.count_tokens(scheduler, batch)
-    with overlap.launch(scheduler, again) as launched:
+    with overlap.launch(scheduler, again, rank_data_plane.get_plane()) as launched:
         result = original(scheduler, batch, *arguments, **named)
         launched.result = result
     return result

@@ -110,16 +110,18 @@ class Scheduler:
         self.barriers = 0
         self._samples_later = samples_later
         self._session: Any = session
-        self._plane: Any = SimpleNamespace(device=device, passage=Passage(), through=through)
+        self._plane: Any = SimpleNamespace(
+            device=device, passage=Passage(), through=through, wait_for=lambda work: work.synchronize()
+        )
 
     def launch(self, batch: Any) -> Any:
         def again(kept: Any) -> Any:
             with self.forward_stream_ctx:
                 return self._forward(kept)
 
-        with overlap.launch(self, again) as launched, self.forward_stream_ctx:
+        with overlap.launch(self, again, self._plane) as launched, self.forward_stream_ctx:
             batch.input_ids = self.tokens[batch.req_pool_indices]
-            launched.result = launched.begin(self._session, self._plane, lambda: self._forward(batch, bad=True), batch)
+            launched.result = launched.begin(self._session, lambda: self._forward(batch, bad=True), batch)
         return launched.result
 
     def _forward(self, batch: Any, bad: bool = False) -> Any:

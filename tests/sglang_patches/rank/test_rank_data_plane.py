@@ -144,3 +144,18 @@ def test_gates_of_all_layers_are_counted_and_tokens_keep_their_turn() -> None:
         here.count(0, picks[:0])
         here.count(1, picks[:0])
     assert here.count_uses().sum() == 16
+
+
+def test_a_rank_says_that_it_waits_for_its_device_and_then_that_it_runs() -> None:
+    here, said = plane(64), list[str]()
+    here.advance, here.run = lambda: said.append("gets on"), lambda: said.append("runs")
+    here.wait_for(SimpleNamespace(synchronize=lambda: said.append("is done")))
+    assert said == ["gets on", "is done", "runs"]
+
+
+def test_steps_in_which_no_rank_prefills_have_no_reason_to_take_long_on_a_cpu() -> None:
+    here, said = plane(64), list[bool]()
+    here.may_take_long = said.append
+    for prefills in (True, False, False, True):
+        here.allow_for(prefills=prefills)
+    assert said == [True, True, False, True], "the results of a step are handed out in the next"
