@@ -15,6 +15,7 @@ import pytest
 from eep.anchor.anchor import list_held
 from eep.drill.load import ask
 from eep.drill.sglang_server import FOUR_RANKS, Server
+from tests.sglang.drills import Drilled, lives_of, wait_for, wait_for_answers
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 PROMPTS = [[7, 9, 11, 13], [5, 4, 3, 2, 1, 6], [100, 200, 50]]
@@ -22,13 +23,13 @@ TAKEN = "this life takes over the weights of an earlier server"
 
 
 @contextmanager
-def anchor(directory: Path) -> Iterator[None]:
+def anchor(directory: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "eep.cli", "anchor", "serve", "--dir", str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None
         daemon.stdout.readline()
         try:
-            yield
+            yield daemon
         finally:
             daemon.terminate()
 
@@ -60,3 +61,34 @@ def test_servers_one_after_the_other(sglang: None, model: Path, tmp_path: Path) 
         held = list_held(place)
         assert len([each for each in held if each.name.startswith("dense-")]) == 1
         assert len(held) == 1 + 3 * 4
+
+
+def test_a_server_goes_on_when_its_anchor_is_killed(sglang: None, model: Path, tmp_path: Path) -> None:
+    """A rank that is lost then loads again, and says so. Ranks that live have the next anchor hold what they use."""
+    place = tmp_path / "anchor"
+    flags = (*FOUR_RANKS, "--eep-anchor", str(place), "--eep-timeout-ms", "10000")
+    with anchor(place) as first:
+        server = Server(model, flags, tmp_path / "log", directory=tmp_path / "d")
+        with server:
+            sizes = {(each.rank, each.name): each.size for each in list_held(place)}
+            drilled = Drilled.of(server)
+            story = drilled.story()
+            with story.load:
+                wait_for_answers(story.load)
+                first.kill()
+                first.wait()
+                wait_for_answers(story.load)
+                lives, before = lives_of(story, 1), len(server.log)
+                story.kill(1)
+                assert story.wait_until_back(4, lives), server.log[-3000:]
+                wait_for_answers(story.load)
+            drilled.check(story)
+            said = server.log[before:]
+            assert "takes over the weights" not in said
+            assert "ends with this process: no process holds memory in" in said
+            with anchor(place):
+                wait_for(
+                    lambda: {(each.rank, each.name): each.size for each in list_held(place)} == sizes,
+                    "the ranks have the next anchor hold what they use",
+                )
+        assert server.leftovers() == []
