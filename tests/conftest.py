@@ -16,6 +16,14 @@ import eep
 
 # Tests run several ranks on few cores; thread pools would only compete for them.
 torch.set_num_threads(1)
+if importlib.util.find_spec("hypothesis") is not None:  # what runs on a GPU needs none
+    import hypothesis
+
+    # How long an example takes, and how long it takes to make one up, says how busy the machine is.
+    hypothesis.settings.register_profile(
+        "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+    )
+    hypothesis.settings.load_profile("busy")
 
 GONE_WITHIN = 30.0
 

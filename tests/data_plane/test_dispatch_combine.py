@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import eep
@@ -64,8 +64,6 @@ def configs(draw: st.DrawFn) -> moe.Config:
 # No shrinking: an example that fails makes its ranks wait for each other, and the drawn shapes are small already.
 @settings(
     max_examples=120,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 def test_matches_the_reference(config: moe.Config, seed: int, tokens: list[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import eep
@@ -47,8 +47,6 @@ def test_portions_hold_every_token_once_and_none_is_larger_than_it_must_be(token
 # No shrinking: an example that fails makes its ranks wait for each other, and the drawn shapes are small already.
 @settings(
     max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 def test_ranks_with_more_and_fewer_tokens_than_the_room_get_the_sums_of_one_exchange(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import eep
@@ -34,7 +34,6 @@ def shapes(draw: st.DrawFn) -> BufferShape:
     )
 
 
-@settings(deadline=None)
 @given(shape=shapes())
 def test_a_region_is_as_large_as_the_library_lays_it_out(shape: BufferShape) -> None:
     library, layout = native.load(), RegionLayout()

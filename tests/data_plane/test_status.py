@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from eep.abi.peer_table import MAX_RANKS, ControlPage, RankSet, ranks_of
@@ -16,7 +16,6 @@ from eep.errors import EepError
 words = st.one_of(st.just(0), st.integers(0, 2**MAX_RANKS - 1))
 
 
-@settings(deadline=None)
 @given(
     status=st.integers(0, 255),
     suspects=words,
@@ -32,7 +31,6 @@ def test_in_one_word(status: int, suspects: int, dropped: int, corrupt: int, rev
     assert look.is_ok(epoch) == read_status(page, epoch).ok
 
 
-@settings(deadline=None)
 @given(statuses=st.lists(st.integers(0, 3), max_size=4), epoch=st.integers(0, 2))
 def test_of_several_pages_all_must_be_ok(statuses: list[int], epoch: int) -> None:
     pages = [ControlPage(status=status & 1, revoked_epoch=status >> 1) for status in statuses]
@@ -43,7 +41,6 @@ def test_of_several_pages_all_must_be_ok(statuses: list[int], epoch: int) -> Non
 word_of_a_page = st.sampled_from(("status", "suspects", "dropped", "corrupt", "revoked_epoch"))
 
 
-@settings(deadline=None)
 @given(changes=st.lists(st.tuples(st.integers(0, 1), word_of_a_page, st.integers(0, 3), st.integers(0, 3))))
 def test_whatever_changes_is_seen(changes: list[tuple[int, str, int, int]]) -> None:
     pages = (ControlPage(), ControlPage())
@@ -78,7 +75,6 @@ def test_a_closed_endpoint_is_not_looked_at(tmp_path: Path) -> None:
     one.close()
 
 
-@settings(deadline=None)
 @given(ranks=st.sets(st.integers(0, MAX_RANKS - 1)))
 def test_ranks_of_a_mask(ranks: set[int]) -> None:
     assert ranks_of(sum(1 << rank for rank in ranks)) == tuple(sorted(ranks))

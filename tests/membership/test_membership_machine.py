@@ -233,6 +233,6 @@ class Membership(RuleBasedStateMachine):
 
 
 Membership.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=50, suppress_health_check=list(HealthCheck)
 )
 TestMembership = Membership.TestCase

@@ -57,7 +57,7 @@ def check_equal(ours: dict[int, list[torch.Tensor]], theirs: dict[int, list[torc
             assert torch.equal(mine, wanted), f"rank {rank}: {mine} is not {wanted}"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(MOVES), st.integers(0, 999), SHAPES, st.sampled_from(ANY_TYPE), st.integers(0, SIZE - 1))
 def test_what_is_moved(
     both: tuple[Members, Members], name: str, seed: int, shape: tuple[int, ...], dtype: torch.dtype, root: int
@@ -65,7 +65,7 @@ def test_what_is_moved(
     compare(both, name, seed, shape=shape, dtype=dtype, root=root)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(REDUCTIONS),
     st.integers(0, 999),
@@ -88,7 +88,7 @@ def test_what_is_reduced(
     compare(both, name, seed, shape=shape, dtype=dtype, op=getattr(dist.ReduceOp, op), root=root)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 999), SHAPES, st.sampled_from(ANY_TYPE), st.sampled_from(OPS))
 def test_what_is_reduced_in_blocks_of_different_sizes(
     both: tuple[Members, Members], seed: int, shape: tuple[int, ...], dtype: torch.dtype, op: str
@@ -96,7 +96,7 @@ def test_what_is_reduced_in_blocks_of_different_sizes(
     compare(both, UNEVEN, seed, shape=shape, dtype=dtype, op=getattr(dist.ReduceOp, op))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(MOVES + REDUCTIONS), st.integers(0, 999), st.lists(st.integers(1, 6), min_size=2, max_size=4))
 def test_transposed_tensors(both: tuple[Members, Members], name: str, seed: int, shape: list[int]) -> None:
     ours = both[0].all(range(SIZE), "run", name, seed, shape=tuple(shape), transposed=True)
@@ -104,7 +104,7 @@ def test_transposed_tensors(both: tuple[Members, Members], name: str, seed: int,
     check_equal(ours, theirs)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 999), st.integers(1, 5000), st.booleans())
 def test_messages(both: tuple[Members, Members], seed: int, length: int, any_source: bool) -> None:
     for group in both:

@@ -131,7 +131,7 @@ def test_sealed_nonsense_is_found_out(message: FromPeer) -> None:
     assert rejected(server, client.seal(message)) == "bad-message"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(noise=st.binary(max_size=200), cut=st.integers(0, 300))
 def test_noise_never_becomes_a_message(noise: bytes, cut: int) -> None:
     client, server = session()
@@ -143,7 +143,7 @@ def test_noise_never_becomes_a_message(noise: bytes, cut: int) -> None:
     assert got in ([], [ReceivedMessage(Register(0, 0), 0)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_a_flipped_bit_never_passes(data: st.DataObject) -> None:
     client, server = session()
@@ -156,7 +156,7 @@ def test_a_flipped_bit_never_passes(data: st.DataObject) -> None:
         pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(payload=st.binary(max_size=300))
 @example(payload=b"\x82\xa4type\xa8Register\xa4\x00\x00\x00\x80\x01")  # the name of a field that is no text
 def test_any_sealed_payload_is_a_message_or_an_error(payload: bytes) -> None:

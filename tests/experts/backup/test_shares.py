@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from eep.experts.backup.shares import NOWHERE, choose_share, find_only_hosts
 from eep.experts.repair.repair_plan import BackupContents
 
-relaxed = settings(deadline=None, max_examples=150)
+relaxed = settings(max_examples=150)
 
 
 def shares(hosts: dict[str, int], only: np.ndarray, replicas: int) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from eep.experts.placement.margin import find_margin
 from eep.experts.placement.slot_plan import Placement, count_moves, plan_placement
 
-relaxed = settings(deadline=None, max_examples=80)
+relaxed = settings(max_examples=80)
 
 
 def most_experts(slots: int, topology: list[int]) -> int:

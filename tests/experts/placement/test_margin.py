@@ -29,7 +29,7 @@ def served(placement: Placement, ranks: set[int]) -> set[tuple[int, int]]:
     return {(int(row), int(cells[row, slot])) for row, slot in zip(*np.nonzero(cells != EMPTY), strict=True)}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(placements())
 def test_margin_is_what_it_says(case: tuple[Placement, list[int], list[int]]) -> None:
     placement, active, topology = case

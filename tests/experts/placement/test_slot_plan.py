@@ -16,7 +16,7 @@ from eep.experts.placement.slot_plan import CoverageError, Placement, count_move
 from eep.experts.placement.strategies import fewest_moves
 
 # Hypothesis measures time to find slow examples; on a loaded machine that says nothing.
-relaxed = settings(deadline=None, max_examples=150)
+relaxed = settings(max_examples=150)
 
 
 @st.composite

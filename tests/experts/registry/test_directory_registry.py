@@ -13,7 +13,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eep.errors import EepError
@@ -205,7 +205,6 @@ def test_impossible_records_are_dropped(record: RankRecord | BackupRecord) -> No
     assert set(decode_records({"backups/a": good, "backups/b": raw}, BACKUPS, BackupRecord)) == {"a"}
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 @example(b"\xdf\x00\x00\x00\x01\xa4\x00\x00\x00\x80")  # the name of a field that is no text
 def test_garbage_is_a_bad_record_and_nothing_else(value: bytes) -> None:

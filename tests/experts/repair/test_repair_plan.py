@@ -100,7 +100,7 @@ def test_placements_of_different_shapes_are_refused() -> None:
         plan_repair(placement([0, 1]), placement([0, 1, 0, 1]), [0], [0, 0], MIB)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 4) | st.just(float("inf")))
 def test_every_slot_that_changes_has_sources_that_hold_its_expert(seed: int, extra: float) -> None:
     rng = np.random.default_rng(seed)

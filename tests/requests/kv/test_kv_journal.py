@@ -92,7 +92,7 @@ def test_memory_that_is_no_journal_has_no_lines() -> None:
         KvJournal(memory(), ROWS + 1, life=0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, ROWS - 1), st.sampled_from("abcdef"), st.integers(0, 99)), max_size=40))
 def test_a_line_is_always_of_the_request_that_had_the_row_last(steps: list[tuple[int, str, int]]) -> None:
     shared = memory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_patches.cuda import alignment
@@ -30,7 +30,6 @@ def sorted_picks(topk_ids: torch.Tensor, block: int, experts: int) -> tuple[torc
     return torch.tensor(order, dtype=torch.int32), torch.tensor(of_block, dtype=torch.int32), used
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_block_is_the_expert_of_its_first_pick(data: st.DataObject) -> None:
     experts, topk = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4))

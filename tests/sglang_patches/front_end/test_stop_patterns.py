@@ -92,7 +92,7 @@ patterns = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(pattern=patterns)
 def test_what_is_let_through_ends_on_a_text_that_was_made_for_it(pattern: str) -> None:
     """A pattern that got past the check by mistake would run until the test is ended."""
