@@ -87,7 +87,7 @@ def _why_no_rank(request: OperationRequest, now: InstanceStanding) -> str:
 
 def _why_no_room(now: InstanceStanding) -> str:
     if now.elsewhere is None:
-        return f"there is room for {len(now.ranks)} ranks (--eep-max-ranks)"
+        return f"there is room for {len(now.ranks)} ranks; for more start the server with a larger --eep-max-ranks"
     return f"this host has room for {len(now.ranks)} ranks; for more start a server on another host"
 
 

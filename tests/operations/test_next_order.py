@@ -217,6 +217,12 @@ def test_the_ranks_of_other_hosts_are_for_their_own_servers_to_change(action: st
     assert refused.reason == "rank 0 is not of this host, which has ranks [2, 3]; ask the server of its host"
 
 
+def test_who_asks_for_too_many_ranks_is_told_what_to_do_for_more() -> None:
+    refused = why_refused(asks("scale", ranks=7), standing())
+    assert refused is not None
+    assert refused.reason == "there is room for 6 ranks; for more start the server with a larger --eep-max-ranks"
+
+
 def test_a_host_has_no_more_ranks_than_it_was_started_for() -> None:
     refused = why_refused(asks("scale", ranks=4), of_two_hosts())
     assert refused is not None
