@@ -1,6 +1,6 @@
 """The structures of dispatch and combine in ``eep_cuda/include/eep``, field by field, and the numbers of their enumerations.
 
-Pure ctypes, like :mod:`eep.abi.native`, which declares the functions. ``tests/abi`` compares all of it with the headers.
+Pure ctypes, like :mod:`eep.abi.functions`, which has the functions. ``tests/abi`` compares all of it with the headers.
 """
 
 from __future__ import annotations

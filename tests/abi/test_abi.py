@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eep import faults
-from eep.abi import collectives, hosts, native, peer_table, structures
+from eep.abi import collectives, functions, hosts, native, peer_table, structures
 from eep.errors import EepError
 from eep.faults.injection import ACTIONS
 from tests.abi import headers
@@ -128,12 +128,12 @@ def test_every_enumeration_of_the_headers_is_compared() -> None:
 
 
 def test_functions_are_those_of_the_header() -> None:
-    declared = {name: len(arguments) for name, (_, arguments) in native._PROTOTYPES.items()}
+    declared = {name: len(arguments) for name, (_, arguments) in functions.PROTOTYPES.items()}
     assert declared == headers.functions()
 
 
 def test_the_typed_face_has_every_function() -> None:
-    methods = {name: method for name, method in vars(native.NativeLibrary).items() if name.startswith("eep_")}
+    methods = {name: method for name, method in vars(functions.NativeLibrary).items() if name.startswith("eep_")}
     taken = {name: len(inspect.signature(method).parameters) - 1 for name, method in methods.items()}
     assert taken == headers.functions()
 
