@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Literal
 
-from sglang_patches import targets
+from sglang_patches import sglang_version, targets
 
 Kind = Literal["before", "after", "around", "replace"]
 _wanted: set[str] = set()
@@ -20,7 +20,7 @@ def hook(target: str, function: Callable[..., Any], kind: Kind = "around") -> No
     """Hook ``target``, a name of :mod:`.targets`, at the next :func:`apply`."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    if not targets.exists_in(target, targets.installed_version()):
+    if not targets.exists_in(target, sglang_version.installed()):
         return
     name = targets.full_name(target)
     _wanted.add(name)
@@ -30,7 +30,7 @@ def hook(target: str, function: Callable[..., Any], kind: Kind = "around") -> No
 def rebind(target: str, value: object) -> None:
     """Give the name ``target`` another value, in this one module. A hook would follow a function into every module that
     imported it. And a child process would look up a hooked function by the name of the original, without the hook."""
-    if not targets.exists_in(target, targets.installed_version()):
+    if not targets.exists_in(target, sglang_version.installed()):
         return
     module, _, attribute = targets.full_name(target).rpartition(".")
     setattr(importlib.import_module(module), attribute, value)
@@ -43,8 +43,8 @@ def apply() -> None:
     HookRegistry.apply_hooks()
     missing = sorted(_wanted - HookRegistry._patched)
     if missing:
-        version = targets.installed_version()
+        version = sglang_version.installed()
         raise SystemExit(
             f"--ep-backend eep cannot run on SGLang {version}: it could not hook {', '.join(missing)}; install a version "
-            f"from {targets.OLDEST} to {targets.NEWEST}"
+            f"from {sglang_version.OLDEST} to {sglang_version.NEWEST}"
         )

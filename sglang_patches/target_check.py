@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from sglang_patches import targets
+from sglang_patches import sglang_version, targets
 
 
 def missing(version: str, package: Path) -> list[str]:
@@ -24,11 +24,11 @@ def missing(version: str, package: Path) -> list[str]:
 def require_supported() -> None:
     """SystemExit if the installed SGLang lacks a target."""
     try:
-        version = targets.installed_version()
+        version = sglang_version.installed()
     except importlib.metadata.PackageNotFoundError:
         raise SystemExit(
             "--ep-backend eep needs SGLang, which is not installed; "
-            f"install a version from {targets.OLDEST} to {targets.NEWEST}"
+            f"install a version from {sglang_version.OLDEST} to {sglang_version.NEWEST}"
         ) from None
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
@@ -36,7 +36,7 @@ def require_supported() -> None:
     if lacking:
         raise SystemExit(
             f"--ep-backend eep cannot run on SGLang {version}: it has no {', no '.join(lacking)}. "
-            f"Install a version from {targets.OLDEST} to {targets.NEWEST}."
+            f"Install a version from {sglang_version.OLDEST} to {sglang_version.NEWEST}."
         )
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
 from dataclasses import dataclass
-from functools import cache
 
-OLDEST, NEWEST = "0.5.17", "0.5.23"
-"""The plugin was run with these versions and some between them."""
+from sglang_patches.sglang_version import OLDEST, numbers
 
 
 @dataclass(frozen=True)
@@ -316,16 +312,6 @@ TARGETS = (
     ),
 )
 _BY_NAME = {target.name: target for target in TARGETS}
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare. What follows the third is left out."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
-
-
-@cache
-def installed_version() -> str:
-    return importlib.metadata.version("sglang")
 
 
 def full_name(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from eep.control.launch.processes import INCARNATION, RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
 from eep.observe.metrics import name_metric_files
-from sglang_patches import recipe, targets
+from sglang_patches import recipe, sglang_version
 from sglang_patches.rank import next_life
 
 ENTRY = "sglang_patches.rank.rank_process:main"
@@ -73,7 +73,7 @@ def main() -> None:
 
 def _restore_model_config(server_args: Any) -> None:
     """Up to version 0.5.18 SGLang cannot make this cache again itself: its arguments are sealed once they are resolved."""
-    if targets.numbers(targets.installed_version()) < (0, 5, 19):
+    if sglang_version.numbers(sglang_version.installed()) < (0, 5, 19):
         from sglang.srt.configs.model_config import ModelConfig
 
         object.__setattr__(server_args, "model_config", ModelConfig.from_server_args(server_args))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from sglang_patches import targets
+from sglang_patches import sglang_version
 from sglang_patches.options import ServerOptions
 from sglang_patches.server import balance_flags
 
@@ -57,7 +57,7 @@ def imply(arguments: argparse.Namespace, options: ServerOptions) -> None:
         if not hasattr(arguments, name):
             raise SystemExit(
                 f"--ep-backend eep needs SGLang's --{name.replace('_', '-')}, which this version of SGLang does not have; "
-                f"install a version from {targets.OLDEST} to {targets.NEWEST}"
+                f"install a version from {sglang_version.OLDEST} to {sglang_version.NEWEST}"
             )
         setattr(arguments, name, value)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches import target_check, targets
+from sglang_patches import sglang_version, target_check, targets
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "wheels"
@@ -67,7 +67,7 @@ def test_a_missing_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plugin_refuses_a_version_that_lacks_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sglang")
     monkeypatch.setattr(targets, "TARGETS", [targets.HookTarget("managers.scheduler.no_such_name", "a test")])
-    with pytest.raises(SystemExit, match=re.escape(targets.installed_version()) + ".*no_such_name"):
+    with pytest.raises(SystemExit, match=re.escape(sglang_version.installed()) + ".*no_such_name"):
         target_check.require_supported()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import eep
-from sglang_patches import options, targets
+from sglang_patches import options, sglang_version
 
 _FORMS = (
     *("dtype", "quantization", "load_format", "revision", "tp_size", "dp_size", "ep_size", "device"),
@@ -29,7 +29,7 @@ def identity_of(model_config: Any) -> str:
     facts = {
         "model": str(path),
         "files": [(each.name, (stat := each.stat()).st_size, stat.st_mtime_ns) for each in files],
-        "code": [targets.installed_version(), torch.__version__, _own_version()],
+        "code": [sglang_version.installed(), torch.__version__, _own_version()],
         "form": {name: str(getattr(arguments, name, None)) for name in _FORMS},
         "slots": [asked.ranks, asked.max_ranks, asked.redundant_experts, asked.most_slots, len(asked.own_ranks)],
     }

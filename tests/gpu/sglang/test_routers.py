@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from sglang_patches import targets
+from sglang_patches import sglang_version, targets
 from sglang_patches.cuda import routers
 
 pytest.importorskip("sglang")
@@ -22,7 +22,7 @@ tl = pytest.importorskip("triton.language")
 ROWS, EXPERTS, TOPK = 32, 16, 4
 
 pytestmark = pytest.mark.skipif(
-    not targets.exists_in(routers.TRITON, targets.installed_version()),
+    not targets.exists_in(routers.TRITON, sglang_version.installed()),
     reason="this SGLang's router waits before it reads",
 )
 

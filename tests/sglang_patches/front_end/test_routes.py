@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from sglang_patches import sglang_version
 from sglang_patches.front_end import routes
 from sglang_patches.front_end.route_guard import RouteGuard, path_of
 from sglang_patches.front_end.routes import ALLOWED, NAMED_BY, REFUSED, RouteList
-from sglang_patches.targets import installed_version
 from tests.sglang_patches.test_targets import VERSIONS, sources
 
 FILES = ("http_server.py", "v1_loads.py", "elastic_ep.py")
@@ -59,7 +59,7 @@ def routes_of(package: Path) -> set[str]:
 
 
 def is_installed(version: str) -> bool:
-    return importlib.util.find_spec("sglang") is not None and installed_version() == version
+    return importlib.util.find_spec("sglang") is not None and sglang_version.installed() == version
 
 
 def package_of(version: str) -> Path:
