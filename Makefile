@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 SGLANG ?= sglang==0.5.21
 CXX_SOURCES = $(shell find eep_cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long rdma-packages test-rdma test-gpu test-gpu-sglang sanitize soak lint format bench bench-membership bench-collectives bench-hosts bench-detection bench-host-loss bench-failover bench-context bench-takeover bench-shrink bench-gpu bench-serving-gpu demo demo-gpu drill drill-gpu demo-exchange clean
+.PHONY: help setup setup-sglang build native system-packages build-gpu test test-long rdma-packages test-rdma test-gpu test-gpu-sglang sanitize sanitize-address sanitize-thread soak lint format bench bench-membership bench-collectives bench-hosts bench-detection bench-host-loss bench-failover bench-context bench-takeover bench-shrink bench-gpu bench-serving-gpu demo demo-gpu drill drill-gpu demo-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -70,8 +70,8 @@ test: system-packages setup-sglang build sanitize  ## every test that this machi
 	$(PY) -m pytest -n 4 --dist loadfile --durations 12 -m "not long" --ignore tests/sglang --ignore tests/rdma
 	$(PY) -m pytest -n 2 --dist loadgroup --durations 12 -m "not long" tests/sglang
 
-test-long: system-packages setup-sglang build  ## servers that grow, that lose experts, and that are killed for longer: minutes more
-	$(PY) -m pytest -m long tests/sglang tests/control tests/experts tests/process_group
+test-long: system-packages setup-sglang build  ## servers that grow, that lose experts, and that are killed for longer; more schedules: minutes more
+	$(PY) -m pytest -m long tests/sglang tests/control tests/experts tests/membership tests/process_group
 
 # The kernel of the guests is Debian's too. It is fetched into build/rdma, and not installed.
 RDMA_QEMU := $(if $(filter aarch64,$(shell uname -m)),qemu-system-arm,qemu-system-x86)
@@ -96,13 +96,13 @@ test-gpu-sglang: build-gpu  ## the SGLang server with several ranks on one GPU; 
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) -m pytest tests/gpu/sglang
 
-sanitize: $(VENV)/.tools  ## the C++ core under AddressSanitizer and ThreadSanitizer
-	for kind in address thread; do \
-	    $(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$$kind -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
-	        -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$$kind > /dev/null; \
-	    env -u MAKEFLAGS $(VENV)/bin/cmake --build build/$$kind; \
-	    build/$$kind/eep_core_test; \
-	done
+sanitize: sanitize-address sanitize-thread  ## the C++ core under AddressSanitizer and ThreadSanitizer
+
+sanitize-address sanitize-thread: sanitize-%: $(VENV)/.tools
+	$(VENV)/bin/cmake -G Ninja -S eep_cuda -B build/$* -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEEP_SANITIZE=$* > /dev/null
+	env -u MAKEFLAGS $(VENV)/bin/cmake --build build/$*
+	build/$*/eep_core_test
 
 soak: setup-sglang build  ## fault points and random membership schedules until stopped (or SOAK_SECONDS=n); seeds that fail are kept. SOAK_DEATHS=1000: first, does a server grow with so many deaths of ranks?
 	$(if $(SOAK_DEATHS),$(PY) -m bench.soak --deaths $(SOAK_DEATHS))

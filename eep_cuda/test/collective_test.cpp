@@ -119,32 +119,38 @@ void test_revoke() {
   });
 }
 
+enum Why { kDeadline, kSuspect, kLeft, kNoLane };
+
 // A rank is lost: by a deadline, by a suspicion from outside, because it left, before it opened its lane.
+void lose_a_rank(Why why) {
+  Ranks ranks(3);
+  for (uint32_t rank = 0; rank < (why == kNoLane ? 2 : 3); ++rank) ranks.open(rank, kGroup, {0, 1, 2});
+  const auto rings = [&] { return __atomic_load_n(&ranks.ranks[2].control.doorbell, __ATOMIC_ACQUIRE); };
+  const uint32_t before = rings();
+  std::thread outside([&] {
+    // Both wait by then. Whom all were told not to wait for before they began is left out, and that is no trouble.
+    while (why == kSuspect && rings() - before < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (why == kSuspect)
+      for (uint32_t rank = 0; rank < 2; ++rank) suspect(ranks.ranks[rank].control, 4);
+    if (why == kLeft) eep_control_state(&ranks.ranks[2].control, EEP_OWNER_LEFT);
+  });
+  on_ranks(2, [&](uint32_t rank) {
+    // Seconds: the two must not give up each other, however long one of them gets no processor.
+    const bool in_time = why == kDeadline || why == kNoLane;
+    uint32_t answered = 0;
+    REQUIRE(reduce_one(ranks, rank, answered, in_time ? 6 * kSecond : 600 * kSecond) == EEP_OK && answered == 3);
+    REQUIRE(ranks.status(rank) == EEP_STATUS_SUSPECT);
+    REQUIRE(ranks.ranks[rank].control.dropped == first_ranks(4));
+  });
+  outside.join();
+}
+
+// Side by side: some of them only wait.
 void test_loss() {
-  enum Why { kDeadline, kSuspect, kLeft, kNoLane };
-  for (Why why : {kDeadline, kSuspect, kLeft, kNoLane}) {
-    Ranks ranks(3);
-    for (uint32_t rank = 0; rank < (why == kNoLane ? 2 : 3); ++rank) ranks.open(rank, kGroup, {0, 1, 2});
-    const auto rings = [&] { return __atomic_load_n(&ranks.ranks[2].control.doorbell, __ATOMIC_ACQUIRE); };
-    const uint32_t before = rings();
-    std::thread outside([&] {
-      // Both wait by then. Whom all were told not to wait for before they began is left out, and that is no trouble.
-      while (why == kSuspect && rings() - before < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      if (why == kSuspect)
-        for (uint32_t rank = 0; rank < 2; ++rank) suspect(ranks.ranks[rank].control, 4);
-      if (why == kLeft) eep_control_state(&ranks.ranks[2].control, EEP_OWNER_LEFT);
-    });
-    on_ranks(2, [&](uint32_t rank) {
-      // Seconds: the two must not give up each other, however long one of them gets no processor.
-      const bool in_time = why == kDeadline || why == kNoLane;
-      uint32_t answered = 0;
-      REQUIRE(reduce_one(ranks, rank, answered, in_time ? 6 * kSecond : 600 * kSecond) == EEP_OK && answered == 3);
-      REQUIRE(ranks.status(rank) == EEP_STATUS_SUSPECT);
-      REQUIRE(ranks.ranks[rank].control.dropped == first_ranks(4));
-    });
-    outside.join();
-  }
+  std::vector<std::thread> losses;
+  for (Why why : {kDeadline, kSuspect, kLeft, kNoLane}) losses.emplace_back([why] { lose_a_rank(why); });
+  for (std::thread& loss : losses) loss.join();
 }
 
 // A sum that lacks a part is never taken for a whole one: ranks 0 and 2 give each other up, rank 1 lacks no part, and
