@@ -169,6 +169,7 @@ def classes() -> dict[str, str]:
     return {name: bases[name][1] for name in known & bases.keys()}
 
 
+@cache
 def raised() -> set[str]:
     """Whatever is called to make what is raised."""
     return {
@@ -184,6 +185,7 @@ def length(text: str) -> int:
     return len(re.sub(r"--[a-z-]+( eep\b)?", "", text).replace("…", "").strip(" :;=."))
 
 
+@cache
 def texts() -> set[str]:
     """All that a page must explain, but for events."""
     found: set[str] = set()
@@ -215,6 +217,7 @@ def _read(scope: ast.AST, is_command: bool) -> Iterator[ast.expr]:
         yield from (each.value for each in node.keywords if each.arg in NAMED_TEXTS)
 
 
+@cache
 def events() -> set[tuple[str, str]]:
     """The kinds of lines of the event log, with the causes that are fixed texts."""
     found = set()

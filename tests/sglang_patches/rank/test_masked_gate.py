@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +26,13 @@ GATES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def importable() -> None:
+def importable() -> Iterator[None]:
+    """Some gates of SGLang would be compiled, which takes long and changes nothing."""
     from sglang_patches import cpu
 
     cpu.fill_gaps()
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def gate(biased: bool = False, **settings: Any) -> Any:
