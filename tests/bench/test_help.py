@@ -19,7 +19,14 @@ def test_benchmarks_are_found() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [*BENCHMARKS, "bench.collectives.cuda", "bench.context.copy_cost", "bench.detection.stuck", "bench.soak.load"],
+    [
+        *BENCHMARKS,
+        "bench.balance.gained",
+        "bench.collectives.cuda",
+        "bench.context.copy_cost",
+        "bench.detection.stuck",
+        "bench.soak.load",
+    ],
 )
 def test_help_is_shown(module: str) -> None:
     command = [sys.executable, "-m", module, "--help"]
