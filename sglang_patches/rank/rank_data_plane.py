@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -36,8 +37,8 @@ ANY_STEP, DECODE_STEP = 0, 1
 """Numbers of buffers. Kernels of a graph have fixed shapes, so they go through a buffer that is no larger than they need."""
 
 
-_COUNTED_ON_CPU = 3
-"""Of so many steps one is counted."""
+_COUNTED_ON_CPU = 1 / 3
+"""The share of the steps that are counted."""
 
 
 class RankDataPlane:
@@ -54,8 +55,10 @@ class RankDataPlane:
         """Of the tokens of the step under way."""
         self._picked: list[torch.Tensor] = []
         """What the gates of the step under way have picked, layer by layer."""
-        self._begun = 0
-        self._counts_every = _COUNTED_ON_CPU if facts.device == "cpu" else 1
+        self._chance = random.Random(facts.rank)
+        self._is_counted = False
+        """Whether the step under way is."""
+        self._counted_share = _COUNTED_ON_CPU if facts.device == "cpu" else 1.0
         asked = facts.options
         self.patience = StepPatience(asked.timeout_ms, asked.stall_timeout_s)
         """How long this rank waits for its peers, on a CPU. On a GPU no layer takes that long."""
@@ -95,13 +98,14 @@ class RankDataPlane:
 
     def count(self, layer: int, column: torch.Tensor) -> None:
         """In a step: its gate has picked these columns of ``used``. They are added up in the last layer, for all layers at
-        once. The host waits for nothing. On a CPU, which has no other to do it, only some steps are counted."""
+        once. The host waits for nothing. On a CPU, which has no other to do it, only some steps are counted. Chance
+        says which: were it each third, prompts that come every third step would be counted always or never."""
         if self.used is None:
             return
         if layer == 0:
             self._picked.clear()
-            self._begun += 1
-        if self._begun % self._counts_every:
+            self._is_counted = self._chance.random() < self._counted_share
+        if not self._is_counted:
             return
         self._picked.append(column)
         if layer == len(self.used) - 1:

@@ -134,16 +134,29 @@ def test_gates_of_all_layers_are_counted_and_tokens_keep_their_turn() -> None:
     first, again = here.choose(0, picks), here.choose(0, picks)
     assert torch.equal(first, again)
     assert (first[2] == -1).all(), "padding goes nowhere"
-    for _ in range(6):  # of which every third is counted
+    for _ in range(300):
         here.count(0, picks)
         here.count(1, picks.clone())
-    assert here.count_uses().tolist() == [[4, 2, *([0] * 13), 2]] * 2
-    for _ in range(3):
+    counted = here.count_uses()
+    steps = int(counted[0, 1])
+    assert 70 < steps < 130, "a third of them"
+    assert counted.tolist() == [[2 * steps, steps, *([0] * 13), steps]] * 2
+    for _ in range(30):
         here.count(0, picks)  # steps that end early count nothing
-    for _ in range(3):
+    for _ in range(30):
         here.count(0, picks[:0])
         here.count(1, picks[:0])
-    assert here.count_uses().sum() == 16
+    assert here.count_uses().sum() == counted.sum()
+
+
+@pytest.mark.parametrize("period", [2, 3, 6, 13])
+def test_no_step_of_a_load_that_repeats_is_left_out_of_the_counts(period: int) -> None:
+    here = plane(64, balance=BalanceOptions(every=10))
+    rounds = 200
+    for step in range(period * rounds):  # each step of a period picks an expert of its own
+        here.count(0, torch.tensor([[1 + step % period, 0]]))
+    counted = here.count_uses()[0, :period] / rounds
+    assert 0.2 < counted.min() <= counted.max() < 0.45, counted
 
 
 def test_a_rank_says_that_it_waits_for_its_device_and_then_that_it_runs() -> None:
