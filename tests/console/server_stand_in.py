@@ -89,7 +89,7 @@ def serving(port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[Thread
     server = ThreadingHTTPServer(("127.0.0.1", port), Routes)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield server
     finally:

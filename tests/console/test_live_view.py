@@ -20,6 +20,7 @@ from eep.console.live_view import with_absence
 from eep.console.server_choice import ServerChoice
 from tests.console.server_stand_in import Routes, serving
 from tests.console.test_status_table import STATUS
+from tests.control.store.etcd_cluster import free_ports
 
 _WITHOUT_RICH = (
     "import sys; sys.modules['rich'] = sys.modules['rich.live'] = None; from eep.cli import main; sys.exit(main())"
@@ -66,8 +67,8 @@ def program(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.usefixtures("url")
 def test_a_view_says_since_when_there_is_no_answer_and_recovers(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as server:
-        port = server.server_port
+    (port,) = free_ports(1)  # which is this test's own while none listens there
+    with serving(port) as server:
         terminal = Terminal(program, "status", "--watch", "0.2", "--url", f"http://127.0.0.1:{port}")
         try:
             terminal.read_until("1 of 3 ranks in")

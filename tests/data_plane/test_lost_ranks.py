@@ -82,26 +82,23 @@ def test_kill_in_the_expert_layout(rendezvous: eep.Rendezvous, point: str) -> No
 
 
 def test_kills_at_random_moments(group: Ranks) -> None:
-    """Five ranks die under load, whichever and whenever, rank 0 among them; each is replaced."""
-    dice, trusted = random.Random(5), 0
+    """Five ranks die under load, whichever and whenever, rank 0 among them; each is replaced. All have steps behind them."""
+    dice = random.Random(5)
     for cycle, victim in enumerate([0, 3, 1, 0, 2]):
         survivors = tuple(rank for rank in ALL if rank != victim)
         group.all(ALL, "set_timeout", SOON_MS)
-        for rank in ALL:
-            group[rank].send("step", 100 * cycle, ALL, 10_000)
+        group.begin(ALL, "step", 100 * cycle, ALL, 10_000)
         time.sleep(dice.uniform(0.0, 0.15))  # not a wait for anything: the moment is what the dice are for
         group[victim].kill()
         for rank in survivors:
             outputs, status = group[rank].answer()
             assert victim in status.suspects
             group.check_outputs(rank, outputs, 100 * cycle, ALL)
-            trusted += len(outputs)
         group.all(survivors, "set_timeout", PATIENT_MS)
         group.all(survivors, "disconnect", [victim])
         group.check_steps(survivors, seed=7)
         group.replace(victim, survivors)
         group.check_steps(ALL, seed=8)
-    assert trusted, "no rank died in the middle: every one was killed before the first step was over"
 
 
 def test_down_to_the_last_rank(group: Ranks) -> None:

@@ -19,7 +19,8 @@ def tcp_store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30))
 
 
-def test_it_waits_for_a_store_that_is_about_to_close() -> None:
+def test_it_waits_for_a_store_that_is_about_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_store, "_CLOSES_WITHIN_S", 3600.0)
     kept: list[Any] = [tcp_store()]
     watched = LaunchStore.behind(dist.PrefixStore("a", dist.PrefixStore("b", kept[0])), 1)
     assert watched is not None
