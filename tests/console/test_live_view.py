@@ -20,7 +20,7 @@ from eep.console.live_view import with_absence
 from eep.console.server_choice import ServerChoice
 from tests.console.server_stand_in import Routes, serving
 from tests.console.test_status_table import STATUS
-from tests.control.store.etcd_cluster import free_ports
+from tests.ports import free_ports
 
 _WITHOUT_RICH = (
     "import sys; sys.modules['rich'] = sys.modules['rich.live'] = None; from eep.cli import main; sys.exit(main())"

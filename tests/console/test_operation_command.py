@@ -19,7 +19,7 @@ from eep.control.supervisor.supervisor import Supervisor
 from eep.membership import RankStatus
 from tests.console.server_stand_in import OPERATION, Routes
 from tests.control import ranks
-from tests.control.harness import ROOT, record, runs_with, supervised, until
+from tests.control.harness import ROOT, patient_policy, record, runs_with, supervised, until
 from tests.control.test_cli import Operator, beside_two_ranks
 
 
@@ -101,7 +101,7 @@ def test_ctrl_c_has_the_server_take_it_back(served: Path) -> None:
 
 def test_ctrl_c_takes_back_what_the_command_did_itself() -> None:
     async def body() -> None:
-        async with supervised(ranks.never_ready, 2) as supervisor:
+        async with supervised(ranks.never_ready, 2, policy=patient_policy(2, leave_grace=0.5)) as supervisor:
             directory = str(supervisor.directory.path)
             await until(supervisor, lambda: supervisor.state.ranks[1].status is RankStatus.STARTING)
             assert await asyncio.to_thread(cli.main, ["rank", "remove", "1", "--dir", directory]) == 0
@@ -119,10 +119,11 @@ def beside_a_supervisor(capsys: pytest.CaptureFixture[str], body: Callable[[Oper
     """Whose server has left an address where nothing answers any more."""
 
     async def with_address(operator: Operator) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"http://127.0.0.1:{free.getsockname()[1]}"
-        (operator.supervisor.directory.path / "url").write_text(address)
-        await body(operator)
+        with socket.socket() as taken:  # and no other process can listen there
+            taken.bind(("127.0.0.1", 0))
+            address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+            (operator.supervisor.directory.path / "url").write_text(address)
+            await body(operator)
 
     beside_two_ranks(capsys, with_address)
 

@@ -28,6 +28,7 @@ from eep.operations.held_experts import read_held
 from eep.view import View
 from tests.experts import model
 from tests.experts.covered import RANKS, Rank, enter
+from tests.ports import free_ports
 
 pytest.importorskip("mooncake.engine", reason="needs Mooncake's transfer engine (pip install 'eep[backup]')")
 
@@ -177,9 +178,7 @@ def _other_sizes(hosts: TwoHosts) -> None:
 
 
 def _engine_gone(hosts: TwoHosts) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    (port,) = free_ports(1)
     for rank in (0, 1):
         _, record = hosts.record(rank)
         hosts.replace_record(rank, encode_record(msgspec.structs.replace(record, session=f"127.0.0.1:{port}")))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import eep
 from eep.pg import PeerState
 from eep.process_group import launch_store
-from tests.control.store.etcd_cluster import free_ports
+from tests.ports import free_ports
 from tests.process_group.members import GroupConfig, MemberProgram, Members
 from tests.rank_program import PATIENCE_S
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -16,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.control.harness import wait_until_all_threads_stand_still
+from tests.ports import free_ports
 
 STARTS_WITHIN = 60.0
 
@@ -23,17 +21,6 @@ STARTS_WITHIN = 60.0
 def why_not() -> str | None:
     """Why there can be no cluster here, or None."""
     return None if shutil.which("etcd") else "etcd is not installed (apt-get install etcd-server)"
-
-
-def free_ports(count: int) -> list[int]:
-    """Not of those that the kernel hands out: a node that is started again must not find its port taken by a client."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            found += [port] if port not in found else []
-    return found
 
 
 class EtcdCluster:
