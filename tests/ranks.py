@@ -66,6 +66,10 @@ class CommandedProcess:
     def answer(self) -> Any:
         return self._raise(self._receive())
 
+    def has_answered(self) -> bool:
+        """Whether :meth:`answer` would not wait."""
+        return self._connection.poll()
+
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         self.send(method, *args, **kwargs)
         return self.answer()
