@@ -33,7 +33,7 @@ OF_A_RANK: dict[str, Callable[..., Any]] = {
 }
 """What the methods of :class:`eep.recovery.session.Session` do while the switch is thrown."""
 OF_A_STEP_AHEAD: dict[str, Callable[..., Any]] = {
-    "begin": lambda launched, session, plane, forward, batch: forward(),
+    "begin": lambda launched, session, forward, batch: forward(),
 }
 """And those of :class:`sglang_patches.rank.overlap.LaunchedStep`: nothing is kept to run the step again."""
 OF_THE_FRONT_END: dict[str, Callable[..., Any]] = {
