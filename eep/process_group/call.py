@@ -10,13 +10,16 @@ import torch
 
 from eep.abi.collectives import CollectiveArgs
 
+_OVERLAPS = 1
+"""What torch says of a tensor whose elements share memory."""
+
 
 @dataclass(slots=True)
 class Call:
     """Its name for messages, its native arguments, and what must live as long as it runs.
 
-    The native library takes tensors whose elements lie in their order. A transposed one has a stand-in: a copy of it, which
-    is what is read and written.
+    The native library takes tensors whose elements lie in their order, without gaps. Any other has a stand-in: a copy of it,
+    which is what is read and written.
     """
 
     name: str
@@ -39,6 +42,11 @@ class Call:
         """The address at which this tensor is read and written."""
         if tensor.is_contiguous():
             return tensor.data_ptr()
+        if torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+            raise ValueError(
+                f"{self.name}: elements of a tensor that is written share memory, as after .expand(); call "
+                ".contiguous() on it"
+            )
         # With what the tensor has now: blocks of ranks that are not there keep it.
         stand_in = tensor.detach().contiguous()
         self.written += ((tensor, stand_in),)
@@ -57,9 +65,8 @@ def check(name: str, *tensors: torch.Tensor) -> None:
             raise TypeError(f"{name} takes tensors, got {type(tensor).__name__}")
         if tensor.layout is not torch.strided:
             raise ValueError(f"{name}: the eep backend does not support {tensor.layout} tensors; call .to_dense()")
-        if not tensor.is_contiguous() and not _is_transposed(tensor):
-            kinds = "contiguous or transposed" if tensor.is_cpu else "contiguous"
-            raise ValueError(f"{name}: tensors must be {kinds}; call .contiguous() on this one")
+        if not tensor.is_cpu and not tensor.is_contiguous():  # a kernel that was captured knows no stand-in
+            raise ValueError(f"{name}: tensors must be contiguous; call .contiguous() on this one")
         if tensor is not tensors[0] and tensor.device != tensors[0].device:
             raise ValueError(f"{name}: tensors must be on one device, got {tensors[0].device} and {tensor.device}")
 
@@ -71,10 +78,3 @@ def check_alike(name: str, tensor: torch.Tensor, others: Sequence[torch.Tensor])
             raise TypeError(f"{name}: tensors must be of one type, got {tensor.dtype} and {other.dtype}")
         if other.numel() != tensor.numel():
             raise ValueError(f"{name}: tensors must be of one size, got {tensor.numel()} and {other.numel()} elements")
-
-
-def _is_transposed(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill their memory without gaps, each once, in another order. Only for CPU tensors: a kernel that
-    was captured knows no stand-in."""
-    # Torch gives a tensor like another the same strides just if that one is so.
-    return tensor.is_cpu and torch.empty_like(tensor, device="meta").stride() == tensor.stride()

@@ -47,6 +47,8 @@ _REDUCTIONS = {
     )
 }
 _BITWISE = (Reduction.BAND, Reduction.BOR, Reduction.BXOR)
+_BY_PARTS = (operator.index(ReduceOp.SUM), operator.index(ReduceOp.AVG))  # type: ignore[arg-type]
+"""Operators that do with complex numbers what they do with their parts."""
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
@@ -73,24 +75,27 @@ def broadcast(tensor: torch.Tensor, root: int) -> Call:
 
 def all_reduce(tensor: torch.Tensor, op: Any) -> Call:
     check("all_reduce", tensor)
-    call = Call("all_reduce", _args(Kind.ALL_REDUCE, tensor, reduction_of(op, tensor.dtype)), [tensor])
-    call.args.in_ = call.args.out = call.writes(tensor)
+    numbers = _numbers(tensor, op)
+    call = Call("all_reduce", _args(Kind.ALL_REDUCE, numbers, reduction_of(op, numbers.dtype)), [tensor])
+    call.args.in_ = call.args.out = call.writes(numbers)
     return call
 
 
 def reduce(tensor: torch.Tensor, op: Any, root: int) -> Call:
     check("reduce", tensor)
-    call = Call("reduce", _args(Kind.REDUCE, tensor, reduction_of(op, tensor.dtype), root), [tensor])
-    call.args.in_ = call.args.out = call.writes(tensor)
+    numbers = _numbers(tensor, op)
+    call = Call("reduce", _args(Kind.REDUCE, numbers, reduction_of(op, numbers.dtype), root), [tensor])
+    call.args.in_ = call.args.out = call.writes(numbers)
     return call
 
 
 def reduce_into(output: torch.Tensor | None, tensor: torch.Tensor, op: Any, root: int) -> Call:
     """``output`` is None anywhere but at the root."""
     check("reduce", tensor, *([] if output is None else [output]))
-    call = Call("reduce", _args(Kind.REDUCE, tensor, reduction_of(op, tensor.dtype), root), [tensor])
-    call.args.in_ = call.reads(tensor)
-    call.args.out = None if output is None else call.writes(output)
+    numbers = _numbers(tensor, op)
+    call = Call("reduce", _args(Kind.REDUCE, numbers, reduction_of(op, numbers.dtype), root), [tensor])
+    call.args.in_ = call.reads(numbers)
+    call.args.out = None if output is None else call.writes(_numbers(output, op))
     return call
 
 
@@ -126,10 +131,11 @@ def scatter(tensor: torch.Tensor, inputs: Sequence[torch.Tensor], root: int) -> 
 def reduce_scatter(tensor: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any) -> Call:
     check("reduce_scatter", tensor, *inputs)
     check_alike("reduce_scatter", tensor, inputs)
-    args = _args(Kind.REDUCE_SCATTER, tensor, reduction_of(op, tensor.dtype))
+    numbers = _numbers(tensor, op)
+    args = _args(Kind.REDUCE_SCATTER, numbers, reduction_of(op, numbers.dtype))
     call = Call("reduce_scatter", args, [tensor, *inputs])
-    args.out = call.writes(tensor)
-    args.in_blocks = _read(call, inputs)
+    args.out = call.writes(numbers)
+    args.in_blocks = _read(call, [_numbers(each, op) for each in inputs])
     return call
 
 
@@ -160,10 +166,11 @@ def all_gather_single(output: torch.Tensor, tensor: torch.Tensor, count: int) ->
 
 def reduce_scatter_single(output: torch.Tensor, tensor: torch.Tensor, op: Any, count: int) -> Call:
     check("reduce_scatter", output, tensor)
-    args = _args(Kind.REDUCE_SCATTER, output, reduction_of(op, output.dtype))
+    numbers = _numbers(output, op)
+    args = _args(Kind.REDUCE_SCATTER, numbers, reduction_of(op, numbers.dtype))
     call = Call("reduce_scatter", args, [output, tensor])
-    args.out = call.writes(output)
-    args.in_blocks = _blocks(call, tensor, output, count, call.reads(tensor))
+    args.out = call.writes(numbers)
+    args.in_blocks = _blocks(call, tensor, output, count, call.reads(_numbers(tensor, op)))
     return call
 
 
@@ -221,6 +228,13 @@ def _splits(name: str, tensor: torch.Tensor, sizes: Sequence[int], count: int, b
     in_bytes = [size * row_bytes for size in sizes]
     addresses = accumulate(in_bytes[:-1], initial=begin)
     return (ctypes.c_void_p * count)(*addresses), (ctypes.c_uint64 * count)(*in_bytes)
+
+
+def _numbers(tensor: torch.Tensor, op: Any) -> torch.Tensor:
+    """What is reduced: the tensor itself, or the parts of its complex numbers."""
+    if tensor.is_complex() and operator.index(getattr(op, "op", op)) in _BY_PARTS:
+        return torch.view_as_real(tensor.detach())
+    return tensor
 
 
 def _args(kind: Kind, tensor: torch.Tensor, reduction: Reduction = Reduction.SUM, root: int = 0) -> CollectiveArgs:

@@ -29,6 +29,16 @@ def lay_transposed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(backwards).contiguous().permute(backwards)
 
 
+def lay_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, with gaps: each element is in the middle of three."""
+    wide = torch.full((*tensor.shape, 3), 7, dtype=tensor.dtype, device=tensor.device)
+    wide[..., 1] = tensor
+    return wide[..., 1]
+
+
+LAYOUTS = {"contiguous": torch.Tensor.contiguous, "transposed": lay_transposed, "strided": lay_strided}
+
+
 def run_collective(
     name: str,
     group: Any,
@@ -40,11 +50,11 @@ def run_collective(
     op: Any = None,
     root: int = 0,
     device: str = "cpu",
-    transposed: bool = False,
+    layout: str = "contiguous",
 ) -> list[torch.Tensor]:
     """One collective on contributions that depend on ``seed`` and rank only; what this rank holds afterwards."""
     op = dist.ReduceOp.SUM if op is None else op
-    lay = lay_transposed if transposed else torch.Tensor.contiguous
+    lay = LAYOUTS[layout]
     mine = lay(values(seed, rank, shape, dtype).to(device))
     blocks = [lay(values(seed + 7, rank * size + i, shape, dtype).to(device)) for i in range(size)]
     empty = [lay(torch.full(shape, 9, dtype=dtype, device=device)) for _ in range(size)]

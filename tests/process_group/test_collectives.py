@@ -122,7 +122,7 @@ def test_members_that_call_different_things_are_told(
 def test_bad_input_is_refused_and_changes_nothing(group: Start) -> None:
     members = group(2)
     for call, error, sentence in (
-        ("noncontiguous", ValueError, "contiguous"),
+        ("overlapping", ValueError, "share memory"),
         ("sparse", ValueError, "to_dense"),
         ("bitwise_floats", ValueError, "needs integers"),
         ("too_few_outputs", ValueError, "one tensor for each of the 2 ranks"),
