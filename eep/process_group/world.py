@@ -101,6 +101,13 @@ class World:
                 f"the process group {name!r} was destroyed in this view (epoch {self.view.epoch}), and other ranks may still "
                 "be in it; give the new one another name (group_name=...), or make it again after the next view"
             )
+        room = self._endpoints[device].shape.lanes
+        if sum(on == device for on, _ in self._lanes) == room:
+            raise EepError(
+                f"process group {name!r}: all {room} places for groups on the {device} are taken, of which EEP "
+                "itself has one; destroy a group that is not needed any more. eep.pg.Options(lanes=...) says how many places "
+                "there are, 64 at most"
+            )
         kind = Lane if device == "cpu" else DeviceLane
         lane = kind(self._endpoints[device], self.gate, group_id(name, self._uses.get((device, name), 0)), list(ranks))
         self._lanes[device, name] = lane

@@ -71,6 +71,17 @@ def test_groups_of_one_name_may_follow_each_other_within_a_view(worlds: Make) ->
     assert found[0] == found[1] == [11.0 * turn for turn in range(1, 50)]
 
 
+def test_a_group_too_many_is_told_what_to_do_and_takes_no_place(worlds: Make) -> None:
+    (world,) = start(worlds, 1)
+    for name in "abcd":
+        world.open_lane(name, [0])
+    for _ in range(2):
+        with pytest.raises(eep.EepError, match=r"'e': all 4 places .* destroy a group .*Options\(lanes=...\)"):
+            world.open_lane("e", [0])
+    world.close_lanes("b")
+    world.open_lane("e", [0])
+
+
 def test_a_joiner_finds_a_group_that_the_others_have_made_again(worlds: Make) -> None:
     """However often each has made it before: in the next view a name means the same to all."""
     made = worlds(3)
