@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from eep.abi.native import MAX_TOPK, SCALE_GROUP
 from eep.errors import EepError
 
 
@@ -45,6 +46,21 @@ def check_tensor(device: torch.device, name: str, tensor: torch.Tensor, dtype: t
         raise ValueError(f"{name} must be of shape [{wanted}], got {list(tensor.shape)}")
     if where.type != device.type or not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous and on {device.type}; copy it there, or call .contiguous() on it")
+
+
+def check_choices(topk: int) -> None:
+    """That a token can have so many choices."""
+    if not 1 <= topk <= MAX_TOPK:
+        raise ValueError(f"top-k must be between 1 and {MAX_TOPK}, got {topk}")
+
+
+def check_scaled(hidden: int) -> None:
+    """That tokens of this size can travel as fp8."""
+    if hidden % SCALE_GROUP:
+        raise ValueError(
+            f"fp8 has one scale for {SCALE_GROUP} values: the hidden size must be a multiple of {SCALE_GROUP}, got "
+            f"{hidden}; pass use_fp8=False"
+        )
 
 
 def refuse(is_used: bool, name: str, instead: str) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from eep.compat import sizes
-from eep.compat.checks import check_handle, check_tensor, device_of, local_experts_of, refuse
+from eep.compat.checks import (
+    check_choices,
+    check_handle,
+    check_scaled,
+    check_tensor,
+    device_of,
+    local_experts_of,
+    refuse,
+)
 from eep.compat.deep_ep_rank import default_device
 from eep.compat.flights import Flight
 from eep.compat.normal_mode import NormalMode
@@ -81,6 +89,10 @@ class DeepEpBuffer(NormalMode):
         check_tensor(device, "topk_idx", topk_idx, torch.int64, len(x), None)
         if len(x) > (limit := num_max_dispatch_tokens_per_rank):
             raise ValueError(f"x has {len(x)} tokens; num_max_dispatch_tokens_per_rank allows {limit}")
+        # Before memory is made for these sizes: other sizes end what is in flight.
+        check_choices(topk_idx.shape[1])
+        if use_fp8:
+            check_scaled(x.shape[1])
         sized = self._sizes(limit, x.shape[1], num_experts)
         if (stats := cumulative_local_expert_recv_stats) is not None:
             check_tensor(device, "cumulative_local_expert_recv_stats", stats, torch.int32, sized.local_experts)

@@ -87,6 +87,23 @@ def check_refused_dispatches(buffer: Buffer) -> None:
         raises(kind, words, buffer.low_latency_dispatch, **{**arguments, **change})
 
 
+def play_bad_sizes(group: dist.ProcessGroup) -> None:
+    """A dispatch of other sizes makes other memory, and ends what is in flight. Not so one that is refused."""
+    buffer = new_buffer(group)
+    batch = batch_of(buffer)
+    recv_x, count, handle, _, _ = dispatch(buffer, SMALL, batch, use_fp8=False)
+    for words, hidden, topk in (
+        ("multiple of 128, got 200", 200, 3),
+        ("top-k must be between 1 and 16, got 17", 256, 17),
+    ):
+        x, idx = torch.zeros(4, hidden, dtype=torch.bfloat16), torch.zeros(4, topk, dtype=torch.int64)
+        raises(ValueError, words, buffer.low_latency_dispatch, x, idx, SMALL.max_tokens, EXPERTS)
+    combined, _, _ = combine_of(buffer, batch, handle)(run_experts(buffer, SMALL, recv_x, count))
+    assert torch.equal(combined, moe.reference(SMALL, batch))
+    buffer.barrier()
+    buffer.destroy()
+
+
 def play_bad_masks(group: dist.ProcessGroup) -> None:
     buffer = new_buffer(group)
     step(buffer, SMALL, 0, ACTIVE)
@@ -132,7 +149,9 @@ def play_bad_combines(group: dist.ProcessGroup) -> None:
     buffer.destroy()
 
 
-@pytest.mark.parametrize("play", [play_bad_constructors, play_bad_dispatches, play_bad_masks, play_bad_combines])
+@pytest.mark.parametrize(
+    "play", [play_bad_constructors, play_bad_dispatches, play_bad_sizes, play_bad_masks, play_bad_combines]
+)
 def test_bad_arguments_raise_and_change_nothing(fleet: Fleet, play: Callable[[dist.ProcessGroup], None]) -> None:
     fleet.finish(fleet.start(play, SMALL.ranks))
 
