@@ -175,6 +175,16 @@ void test_a_revoke_crosses() {
   REQUIRE(hosts.status(0) & EEP_STATUS_REVOKED);
 }
 
+// The kernel does the work of its proxy, and sleeps at its links: a revoke rings at its doorbell, where it does not.
+void test_a_revoke_at_home_ends_a_wait_for_a_link() {
+  TwoHosts hosts(EEP_LAYOUT_RANK);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) hosts.show(rank, 1);
+  std::thread waiting([&] { hosts.step(0, 3); });
+  eep_control_revoke(&hosts.ranks[0].control, 1);
+  waiting.join();
+  REQUIRE(hosts.status(0) == EEP_STATUS_REVOKED);
+}
+
 void test_a_link_that_ends_makes_a_suspect() {
   TwoHosts hosts(EEP_LAYOUT_RANK);
   hosts.show(0, 1);
@@ -257,6 +267,7 @@ void test_hosts() {
   test_steps(EEP_LAYOUT_RANK);
   test_steps(EEP_LAYOUT_EXPERT);
   test_a_revoke_crosses();
+  test_a_revoke_at_home_ends_a_wait_for_a_link();
   test_a_link_that_ends_makes_a_suspect();
 }
 

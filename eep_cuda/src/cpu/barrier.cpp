@@ -22,10 +22,11 @@ eep_barrier_word read(const eep_mailbox& mailbox, uint64_t epoch, uint64_t round
 
 // Waits until each of `missing` has entered the barrier, or one of them never will: then the epoch is over, though no
 // revoke has reached us.
-void wait_for_all(eep_context& context, const eep_snapshot& here, RankSet missing, uint64_t deadline_ns) {
+void wait_for_all(eep_context& context, const eep_snapshot& here, RankSet missing, uint64_t deadline_ns,
+                  hosts::Loan& loan) {
   const uint64_t epoch = context.barrier_epoch, round = context.barrier_round;
   const ChannelView own = context.own(0);
-  BoundedWait wait(*context.control, epoch, deadline_ns, kLookForLeft);
+  BoundedWait wait(*context.control, epoch, deadline_ns, kLookForLeft, &loan);
   while (!is_empty(missing)) {
     wait.begin_look();
     RankSet entered = {};
@@ -52,13 +53,16 @@ int eep_barrier(eep_context* context, uint64_t deadline_ns, void*) {
   if (context->barrier_epoch != context->table.epoch) enter_epoch(*context);
   const uint64_t flag = eep_flag_make(context->barrier_epoch, ++context->barrier_round, 0);
   const RankSet others = here.active - only(context->table.rank) - given_up(*context->control);
+  hosts::Loan loan(context->table);
   const uint32_t own_slot = here.slot[context->table.rank];
   for_each_rank(others, [&](uint32_t rank) {
     eep_mailbox& mailbox = *context->of_peer(here, rank, 0).mailbox(own_slot);
     store_relaxed(mailbox.barrier_before, context->barrier_before);
     store_release(mailbox.barrier_flag, flag);
-    ring(*reinterpret_cast<eep_control_page*>(here.control[rank]));
+    auto& page = *reinterpret_cast<eep_control_page*>(here.control[rank]);
+    if (!loan.looks_at(&page)) ring(page);
   });
-  wait_for_all(*context, here, others, deadline_ns);
+  loan.turn();
+  wait_for_all(*context, here, others, deadline_ns, loan);
   return EEP_OK;
 }

@@ -53,7 +53,7 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
 }
 
 // `lost`: an injected fault, the others will not hear of this outbox.
-void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, bool lost) {
+void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, bool lost, hosts::Loan& loan) {
   const uint32_t own_slot = snapshot.slot[context.table.rank];
   uint32_t sent = 0;
   const RankSet reached = lost ? snapshot.active & only(context.table.rank) : snapshot.active;
@@ -61,18 +61,21 @@ void send_flags(eep_context& context, uint32_t channel, const eep_snapshot& snap
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
     store_release(context.of_peer(snapshot, rank, channel).mailbox(own_slot)->combine_flag,
                   eep_flag_make(snapshot.epoch, snapshot.round, snapshot.count[rank]));
-    ring(*reinterpret_cast<eep_control_page*>(snapshot.control[rank]));
+    auto& page = *reinterpret_cast<eep_control_page*>(snapshot.control[rank]);
+    if (!loan.looks_at(&page)) ring(page);
     if (++sent == 1) fault::pass(fault::kCombineMidFlags);
   });
+  loan.turn();
 }
 
 // ---- pull ----
 
 // Waits for the outboxes of the round; returns the ranks whose outbox holds what they made of our tokens.
-RankSet await_outboxes(eep_context& context, uint32_t channel, const eep_snapshot& snapshot) {
+RankSet await_outboxes(eep_context& context, uint32_t channel, const eep_snapshot& snapshot, hosts::Loan& loan) {
   const ChannelView own = context.own(channel);
   RankSet usable = {};
-  wait_for(snapshot.active - given_up(*context.control), *context.control, snapshot.epoch, snapshot.deadline_ns,
+  wait_for(snapshot.active - given_up(*context.control),
+           {*context.control, snapshot.epoch, snapshot.deadline_ns, BoundedWait::kUntilRung, &loan},
            [&](uint32_t rank) {
              const uint64_t flag = load_acquire(own.mailbox(snapshot.slot[rank])->combine_flag);
              if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
@@ -129,11 +132,7 @@ void check_stamps(eep_context& context, uint32_t channel, const eep_snapshot& sn
   });
 }
 
-}  // namespace
-}  // namespace eep
-
-int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void*) {
-  using namespace eep;
+int combine_send(eep_context* context, const eep_combine_send_args* args, hosts::Loan& loan) {
   const Turn turn = context->turn(args->channel);
   if (const int error = check_turn(context->shape, args->channel, turn, EEP_PHASE_RECEIVED, "combine")) return error;
   if (const int error = check_combine_send(context->shape, *args)) return error;
@@ -145,13 +144,12 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
   (by_rank ? publish_by_rank : publish_by_expert)(*context, *args, snapshot);
   const bool lost = fault::loses(fault::kCombineAfterRows);
   store_release(*context->own(args->channel).outbox_stamp(), eep_flag_make(snapshot.epoch, snapshot.round, 0));
-  send_flags(*context, args->channel, snapshot, lost);
+  send_flags(*context, args->channel, snapshot, lost, loan);
   fault::pass(fault::kCombineAfterFlags);
   return EEP_OK;
 }
 
-int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void*) {
-  using namespace eep;
+int combine_recv(eep_context* context, const eep_combine_recv_args* args, hosts::Loan& loan) {
   const Turn turn = context->turn(args->channel);
   if (const int error = check_turn(context->shape, args->channel, turn, EEP_PHASE_PUBLISHED, "combine's receive"))
     return error;
@@ -159,15 +157,28 @@ int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, vo
   if (const int error = check_combine_recv(context->shape, *args, snapshot.tokens)) return error;
   if (const int error = check_experts(*context, args->topk_idx, args->tokens, args->topk)) return error;
   RankSet usable = {};
-  if (!leave_if_revoked(*context, snapshot)) usable = await_outboxes(*context, args->channel, snapshot);
+  if (!leave_if_revoked(*context, snapshot)) usable = await_outboxes(*context, args->channel, snapshot, loan);
   pull(*context, *args, snapshot, usable);
   check_stamps(*context, args->channel, snapshot, usable);
   snapshot.phase = EEP_PHASE_IDLE;
   return EEP_OK;
 }
 
-int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* recv,
-                void* stream) {
-  if (const int error = eep_combine_send(context, send, stream)) return error;
-  return eep_combine_recv(context, recv, stream);
+}  // namespace
+}  // namespace eep
+
+int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void*) {
+  eep::hosts::Loan loan(context->table);
+  return eep::combine_send(context, args, loan);
+}
+
+int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void*) {
+  eep::hosts::Loan loan(context->table);
+  return eep::combine_recv(context, args, loan);
+}
+
+int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* recv, void*) {
+  eep::hosts::Loan loan(context->table);
+  if (const int error = eep::combine_send(context, send, loan)) return error;
+  return eep::combine_recv(context, recv, loan);
 }

@@ -4,6 +4,7 @@
 
 #include "common/fault.h"
 #include "cpu/context.h"
+#include "cpu/send_half.h"
 #include "cpu/wait.h"
 
 namespace eep {
@@ -34,15 +35,17 @@ void refuse(eep_context& context, eep_snapshot& snapshot, uint32_t rank) {
 }
 
 // Waits for the sources of the round and notes those that arrived whole.
-void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot) {
+void receive(eep_context& context, const eep_dispatch_recv_args& args, eep_snapshot& snapshot, hosts::Loan& loan) {
   const ChannelView inbox = context.own(args.channel);
   const RankSet sources = snapshot.active - given_up(*context.control);
-  const RankSet arrived = wait_for(sources, *context.control, snapshot.epoch, snapshot.deadline_ns, [&](uint32_t rank) {
+  const auto has_arrived = [&](uint32_t rank) {
     const uint64_t flag = load_acquire(inbox.mailbox(snapshot.slot[rank])->dispatch_flag);
     if (!eep_flag_is(flag, snapshot.epoch, snapshot.round)) return false;
     snapshot.count[rank] = eep_flag_count(flag);
     return true;
-  });
+  };
+  const RankSet arrived = wait_for(
+      sources, {*context.control, snapshot.epoch, snapshot.deadline_ns, BoundedWait::kUntilRung, &loan}, has_arrived);
   for_each_rank(arrived, [&](uint32_t rank) {
     const uint64_t envelope = load_relaxed(inbox.mailbox(snapshot.slot[rank])->envelope);
     if (is_sound(context, args, envelope, snapshot.count[rank]))
@@ -140,18 +143,14 @@ class Packer {
   uint64_t row_bytes_, rows_per_expert_;
 };
 
-}  // namespace
-}  // namespace eep
-
-int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void*) {
-  using namespace eep;
+int dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, hosts::Loan& loan) {
   if (const int error =
           check_turn(context->shape, args->channel, context->turn(args->channel), EEP_PHASE_SENT, "receive"))
     return error;
   if (const int error = check_dispatch_recv(context->shape, *args)) return error;
   eep_snapshot& snapshot = context->snapshots[args->channel];
   snapshot.phase = EEP_PHASE_RECEIVED;
-  if (!leave_if_revoked(*context, snapshot)) receive(*context, *args, snapshot);
+  if (!leave_if_revoked(*context, snapshot)) receive(*context, *args, snapshot, loan);
   if (context->shape.layout == EEP_LAYOUT_RANK)
     copy_routing(*context, *args, snapshot);
   else
@@ -166,8 +165,16 @@ int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, 
   return EEP_OK;
 }
 
-int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const eep_dispatch_recv_args* recv,
-                 void* stream) {
-  if (const int error = eep_dispatch_send(context, send, stream)) return error;
-  return eep_dispatch_recv(context, recv, stream);
+}  // namespace
+}  // namespace eep
+
+int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void*) {
+  eep::hosts::Loan loan(context->table);
+  return eep::dispatch_recv(context, args, loan);
+}
+
+int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const eep_dispatch_recv_args* recv, void*) {
+  eep::hosts::Loan loan(context->table);
+  if (const int error = eep::dispatch_send(context, send, loan)) return error;
+  return eep::dispatch_recv(context, recv, loan);
 }

@@ -5,6 +5,7 @@
 #include "common/fault.h"
 #include "cpu/context.h"
 #include "cpu/formats.h"
+#include "cpu/send_half.h"
 
 namespace eep {
 namespace {
@@ -47,24 +48,33 @@ class Sender {
   // An injected fault: the others will not hear of this round. This rank knows of its own part.
   void lose_flags() { targets_ &= only(context_.table.rank); }
 
-  void send_flags() {
+  void send_flags(hosts::Loan& loan) {
     const uint64_t flag = eep_flag_make(snapshot_.epoch, snapshot_.round, args_.tokens);
     uint32_t sent = 0;
     for_each_rank(targets_, [&](uint32_t rank) {
       eep_mailbox& mailbox = *context_.of_peer(snapshot_, rank, args_.channel).mailbox(own_slot_);
       store_relaxed(mailbox.envelope, eep_envelope(args_.wire_type, args_.topk, context_.shape.hidden));
       store_release(mailbox.dispatch_flag, flag);
-      ring(*reinterpret_cast<eep_control_page*>(snapshot_.control[rank]));
+      auto& page = *reinterpret_cast<eep_control_page*>(snapshot_.control[rank]);
+      if (!loan.looks_at(&page)) ring(page);
       if (++sent == 1) fault::pass(fault::kDispatchMidFlags);
     });
+    loan.turn();
   }
 
  private:
   // Tells every target which of its experts the token wants; returns the targets that get the row itself.
   RankSet write_routing(uint32_t token, const int64_t* experts) {
+    // Each expert is divided once, whatever the number of targets.
+    uint32_t rank_of[EEP_MAX_TOPK];
+    int32_t local[EEP_MAX_TOPK];
     RankSet hosts = {};
-    for (uint32_t k = 0; k < args_.topk; ++k)
-      if (experts[k] >= 0) add(hosts, context_.rank_of_expert(experts[k]));
+    for (uint32_t k = 0; k < args_.topk; ++k) {
+      const uint32_t expert = static_cast<uint32_t>(experts[k]), experts_each = context_.shape.local_experts;
+      rank_of[k] = experts[k] >= 0 ? expert / experts_each : kNoRank;
+      local[k] = static_cast<int32_t>(expert - rank_of[k] * experts_each);
+      if (experts[k] >= 0) add(hosts, rank_of[k]);
+    }
     if (!is_empty(hosts - snapshot_.active)) report(*context_.control, EEP_STATUS_MISROUTED);
     const float* weights = args_.topk_weights ? args_.topk_weights + uint64_t{token} * args_.topk : nullptr;
     for_each_rank(targets_, [&](uint32_t rank) {
@@ -72,8 +82,8 @@ class Sender {
       int32_t* idx = inbox.topk_idx(own_slot_, token);
       float* weight = inbox.topk_weights(own_slot_, token);
       for (uint32_t k = 0; k < args_.topk; ++k) {
-        const bool here = experts[k] >= 0 && context_.rank_of_expert(experts[k]) == rank;
-        idx[k] = here ? static_cast<int32_t>(experts[k] % context_.shape.local_experts) : -1;
+        const bool here = rank_of[k] == rank;
+        idx[k] = here ? local[k] : -1;
         weight[k] = !here ? 0.0f : weights ? weights[k] : 1.0f;
       }
     });
@@ -85,6 +95,8 @@ class Sender {
     return args_.wire_type == EEP_TYPE_FP8_UE8M0 ? groups : groups * sizeof(float);
   }
 
+  static constexpr uint32_t kNoRank = ~uint32_t{0};
+
   eep_context& context_;
   const eep_dispatch_send_args& args_;
   const eep_snapshot& snapshot_;
@@ -95,10 +107,8 @@ class Sender {
 };
 
 }  // namespace
-}  // namespace eep
 
-int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, void*) {
-  using namespace eep;
+int dispatch_send(eep_context* context, const eep_dispatch_send_args* args, hosts::Loan& loan) {
   if (const int error =
           check_turn(context->shape, args->channel, context->turn(args->channel), EEP_PHASE_IDLE, "dispatch"))
     return error;
@@ -117,7 +127,14 @@ int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, 
     sender.send_token(token);
   }
   if (fault::loses(fault::kDispatchAfterRows)) sender.lose_flags();
-  sender.send_flags();
+  sender.send_flags(loan);
   fault::pass(fault::kDispatchAfterFlags);
   return EEP_OK;
+}
+
+}  // namespace eep
+
+int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, void*) {
+  eep::hosts::Loan loan(context->table);
+  return eep::dispatch_send(context, args, loan);
 }

@@ -141,7 +141,7 @@ void Rounds::leave_epoch() {
 void Rounds::wait_for_readers() {
   const RankSet readers = state_.readers & reachable_;
   const RankSet arrived =
-      wait_for(readers, *context_.control, members_.epoch, deadline_ns_, kLookForLeft, [&](uint32_t rank) {
+      wait_for(readers, {*context_.control, members_.epoch, deadline_ns_, kLookForLeft}, [&](uint32_t rank) {
         const eep_lane_mailbox& mailbox = *own_.mailbox(members_.slot[rank]);
         const uint64_t flag = load_acquire(mailbox.flag), epoch = state_.read_epoch, round = state_.read_round;
         return flag >> 40 > epoch || eep_flag_is(flag, epoch, round) || eep_flag_is(flag, epoch, round + 1) ||

@@ -33,8 +33,9 @@ RankSet given_up(const eep_control_page& page) { return load_acquire(page.suspec
 
 void report(eep_control_page& page, eep_status why) { set_bits(page.status, uint64_t{why}); }
 
-BoundedWait::BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns, uint64_t longest_sleep_ns)
-    : page_(page), epoch_(epoch), deadline_ns_(deadline_ns), longest_sleep_ns_(longest_sleep_ns) {}
+BoundedWait::BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns, uint64_t longest_sleep_ns,
+                         hosts::Loan* loan)
+    : page_(page), epoch_(epoch), deadline_ns_(deadline_ns), longest_sleep_ns_(longest_sleep_ns), loan_(loan) {}
 
 void BoundedWait::begin_look() {
   doorbell_ = std::atomic_ref<uint32_t>(page_.doorbell).load(std::memory_order_seq_cst);
@@ -46,6 +47,7 @@ RankSet BoundedWait::pause(const RankSet& missing, RankSet gone) {
     return {};
   }
   gone |= load_acquire(page_.suspects) & missing;
+  if (is_empty(gone) && loan_ && !last_look_ && loan_->rest(missing)) return missing;
   if (is_empty(gone) && !rest(count(missing))) gone = missing;
   if (!is_empty(gone)) {
     set_bits(page_.dropped, gone);

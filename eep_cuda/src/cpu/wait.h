@@ -3,6 +3,7 @@
 #define EEP_CPU_WAIT_H_
 
 #include "cpu/context.h"
+#include "hosts/loan.h"
 
 namespace eep {
 
@@ -13,7 +14,9 @@ class BoundedWait {
  public:
   static constexpr uint64_t kUntilRung = ~uint64_t{0};
   // `longest_sleep_ns`: for waits that may also end without a ring at this rank's doorbell.
-  BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns, uint64_t longest_sleep_ns = kUntilRung);
+  // `loan`: for waits that links may end.
+  BoundedWait(eep_control_page& page, uint64_t epoch, uint64_t deadline_ns, uint64_t longest_sleep_ns = kUntilRung,
+              hosts::Loan* loan = nullptr);
 
   // Call before looking at the flags.
   void begin_look();
@@ -37,6 +40,7 @@ class BoundedWait {
   const uint64_t epoch_;
   const uint64_t deadline_ns_;
   const uint64_t longest_sleep_ns_;
+  hosts::Loan* const loan_;
   uint64_t started_ns_ = 0;
   uint32_t doorbell_ = 0;
   uint32_t looks_ = 0;
@@ -45,9 +49,7 @@ class BoundedWait {
 
 // Waits until `has_arrived(rank)` for each rank of `sources`; returns those for which it is true.
 template <typename HasArrived>
-RankSet wait_for(const RankSet& sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
-                 uint64_t longest_sleep_ns, HasArrived has_arrived) {
-  BoundedWait wait(page, epoch, deadline_ns, longest_sleep_ns);
+RankSet wait_for(const RankSet& sources, BoundedWait wait, HasArrived has_arrived) {
   RankSet arrived = {}, missing = sources;
   while (!is_empty(missing)) {
     wait.begin_look();
@@ -58,11 +60,6 @@ RankSet wait_for(const RankSet& sources, eep_control_page& page, uint64_t epoch,
     if (!is_empty(missing)) missing = wait.pause(missing);
   }
   return arrived;
-}
-template <typename HasArrived>
-RankSet wait_for(const RankSet& sources, eep_control_page& page, uint64_t epoch, uint64_t deadline_ns,
-                 HasArrived has_arrived) {
-  return wait_for(sources, page, epoch, deadline_ns, BoundedWait::kUntilRung, has_arrived);
 }
 
 }  // namespace eep

@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint32_t kOfferVersion = 2;
 constexpr uint32_t kMostUnread = 512;
+constexpr uint32_t kTurnsBetweenEvents = 16;
 constexpr size_t kMostReady = 256;  // signals that wait to be taken: a peer that floods us waits
 constexpr char kMagic[8] = {'E', 'E', 'P', 'L', 'I', 'N', 'K', '1'};
 
@@ -209,7 +210,7 @@ Outcome FabricLink::signal(const eep_signal& signal) {
   frame.puts = puts_;
   frame.signal = signal;
   const Outcome outcome = said("fi_send", fi_send(endpoint_.get(), &frame, sizeof frame, nullptr, peer_, &send));
-  if (outcome == Outcome::kDone) send.is_out = true, ++sequence_, puts_ = 0;
+  if (outcome == Outcome::kDone) send.is_out = true, ++signals_out_, ++sequence_, puts_ = 0;
   return outcome;
 }
 
@@ -226,8 +227,11 @@ void FabricLink::progress() {
     if (count < 0 && count != -FI_EAGAIN) broken(transport_.name_of(-count));
     if (count <= 0) break;
     for (ssize_t i = 0; i < count; ++i) completed(entries[i]);
+    if (count < static_cast<ssize_t>(std::size(entries))) break;
   }
-  read_events();
+  // To look costs system calls, and there is seldom news: until there is a connection, now and then, and before a
+  // sleep.
+  if (!is_connected_ || ++turns_ % kTurnsBetweenEvents == 0) read_events();
 }
 
 void FabricLink::completed(const fi_cq_data_entry& entry) {
@@ -273,6 +277,8 @@ bool FabricLink::take(eep_signal& signal) {
 }
 
 bool FabricLink::may_sleep() {
+  read_events();
+  if (!trouble_.empty()) return false;
   fid* waited[3] = {&queue_->fid};
   int count = 1;
   if (events_) waited[count++] = &events_->fid, waited[count++] = &transport_.requests()->fid;
@@ -297,6 +303,7 @@ bool FabricLink::is_far_behind() const {
 void FabricLink::has_left(void* operation) {
   if (operation < sends_.data() || operation >= sends_.data() + sends_.size()) return;
   static_cast<Send*>(operation)->is_out = false;
+  --signals_out_;
 }
 
 Outcome FabricLink::readiness() {

@@ -29,6 +29,7 @@ class FabricLink : public Link {
   Outcome put(uint32_t area, uint64_t offset, const void* from, uint64_t bytes) override;
   Outcome signal(const eep_signal& signal) override;
   uint32_t unread() const override { return unread_; }
+  bool is_idle() const override { return !unread_ && !signals_out_; }
   void progress() override;
   bool take(eep_signal& signal) override;
   uint64_t refused() const override { return refused_; }
@@ -90,7 +91,7 @@ class FabricLink : public Link {
   bool knows_peer_ = false, is_connected_ = false;
   std::string trouble_;
   uint64_t refused_ = 0;
-  uint32_t unread_ = 0, sequence_ = 0, puts_ = 0;
+  uint32_t unread_ = 0, signals_out_ = 0, turns_ = 0, sequence_ = 0, puts_ = 0;
   uint32_t last_put_ = 0;  // the last message that had puts; where puts are counted, all that are unread are its own
   char row_mark_ = 0;      // whose address tells the completions of puts from others
   std::array<Send, kFrames> sends_;  // by the number of the message

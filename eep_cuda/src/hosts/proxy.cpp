@@ -1,16 +1,14 @@
 #include "hosts/proxy.h"
 
 #include <linux/futex.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <vector>
 
 #include "common/checks.h"
 #include "common/control.h"
@@ -27,6 +25,15 @@ constexpr uint32_t kLooksBeforeSleep = 4;
 // The longest sleeps: all that ends one is waited for, and this is in case something is not.
 constexpr int kSleepMs = 100, kSleepHeldUpMs = 2;
 constexpr std::chrono::microseconds kLookForLeave{200};
+// How long the thread leaves the links alone after a kernel had its work: the next kernel may come at once, and what
+// arrived meanwhile is read then. So it need not wake for each message of a step.
+constexpr std::chrono::milliseconds kSpared{1};
+constexpr int kSparedSleepMs = 2;
+
+std::mutex proxies_mutex;
+std::map<const eep_control_page*, eep_proxy*> proxies;  // by the page at which they wait
+
+int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 }  // namespace
 
@@ -46,11 +53,18 @@ int eep_proxy::open(const char* provider, const char* address) {
   if (wake_ < 0) return fail(EEP_ERROR_DEVICE, "there is no descriptor for the proxy: %s", std::strerror(errno));
   thread_ = std::thread(&eep_proxy::run, this);
   bell_ = std::thread(&eep_proxy::forward_rings, this);
+  const std::lock_guard<std::mutex> lock(proxies_mutex);
+  proxies[&waits_] = this;
   return EEP_OK;
 }
 
 eep_proxy::~eep_proxy() {
+  {
+    const std::lock_guard<std::mutex> lock(proxies_mutex);
+    if (const auto found = proxies.find(&waits_); found != proxies.end() && found->second == this) proxies.erase(found);
+  }
   is_stopping_ = true;
+  while (is_lent_) std::this_thread::sleep_for(kLookForLeave);
   if (thread_.joinable()) {
     wake();
     eep::ring_all(waits_);
@@ -153,6 +167,11 @@ void eep_proxy::run() {
   while (!is_stopping_) {
     while (visitors_.load()) sched_yield();
     const uint32_t doorbell = std::atomic_ref<uint32_t>(waits_.doorbell).load(std::memory_order_seq_cst);
+    if (is_spared()) {
+      sleep_spared(doorbell);
+      continue;
+    }
+    is_called_ = false;
     if (turn()) {
       looks = 0;
     } else if (++looks < kLooksBeforeSleep) {
@@ -174,27 +193,81 @@ bool eep_proxy::turn() {
 // `doorbell` was read before the last look: a flag that came since has moved it.
 void eep_proxy::sleep(uint32_t doorbell) {
   std::vector<pollfd> waited{{wake_, POLLIN, 0}};
-  int longest = kSleepMs;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& peer : peers_) {
-      if (!peer.second->link().trouble().empty()) continue;  // its descriptor may be readable for ever
-      if (!peer.second->link().may_sleep()) return;
-      if (peer.second->is_held_up()) longest = kSleepHeldUpMs;
-      waited.push_back({peer.second->link().descriptor(), POLLIN, 0});
-    }
-  }
+  bool is_held_up = false;
+  if (!may_sleep(waited, is_held_up)) return;
   is_asleep_.store(true, std::memory_order_seq_cst);
   if (std::atomic_ref<uint32_t>(waits_.doorbell).load(std::memory_order_seq_cst) == doorbell)
-    poll(waited.data(), waited.size(), longest);
+    poll(waited.data(), waited.size(), is_held_up ? kSleepHeldUpMs : kSleepMs);
   is_asleep_.store(false, std::memory_order_seq_cst);
   uint64_t rings;
   if (read(wake_, &rings, sizeof rings) < 0) return;  // it was something else
 }
 
+// The descriptors at which something shows that is to be moved. False: something is to be moved now.
+bool eep_proxy::may_sleep(std::vector<pollfd>& waited, bool& is_held_up) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& peer : peers_) {
+    if (!peer.second->link().trouble().empty()) continue;  // its descriptor may be readable for ever
+    if (!peer.second->link().may_sleep()) return false;
+    is_held_up |= peer.second->is_held_up();
+    waited.push_back({peer.second->link().descriptor(), POLLIN, 0});
+  }
+  return true;
+}
+
 void eep_proxy::wake() {
+  is_called_ = true;
   const uint64_t one = 1;
   if (write(wake_, &one, sizeof one) < 0) return;  // it is awake for 2^64 reasons already
+}
+
+// ---- what a kernel does in place of the thread ----
+
+eep_proxy* eep_proxy::lend(const eep_control_page& waits) {
+  const std::lock_guard<std::mutex> lock(proxies_mutex);
+  const auto found = proxies.find(&waits);
+  if (found == proxies.end() || found->second->is_lent_.exchange(true)) return nullptr;
+  return found->second;
+}
+
+// What the kernel leaves undone is the thread's again, at once.
+void eep_proxy::take_back() {
+  bool is_calm = true;
+  turn_for_kernel();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& peer : peers_) is_calm &= !peer.second->is_held_up() && peer.second->link().is_idle();
+  }
+  spared_until_ns_ = now_ns() + std::chrono::nanoseconds(kSpared).count();
+  if (!is_calm || is_called_) wake();
+  is_lent_ = false;  // the last: a proxy that stops waits for it
+}
+
+bool eep_proxy::turn_for_kernel() {
+  if (visitors_.load()) sched_yield();
+  return turn();
+}
+
+void eep_proxy::sleep_for_kernel(std::chrono::nanoseconds longest) {
+  std::vector<pollfd> waited;
+  bool is_held_up = false;
+  if (!may_sleep(waited, is_held_up)) return;
+  const timespec most{0, static_cast<long>(longest.count())};
+  ppoll(waited.data(), waited.size(), &most, nullptr);
+}
+
+// Whether the thread has no work: a kernel has it, or had it just now and left nothing undone.
+bool eep_proxy::is_spared() const { return is_lent_ || (!is_called_ && now_ns() < spared_until_ns_); }
+
+void eep_proxy::sleep_spared(uint32_t doorbell) {
+  const std::atomic_ref<uint32_t> now(waits_.doorbell);
+  pollfd waited{wake_, POLLIN, 0};
+  is_asleep_.store(true, std::memory_order_seq_cst);
+  if (now.load(std::memory_order_seq_cst) == doorbell) poll(&waited, 1, kSparedSleepMs);
+  is_asleep_.store(false, std::memory_order_seq_cst);
+  if (now.load(std::memory_order_seq_cst) != doorbell) is_called_ = true;
+  uint64_t rings;
+  if (read(wake_, &rings, sizeof rings) < 0) return;  // it was something else
 }
 
 // Kernels ring a doorbell, which is a futex; the proxy sleeps on descriptors. So a thread stands between. It rings

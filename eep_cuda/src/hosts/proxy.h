@@ -3,11 +3,15 @@
 #ifndef EEP_HOSTS_PROXY_H_
 #define EEP_HOSTS_PROXY_H_
 
+#include <poll.h>
+
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "hosts/peer_traffic.h"
 
@@ -24,6 +28,13 @@ struct eep_proxy {
   int ended(uint32_t id, int& descriptor);
   bool take_leave(uint64_t deadline_ns);
 
+  // ---- for Loan: a kernel that waits for links does the work of the thread meanwhile ----
+  // The proxy that waits at that page; null if there is none, or if its work is lent already.
+  static eep_proxy* lend(const eep_control_page& waits);
+  void take_back();
+  bool turn_for_kernel();
+  void sleep_for_kernel(std::chrono::nanoseconds longest);
+
  private:
   // The links are the thread's, but for as long as somebody visits.
   class Visit {
@@ -39,7 +50,10 @@ struct eep_proxy {
   void run();
   void forward_rings();
   bool turn();
+  bool is_spared() const;
+  void sleep_spared(uint32_t doorbell);
   void sleep(uint32_t doorbell);
+  bool may_sleep(std::vector<pollfd>& waited, bool& is_held_up);
   void wake();
   eep::hosts::PeerTraffic* find(uint32_t id);
 
@@ -54,7 +68,8 @@ struct eep_proxy {
   uint32_t last_id_ = 0;
   std::mutex mutex_;
   std::atomic<uint32_t> visitors_{0};
-  std::atomic<bool> is_stopping_{false}, is_asleep_{false};
+  std::atomic<bool> is_stopping_{false}, is_asleep_{false}, is_lent_{false}, is_called_{false};
+  std::atomic<int64_t> spared_until_ns_{0};
   int wake_ = -1;  // an eventfd
   std::thread thread_, bell_;
 };

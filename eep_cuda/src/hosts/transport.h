@@ -26,6 +26,8 @@ class Link {
   virtual Outcome signal(const eep_signal& signal) = 0;
   // How many puts are still being read here.
   virtual uint32_t unread() const = 0;
+  // Whether nothing of ours is on its way that progress() must move.
+  virtual bool is_idle() const = 0;
   // Moves bytes, both ways.
   virtual void progress() = 0;
   // The next signal of the peer that is complete; false if there is none.
