@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 from bench.common import network_namespaces
@@ -19,6 +20,7 @@ from bench.common.result_files import write_results
 from bench.exchange.measurement import DIRECTIONS, Result, measure
 from bench.exchange.workload import Shape
 from bench.hosts.host_rank import CONTENDERS, HostSeat, run_host_rank
+from bench.hosts.many_links import BARRIERS, PEERS, measure_links, table_of
 from eep import Rendezvous
 
 CASES = ((2, 1), (2, 16), (2, 128), (2, 1024), (4, 128), (4, 1024))
@@ -31,14 +33,16 @@ def parse_arguments() -> argparse.Namespace:
         __doc__,
         "Times run from the moment the first rank leaves a barrier until the last rank is done; medians in\n"
         "microseconds. Ranks and their proxies share the cores of one machine: compare columns, not machines.\n"
-        "Needs root, for network namespaces. Files: hosts-cpu.json and hosts-cpu.md.\n\n"
+        "Needs root, for network namespaces. Files: hosts-cpu.json and hosts-cpu.md, hosts-links-cpu.json and .md.\n\n"
         "examples:\n"
-        "  python -m bench.hosts             everything, about two minutes\n"
+        "  python -m bench.hosts             the exchange, about two minutes\n"
+        "  python -m bench.hosts --links     what one rank pays for links to many hosts, under a minute\n"
         "  python -m bench.hosts --quick     does it work? a few seconds",
     )
     parser.add_argument("--hidden", type=int, default=2048, help="values per token (default: 2048)")
     parser.add_argument("--provider", default="tcp", help="provider of libfabric (default: tcp)")
     parser.add_argument("--seconds", type=float, default=12.0, help="time for each case, about (default: 12)")
+    parser.add_argument("--links", action="store_true", help="barriers of one rank with many remote peers instead")
     add_quick(parser)
     add_files(parser)
     arguments = parser.parse_args()
@@ -54,6 +58,8 @@ def main() -> int:
     if reason := network_namespaces.why_not():
         print(reason, file=sys.stderr)
         return 1
+    if arguments.links:
+        return compare_links(arguments)
     shape = Shape(arguments.hidden, topk=8, experts=64, wire="bf16")
     head = provenance()
     print(f"commit {head['commit']}\n\n" + "\n".join(header()), flush=True)
@@ -88,6 +94,27 @@ def run_cases(ranks: int, tokens: list[int], shape: Shape, arguments: argparse.N
                 return [measure(fleet, ranks, each, shape, arguments.seconds, CONTENDERS) for each in tokens]
     finally:
         network.close()
+
+
+def compare_links(arguments: argparse.Namespace) -> int:
+    head = provenance()
+    counts, barriers = (PEERS[:2], 10) if arguments.quick else (PEERS, BARRIERS)
+    try:
+        costs = [measure_links(peers, barriers, arguments.provider) for peers in counts]
+    except FleetError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(table_of(costs))
+    if not arguments.no_files:
+        page = (
+            "# Links of one rank to many hosts\n\n"
+            f"`{head['command']}`, commit {head['commit']},\n{head['machine']['cpu']}, {head['machine']['cores']} cores. "
+            f"Provider {arguments.provider}. One rank with so many\nremote peers, which know it only; "
+            f"{barriers} barriers. Microseconds; CPU is that of the process of the one rank.\n\n{table_of(costs)}\n"
+        )
+        content = {**head, "barriers": barriers, "results": [asdict(cost) for cost in costs]}
+        write_results(arguments.results / "hosts-links-cpu", content, page)
+    return 0
 
 
 def header() -> list[str]:
