@@ -18,15 +18,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from eep.control.supervisor.rank_watch import RankWatch, StalledHost
-from eep.membership import Event, Stalled, StallKind, Standstill, after_look, must_advance
+from eep.control.supervisor.rank_watch import StalledHost
+from eep.control.supervisor.run_watch import PAUSE, RunWatch, RunWord
+from eep.membership import Event, Stalled, StallKind, Standstill, after_look
 
-PAUSE = 0.1
-"""Seconds between two looks."""
 _ASLEEP, _AT_WORK = "S", ("R", "D")
 _LOCK_OR_TIMER = ("futex", "hrtimer_nanosleep", "do_nanosleep")
-
-RunWord = Callable[[int], tuple[int, int] | None]
 
 
 def time_of_sleeper(pid: int, thread: int, proc: Path = Path("/proc")) -> int | None:
@@ -51,8 +48,8 @@ def _state(task: Path) -> str:
     return (task / "stat").read_bytes().rpartition(b")")[2].split(maxsplit=1)[0].decode()
 
 
-class HangWatch(RankWatch):
-    """``run_word`` of a rank: see :meth:`ProgressWord.read_run`. ``pid_of`` a rank. ``run_time`` of a thread that sleeps."""
+class HangWatch(RunWatch):
+    """``run_word`` of a rank: see :meth:`ProgressWord.read_run`. ``run_time`` of a thread that sleeps."""
 
     def __init__(
         self,
@@ -61,26 +58,17 @@ class HangWatch(RankWatch):
         pid_of: Callable[[int], int | None],
         run_time: Callable[[int, int], int | None] = time_of_sleeper,
     ) -> None:
-        super().__init__(host, host.state.policy.hung_deadline, PAUSE)
-        self._run_word, self._pid_of, self._run_time = run_word, pid_of, run_time
-        self._words: dict[int, tuple[int, int] | None] = {}
+        super().__init__(host, run_word, pid_of)
+        self._run_time = run_time
 
     def _see(self, now: float) -> Mapping[int, Standstill]:
-        """A rank whose word has changed since the last look costs a load of it. Only of others is the kernel asked."""
-        state, words, seen = self._host.state, {}, {}
-        for rank, local in state.ranks.items():
-            if not must_advance(state, rank):
-                continue
-            words[rank] = word = self._run_word(rank)
-            pid = self._pid_of(rank)
-            if word is None or word != self._words.get(rank) or pid is None:
-                continue
-            ran = self._run_time(pid, word[1])
+        seen = {}
+        for still in self._still_ranks():
+            ran = self._run_time(still.pid, still.thread)
             if ran is not None:
                 # A look that is late counts for no more than one that is in time: see Standstill.
-                mark = word[0] << 64 | ran
-                seen[rank] = after_look(self._seen.get(rank), local.incarnation, mark, now, 1.5 * PAUSE)
-        self._words = words
+                mark, before = still.word << 64 | ran, self._seen.get(still.rank)
+                seen[still.rank] = after_look(before, still.incarnation, mark, now, 1.5 * PAUSE)
         return seen
 
     def _event(self, rank: int, seen: Standstill) -> Event:

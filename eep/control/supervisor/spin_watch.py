@@ -21,16 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from eep.control.supervisor.rank_watch import RankWatch, StalledHost
-from eep.membership import Event, Stalled, StallKind, Standstill, after_look, must_advance
+from eep.control.supervisor.rank_watch import StalledHost
+from eep.control.supervisor.run_watch import PAUSE, RunWatch, RunWord
+from eep.membership import Event, Stalled, StallKind, Standstill, after_look
 
-PAUSE = 0.1
-"""Seconds between two looks."""
 _AWAKE_SHARE, _OTHERS_SHARE = 0.8, 0.1
 _MINOR_FAULTS, _MAJOR_FAULTS = 7, 9
 """In /proc/PID/stat, of the fields behind the name."""
-
-RunWord = Callable[[int], tuple[int, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +83,8 @@ class _Look:
         )
 
 
-class SpinWatch(RankWatch):
-    """``run_word`` of a rank: see :meth:`ProgressWord.read_short_run`. ``pid_of`` a rank. ``times`` of a thread."""
+class SpinWatch(RunWatch):
+    """``run_word`` of a rank: see :meth:`ProgressWord.read_short_run`. ``times`` of a thread."""
 
     def __init__(
         self,
@@ -96,30 +93,22 @@ class SpinWatch(RankWatch):
         pid_of: Callable[[int], int | None],
         times: Callable[[int, int], ThreadTimes | None] = times_of_thread,
     ) -> None:
-        super().__init__(host, host.state.policy.hung_deadline, PAUSE)
-        self._run_word, self._pid_of, self._times = run_word, pid_of, times
-        self._words: dict[int, tuple[int, int] | None] = {}
+        super().__init__(host, run_word, pid_of)
+        self._times = times
         self._looks: dict[int, _Look] = {}
 
     def _see(self, now: float) -> Mapping[int, Standstill]:
-        """A rank whose word has changed since the last look costs a load of it. Only of others is the kernel asked."""
-        state, words, looks, seen = self._host.state, {}, {}, {}
-        for rank, local in state.ranks.items():
-            if not must_advance(state, rank):
-                continue
-            words[rank] = word = self._run_word(rank)
-            pid = self._pid_of(rank)
-            if word is None or word != self._words.get(rank) or pid is None:
-                continue
-            times = self._times(pid, word[1])
+        looks, seen = {}, {}
+        for still in self._still_ranks():
+            rank, times = still.rank, self._times(still.pid, still.thread)
             if times is None:
                 continue
             look = self._looks.get(rank)
             before = self._seen.get(rank) if look is not None and look.is_followed_by(now, times) else None
             looks[rank] = _Look(now, times)
             # The clock is the thread's own. A look that is late counts for no more than one that is in time: see Standstill.
-            seen[rank] = after_look(before, local.incarnation, word[0], times.ran, 1.5 * PAUSE)
-        self._words, self._looks = words, looks
+            seen[rank] = after_look(before, still.incarnation, still.word, times.ran, 1.5 * PAUSE)
+        self._looks = looks
         return seen
 
     def _event(self, rank: int, seen: Standstill) -> Event:
