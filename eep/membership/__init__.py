@@ -62,7 +62,7 @@ from eep.membership.events import (
     Suspected,
     Timer,
 )
-from eep.membership.host_silence import HostSilence, after_silence, must_write, relied_on_until
+from eep.membership.host_silence import HostSilence, ReadReport, after_silence, must_write, relied_on_until
 from eep.membership.news import News
 from eep.membership.records import Accusation, InstanceRecord, Life, Phase, RankReport, Report, host_of
 from eep.membership.standstill import Standstill, after_look, has_stalled, must_advance
@@ -119,6 +119,7 @@ __all__ = [
     "RankGone",
     "RankReport",
     "RankStatus",
+    "ReadReport",
     "Ready",
     "Reject",
     "Report",

@@ -44,13 +44,27 @@ class HostSilence:
         return self.version > 0 and self.link_s >= timeout and self.report_s >= UNMOVED * timeout
 
 
-def after_silence(before: HostSilence | None, heard: int, version: int, now: float, timeout: float) -> HostSilence:
-    """What is known after a look at ``now``. It counts for twice the time after which it was due, and no more."""
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """The version of a report, 0 if there is none, and when the store had said so."""
+
+    version: int
+    at: float
+
+
+def after_silence(
+    before: HostSilence | None, heard: int, read: ReadReport | None, now: float, timeout: float
+) -> HostSilence:
+    """What is known after a look at ``now``. It counts for twice the time after which it was due, and no more. A report
+    that was read since the look before counts from then on."""
     if before is None or before.heard != heard:
         return HostSilence(heard, now)
     passed = max(0.0, min(now - before.looked_at, 2 * timeout / LOOKS))
-    same = version == before.version and version > 0
-    return HostSilence(heard, now, before.link_s + passed, version, before.report_s + passed if same else 0.0)
+    if read is None or read.version == 0:
+        return HostSilence(heard, now, before.link_s + passed)
+    same = read.version == before.version
+    report_s = before.report_s + passed if same else max(0.0, min(passed, now - read.at))
+    return HostSilence(heard, now, before.link_s + passed, read.version, report_s)
 
 
 def relied_on_until(written_at: float, heard_at: Iterable[float], timeout: float) -> float:

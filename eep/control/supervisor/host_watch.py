@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from eep.control.links.host_link import HostLink
 from eep.control.store.embedded_store import RecordStore, StoreError
 from eep.control.store.record_codec import RecordError, decode_report, link_key, report_key
-from eep.membership import HostSilence, after_silence, host_of
+from eep.membership import HostSilence, ReadReport, after_silence, host_of
 
 
 class HostWatch:
@@ -27,8 +27,8 @@ class HostWatch:
         self._store, self._timeout = store, timeout
         self._note, self._reject = note, reject
         self._seen: dict[str, HostSilence] = {}
-        self._versions: dict[str, int] = {}
-        """Of the reports of quiet hosts, as last read."""
+        self._reports: dict[str, ReadReport] = {}
+        """Of quiet hosts, as last read."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def look(self, now: float, links: Mapping[str, HostLink], *, may_remove: bool) -> None:
@@ -37,15 +37,15 @@ class HostWatch:
         for ident, link in links.items():
             if not link.may_be_missed:
                 continue
-            seen = after_silence(before.get(ident), link.heard, self._versions.get(ident, 0), now, self._timeout)
+            seen = after_silence(before.get(ident), link.heard, self._reports.get(ident), now, self._timeout)
             self._seen[ident] = seen
             if not seen.is_quiet(self._timeout):
-                self._versions.pop(ident, None)
+                self._reports.pop(ident, None)
             elif ident not in self._tasks:
                 is_lost = may_remove and seen.is_lost(self._timeout)
                 work = self._remove(ident, seen) if is_lost else self._read(ident)
                 self._tasks[ident] = asyncio.get_running_loop().create_task(self._try(ident, work))
-        self._versions = {ident: version for ident, version in self._versions.items() if ident in links}
+        self._reports = {ident: report for ident, report in self._reports.items() if ident in links}
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -70,13 +70,12 @@ class HostWatch:
         except RecordError as error:
             self._reject("bad-record", str(error))
             return
-        self._versions[ident] = (
-            entry.version if entry is not None and report is not None and report.ident == ident else 0
-        )
+        version = entry.version if entry is not None and report is not None and report.ident == ident else 0
+        self._reports[ident] = ReadReport(version, asyncio.get_running_loop().time())
 
     async def _remove(self, ident: str, seen: HostSilence) -> None:
         host = host_of(ident)
-        self._versions.pop(ident, None)
+        self._reports.pop(ident, None)
         address = await self._store.get(link_key(host))
         if await self._store.remove(report_key(host), seen.version):
             self._note("HOST-LOST", f"{ident} was silent for {seen.link_s:.1f} s on its link, and in the store")

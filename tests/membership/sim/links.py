@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eep.control.store.record_codec import link_key, report_key
 from eep.control.supervisor.report_keeper import ReportKeeper
-from eep.membership import HostSilence, News, NewsHeard, after_silence, news_of
+from eep.membership import HostSilence, News, NewsHeard, ReadReport, after_silence, news_of
 from eep.membership.host_silence import LOOKS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class SimLink:
     heard_us_at: float | None = None
     may_be_missed: bool = False
     silence: HostSilence | None = None
-    version: int = 0
+    report: ReadReport | None = None
 
 
 class SimLinks:
@@ -98,17 +98,17 @@ class SimLinks:
     def _look_at(self, ident: str, link: SimLink) -> None:
         if not link.may_be_missed:
             return
-        seen = link.silence = after_silence(link.silence, link.heard, link.version, self._host.clock, HOST_TIMEOUT)
+        seen = link.silence = after_silence(link.silence, link.heard, link.report, self._host.clock, HOST_TIMEOUT)
         if not seen.is_quiet(HOST_TIMEOUT):
-            link.version = 0
+            link.report = None
         elif self._host.state.leased and seen.is_lost(HOST_TIMEOUT):
-            link.version = 0
+            link.report = None
             self._host.store.ask("remove", lambda: self._remove(ident, seen.version), lambda removed: None)
         else:
             self._host.store.ask("read-report", lambda: self._version(ident), partial(self._read, link))
 
     def _read(self, link: SimLink, version: int) -> None:
-        link.version = version
+        link.report = ReadReport(version, self._host.clock)
 
     def _version(self, ident: str) -> int:
         entry: Any = self._world.store.get(report_key(ident.partition("#")[0]))
