@@ -17,7 +17,7 @@ from eep.control.supervisor import rank_watch, stall_watch
 from eep.membership import Standstill, coordination, decide, judge
 from tests.membership.sim.schedule import Schedule
 
-SEEDS, IN_CI = 1000, 500
+SEEDS, IN_CI = 1000, 300
 CHUNK = 100
 REGRESSIONS = Path(__file__).with_name("seeds.txt")
 
