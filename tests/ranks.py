@@ -6,7 +6,6 @@ and reads the answer; a process that is gone answers :data:`DIED`.
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import signal
 import time
@@ -18,12 +17,10 @@ import torch
 
 import eep
 from tests import moe
+from tests.forks import CONTEXT
 from tests.rank_program import BEGUN, PATIENCE_S, RankProgram
 
 DIED = "died"
-
-_context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "eep.data_plane.buffer", "eep.faults", "tests.moe"])
 
 
 def _serve(connection: Connection, kind: type[Any], arguments: tuple[Any, ...]) -> None:
@@ -51,8 +48,8 @@ class CommandedProcess:
 
     def __init__(self, name: str, kind: type[Any], arguments: tuple[Any, ...]) -> None:
         self.name = name
-        self._connection, theirs = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
+        self._connection, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
         self._process.start()
         theirs.close()
         self._raise(self._receive())

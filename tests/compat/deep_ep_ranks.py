@@ -6,7 +6,6 @@ Each process runs one function, its play, and reports how it went.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing as mp
 import os
 import pathlib
 import signal
@@ -21,6 +20,7 @@ import torch.distributed as dist
 
 from eep.compat.deep_ep import Buffer
 from tests import moe
+from tests.forks import CONTEXT
 
 Play = Callable[..., None]
 """A function of a test file, whose first argument is the process group."""
@@ -32,9 +32,6 @@ WIRES = {
     "fp8_ue8m0": {"round_scale": True, "use_ue8m0": True},
 }
 SMALL = moe.Config(ranks=3, max_ranks=4, max_tokens=6, hidden=512, topk=3, local_experts=2, layout="expert")
-
-_context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "eep.data_plane.buffer", "eep.faults", "tests.moe"])
 
 
 # ---- processes ----
@@ -73,8 +70,8 @@ class Fleet:
         store = str(self._directory / f"store{len(self._started)}")
         first = len(self._started)
         for rank in range(size):
-            ours, theirs = _context.Pipe()
-            process = _context.Process(target=_run, args=(theirs, play, rank, size, store, environment, args))
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_run, args=(theirs, play, rank, size, store, environment, args))
             process.start()
             theirs.close()
             self._started.append((process, ours))

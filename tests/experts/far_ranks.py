@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -28,9 +27,8 @@ from eep.experts.registry.store_registry import StoreRegistry
 from eep.view import View
 from tests.control.store import etcd_cluster
 from tests.experts import covered, model
+from tests.forks import CONTEXT
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.experts.far_ranks"])
 HOST_OF = ("a", "a", "b", "b")
 HOSTS = ("a", "b")
 KEY = b"k" * 32

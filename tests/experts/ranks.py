@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -29,9 +28,7 @@ from eep.experts.repair.repair_plan import Origin, Tier, plan_repair
 from eep.experts.repair.repair_sources import LocalReader, PeerReader
 from eep.view import View
 from tests.experts import model
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.experts.ranks"])
+from tests.forks import CONTEXT
 
 
 class Rank:

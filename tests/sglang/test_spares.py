@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,34 +12,45 @@ import pytest
 from eep.drill.faults import Target
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from tests.sglang.drills import Drilled, lives_of, wait_for, wait_for_answers
-from tests.sglang.test_end import TWO_RANKS
+from tests.sglang.test_end import EndingServer, check_that_it_ends_while_processes_hang, serving
 
 pytestmark = pytest.mark.timeout(900)
 BEGINS = "a spare begins as incarnation"
 
 
-def test_lost_ranks_come_back_as_spares(sglang: None, model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def spared(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndingServer]:
+    """The last test ends it."""
+    with serving(model, tmp_path_factory.mktemp("spared"), "--eep-spares", "2") as server:
+        yield server
+
+
+def test_lost_ranks_come_back_as_spares(spared: EndingServer) -> None:
     """Each as its own. One that is killed is replaced, and no rank notices."""
-    flags = (*TWO_RANKS, "--eep-spares", "2")
-    with Server(model, flags, tmp_path / "log", directory=tmp_path / "d") as server:
-        target, drilled = Target(tmp_path / "d"), Drilled.of(server, ranks=2)
-        spares = target.wait_for_spares(2)
-        before = target.ranks()
-        os.kill(spares[0], signal.SIGKILL)
-        wait_for(lambda: len(set(target.spares()) - {spares[0]}) == 2, "another spare")
-        assert target.ranks() == before, "no rank was lost"
-        story = drilled.story()
-        with story.load:
+    assert spared.directory is not None
+    target, drilled = Target(spared.directory), Drilled.of(spared, ranks=2)
+    spares = target.wait_for_spares(2)
+    before = target.ranks()
+    os.kill(spares[0], signal.SIGKILL)
+    wait_for(lambda: len(set(target.spares()) - {spares[0]}) == 2, "another spare")
+    assert target.ranks() == before, "no rank was lost"
+    story = drilled.story()
+    with story.load:
+        wait_for_answers(story.load)
+        for rank in (1, 0):
+            waiting, lives = set(target.wait_for_spares(2)), lives_of(story, rank)
+            story.kill(rank)
+            assert story.wait_until_back(2, lives), spared.log[-3000:]
+            assert target.ranks()[rank].pid in waiting
             wait_for_answers(story.load)
-            for rank in (1, 0):
-                waiting, lives = set(target.wait_for_spares(2)), lives_of(story, rank)
-                story.kill(rank)
-                assert story.wait_until_back(2, lives), server.log[-3000:]
-                assert target.ranks()[rank].pid in waiting
-                wait_for_answers(story.load)
-        drilled.check(story)
-        assert server.log.count(BEGINS) == 2
-    assert server.leftovers() == []
+    drilled.check(story)
+    assert spared.log.count(BEGINS) == 2
+
+
+def test_a_server_with_spares_ends_when_it_is_told_to_while_its_ranks_and_its_controller_hang(
+    spared: EndingServer,
+) -> None:
+    check_that_it_ends_while_processes_hang(spared, and_the_controller=True)
 
 
 @pytest.mark.long
