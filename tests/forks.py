@@ -12,7 +12,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # the groups of processes.
 CONTEXT.set_forkserver_preload(
     [
-        *("torch", "torch.distributed", "eep.data_plane.buffer", "eep.faults", "eep.process_group.backend"),
+        *("torch._dynamo", "torch.distributed", "eep.data_plane.buffer", "eep.faults", "eep.process_group.backend"),
         *("tests.ranks", "tests.process_group.hosts.host_members", "tests.data_plane.transport.host_ranks"),
         *("tests.compat.deep_ep_ranks", "tests.experts.ranks", "tests.experts.far_ranks"),
     ]
