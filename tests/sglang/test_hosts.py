@@ -42,7 +42,7 @@ def hosts(sglang: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def answers(hosts: HostServers) -> Drilled:
     """What host 0 answers while nothing is wrong."""
-    return Drilled.of(hosts.servers[0], ranks=ALL, longest=LONGEST)
+    return Drilled.of(hosts.servers[0], ranks=ALL, prompts=6, longest=LONGEST)
 
 
 def at(hosts: HostServers, host: int, answers: Drilled) -> Drilled:
@@ -66,9 +66,8 @@ def test_each_host_says_which_hosts_could_go(hosts: HostServers, answers: Drille
         assert told["margin"]["hosts"] == (["node-0", "node-1"] if told["margin"]["any_hosts"] else [])
 
 
-def test_both_hosts_answer_alike(hosts: HostServers, answers: Drilled) -> None:
-    for host in range(2):
-        check_answers(at(hosts, host, answers))
+def test_the_other_host_answers_alike(hosts: HostServers, answers: Drilled) -> None:
+    check_answers(at(hosts, 1, answers))
 
 
 def test_a_rank_of_another_host_is_lost_and_comes_back(hosts: HostServers, answers: Drilled) -> None:
