@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import re
 import shutil
 import subprocess
@@ -22,10 +23,16 @@ PARTS = ("sglang/srt/", "sglang/kernels/")
 
 
 def sources(version: str) -> Path:
-    """The package of that version, downloaded once and unpacked."""
+    """The package of that version, downloaded once and unpacked, whatever other processes ask for it meanwhile."""
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    with (WHEELS / f"sglang-{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _sources(version)
+
+
+def _sources(version: str) -> Path:
     unpacked = WHEELS / f"sglang-{version}"
     if not all((unpacked / each).is_dir() for each in PARTS):
-        WHEELS.mkdir(parents=True, exist_ok=True)
         found = next(WHEELS.glob(f"sglang-{version}-*.whl"), None)
         if found is None:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", WHEELS, f"sglang=={version}"]

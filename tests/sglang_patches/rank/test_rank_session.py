@@ -40,7 +40,8 @@ def test_what_a_rank_holds_is_there_to_see_before_it_is_ready(tmp_path: Path, mo
 
     def session(*arguments: Any) -> SimpleNamespace:
         look("ready")
-        return SimpleNamespace(member=SimpleNamespace(advance=lambda: None, run=lambda: None), bookkeeping=())
+        member = SimpleNamespace(advance=lambda: None, run=lambda: None, may_take_long=lambda may: None)
+        return SimpleNamespace(member=member, bookkeeping=())
 
     (tmp_path / "experts").mkdir(mode=0o700)
     monkeypatch.setenv(INCARNATION, "5")
