@@ -255,7 +255,7 @@ def masking(masked: list[int]) -> Any:
         options=ServerOptions(ranks=1, max_ranks=1, on_lost_coverage="mask"),
     )
     plane: Any = RankDataPlane(facts)
-    plane.buffers, plane._counts_every = [RecordingBuffer()], 1
+    plane.buffers, plane._counted_share = [RecordingBuffer()], 1.0
     return plane
 
 
