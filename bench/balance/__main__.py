@@ -1,7 +1,8 @@
 """Measures the balance of experts under loads that drift, against DeepSeek's greedy balancer; and what being ready to move
 experts costs a step of the real server while none moves.
 
-The loads are made from a seed (traces.py). Each balancer is told the load up to a look and serves what comes until the next.
+Three loads are made from a seed, and one was recorded from a real server (traces.py). Each balancer is told the load up to a
+look and serves what comes until the next.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from bench.balance.contenders import follow_trace, rows
 from bench.balance.quiet_server import measure_quiet
-from bench.balance.traces import TRACES, loads
+from bench.balance.traces import TRACES, loads, recorded_loads
 from bench.common.arguments import add_files, add_quick, make_parser
 from bench.common.provenance import provenance
 from bench.common.result_files import write_results
@@ -21,6 +22,8 @@ from sglang_patches.rank.expert_location import ExpertLocation, initial_placemen
 
 LAYERS, EXPERTS, RANKS, RANKS_PER_HOST, SLOTS = 58, 256, 32, 8, 9
 LOST = 5
+RECORDED_RANKS, RECORDED_RANKS_PER_HOST, RECORDED_SLOTS = 16, 4, 5
+"""For 64 experts."""
 
 
 def trace_rows(layers: int, looks: int) -> list[dict[str, Any]]:
@@ -33,6 +36,14 @@ def trace_rows(layers: int, looks: int) -> list[dict[str, Any]]:
         followers = follow_trace(loads(trace, layers, EXPERTS, looks), start, topology, LOST, between)
         made += rows(trace, followers, layers, between)
     return made
+
+
+def recorded_rows() -> list[dict[str, Any]]:
+    recorded = recorded_loads()
+    topology = [rank // RECORDED_RANKS_PER_HOST for rank in range(RECORDED_RANKS)]
+    between = range(len(recorded) // 2, len(recorded) * 3 // 4)
+    start = plan_placement(recorded[0], None, range(RECORDED_RANKS), RECORDED_SLOTS, topology)
+    return rows("recorded", follow_trace(recorded, start, topology, LOST, between), recorded[0].shape[0], between)
 
 
 def publish_rows() -> list[dict[str, Any]]:
@@ -71,6 +82,12 @@ def main() -> None:
         f"Loads that drift ({layers} layers, {EXPERTS} + {RANKS * SLOTS - EXPERTS} experts, {RANKS} ranks, {looks} looks; "
         f"rank {LOST} is lost for a quarter of them)": trace_rows(layers, looks)
     }
+    recorded = recorded_loads()
+    sections[
+        f"A recorded load ({len(recorded[0])} layers, {len(recorded[0][0])} + "
+        f"{RECORDED_RANKS * RECORDED_SLOTS - len(recorded[0][0])} experts, {RECORDED_RANKS} ranks, {len(recorded)} looks; "
+        f"rank {LOST} is lost for a quarter of them)"
+    ] = recorded_rows()
     sections["Publishing a placement: one comparison before it and one after (CPU tensors)"] = publish_rows()
     if not options.quick:
         sections["A step of the server while nothing moves (CPU, four ranks)"] = measure_quiet(options.seconds)
@@ -78,8 +95,12 @@ def main() -> None:
     for key, value in about.items():
         shown = ", ".join(f"{name} {what}" for name, what in value.items()) if isinstance(value, dict) else value
         lines.append(f"- {key}: {shown}")
-    lines += ["", "The loads are made from a seed, not recorded:", ""]
+    lines += ["", "The first loads are made from a seed:", ""]
     lines += [f"- {name}: {what}" for name, what in TRACES.items()]
+    lines += [
+        "",
+        "The last was recorded (`python -m bench.balance.record`) from a random model that read this repository.",
+    ]
     for title, found in sections.items():
         lines += ["", f"## {title}", "", table(found)]
     report = "\n".join(lines) + "\n"

@@ -1,7 +1,9 @@
-"""Loads that drift, made from a seed: no recording of a real service can be had here.
+"""Loads that drift: three that are made from a seed, and what a real server has recorded.
 
-Each expert of each layer has a popularity, lognormal as that of real routing is: the hottest of 256 gets some 15 times the
-median. It changes from look to look as three kinds of services see it.
+Made: each expert of each layer has a popularity, lognormal as that of real routing is: the hottest of 256 gets some 15 times
+the median. It changes from look to look as three kinds of services see it.
+
+Recorded (record.py): what the gates of a random model picked. No recording of a trained model in service could be had.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bench.balance.record import RECORDED
 from eep.experts.placement.packing import FloatArray
 
 TRACES = {
@@ -33,3 +36,9 @@ def loads(trace: str, layers: int, experts: int, looks: int, seed: int = 0) -> I
                 new = 0.02 if trace == "slow drift" else 0.1
                 popular = np.sqrt(1 - new) * popular + np.sqrt(new) * rng.normal(0, 1, popular.shape)
         yield np.exp(popular)
+
+
+def recorded_loads() -> list[FloatArray]:
+    """``[layers, experts]`` at each look."""
+    with np.load(RECORDED) as file:
+        return list(file["loads"].astype(np.float64))

@@ -22,6 +22,7 @@ def test_benchmarks_are_found() -> None:
     [
         *BENCHMARKS,
         "bench.balance.gained",
+        "bench.balance.record",
         "bench.collectives.cuda",
         "bench.context.copy_cost",
         "bench.detection.stuck",
