@@ -53,7 +53,8 @@ int eep_barrier(eep_context* context, uint64_t deadline_ns, void*) {
   if (context->barrier_epoch != context->table.epoch) enter_epoch(*context);
   const uint64_t flag = eep_flag_make(context->barrier_epoch, ++context->barrier_round, 0);
   const RankSet others = here.active - only(context->table.rank) - given_up(*context->control);
-  hosts::Loan loan(context->table);
+  hosts::Loan loan(context->table, context->round_bytes(0));
+  loan.take();
   const uint32_t own_slot = here.slot[context->table.rank];
   for_each_rank(others, [&](uint32_t rank) {
     eep_mailbox& mailbox = *context->of_peer(here, rank, 0).mailbox(own_slot);

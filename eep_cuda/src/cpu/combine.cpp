@@ -144,6 +144,7 @@ int combine_send(eep_context* context, const eep_combine_send_args* args, hosts:
   (by_rank ? publish_by_rank : publish_by_expert)(*context, *args, snapshot);
   const bool lost = fault::loses(fault::kCombineAfterRows);
   store_release(*context->own(args->channel).outbox_stamp(), eep_flag_make(snapshot.epoch, snapshot.round, 0));
+  loan.take();
   send_flags(*context, args->channel, snapshot, lost, loan);
   fault::pass(fault::kCombineAfterFlags);
   return EEP_OK;
@@ -157,7 +158,11 @@ int combine_recv(eep_context* context, const eep_combine_recv_args* args, hosts:
   if (const int error = check_combine_recv(context->shape, *args, snapshot.tokens)) return error;
   if (const int error = check_experts(*context, args->topk_idx, args->tokens, args->topk)) return error;
   RankSet usable = {};
-  if (!leave_if_revoked(*context, snapshot)) usable = await_outboxes(*context, args->channel, snapshot, loan);
+  if (!leave_if_revoked(*context, snapshot)) {
+    loan.take();
+    usable = await_outboxes(*context, args->channel, snapshot, loan);
+  }
+  loan.give_back();
   pull(*context, *args, snapshot, usable);
   check_stamps(*context, args->channel, snapshot, usable);
   snapshot.phase = EEP_PHASE_IDLE;
@@ -168,17 +173,17 @@ int combine_recv(eep_context* context, const eep_combine_recv_args* args, hosts:
 }  // namespace eep
 
 int eep_combine_send(eep_context* context, const eep_combine_send_args* args, void*) {
-  eep::hosts::Loan loan(context->table);
+  eep::hosts::Loan loan(context->table, context->round_bytes(args->channel));
   return eep::combine_send(context, args, loan);
 }
 
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void*) {
-  eep::hosts::Loan loan(context->table);
+  eep::hosts::Loan loan(context->table, context->round_bytes(args->channel));
   return eep::combine_recv(context, args, loan);
 }
 
 int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* recv, void*) {
-  eep::hosts::Loan loan(context->table);
+  eep::hosts::Loan loan(context->table, context->round_bytes(send->channel));
   if (const int error = eep::combine_send(context, send, loan)) return error;
   return eep::combine_recv(context, recv, loan);
 }

@@ -36,6 +36,10 @@ struct eep_context {
     const eep_snapshot& snapshot = snapshots[channel < EEP_MAX_CHANNELS ? channel : 0];
     return {snapshot.phase, snapshot.epoch, table.epoch};
   }
+  // Of the rows that this rank has in the round; nothing before the first.
+  uint64_t round_bytes(uint32_t channel) const {
+    return uint64_t{snapshots[channel < EEP_MAX_CHANNELS ? channel : 0].tokens} * at.outbox_row_bytes;
+  }
   uint32_t rank_of_expert(int64_t expert) const { return static_cast<uint32_t>(expert / shape.local_experts); }
 };
 

@@ -150,7 +150,11 @@ int dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, host
   if (const int error = check_dispatch_recv(context->shape, *args)) return error;
   eep_snapshot& snapshot = context->snapshots[args->channel];
   snapshot.phase = EEP_PHASE_RECEIVED;
-  if (!leave_if_revoked(*context, snapshot)) receive(*context, *args, snapshot, loan);
+  if (!leave_if_revoked(*context, snapshot)) {
+    loan.take();
+    receive(*context, *args, snapshot, loan);
+  }
+  loan.give_back();
   if (context->shape.layout == EEP_LAYOUT_RANK)
     copy_routing(*context, *args, snapshot);
   else
@@ -169,12 +173,12 @@ int dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, host
 }  // namespace eep
 
 int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void*) {
-  eep::hosts::Loan loan(context->table);
+  eep::hosts::Loan loan(context->table, context->round_bytes(args->channel));
   return eep::dispatch_recv(context, args, loan);
 }
 
 int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const eep_dispatch_recv_args* recv, void*) {
-  eep::hosts::Loan loan(context->table);
+  eep::hosts::Loan loan(context->table, send->tokens * context->at.row_bytes);
   if (const int error = eep::dispatch_send(context, send, loan)) return error;
   return eep::dispatch_recv(context, recv, loan);
 }

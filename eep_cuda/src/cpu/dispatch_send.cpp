@@ -127,6 +127,7 @@ int dispatch_send(eep_context* context, const eep_dispatch_send_args* args, host
     sender.send_token(token);
   }
   if (fault::loses(fault::kDispatchAfterRows)) sender.lose_flags();
+  loan.take();
   sender.send_flags(loan);
   fault::pass(fault::kDispatchAfterFlags);
   return EEP_OK;
@@ -135,6 +136,6 @@ int dispatch_send(eep_context* context, const eep_dispatch_send_args* args, host
 }  // namespace eep
 
 int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, void*) {
-  eep::hosts::Loan loan(context->table);
+  eep::hosts::Loan loan(context->table, args->tokens * context->at.row_bytes);
   return eep::dispatch_send(context, args, loan);
 }

@@ -47,7 +47,7 @@ RankSet BoundedWait::pause(const RankSet& missing, RankSet gone) {
     return {};
   }
   gone |= load_acquire(page_.suspects) & missing;
-  if (is_empty(gone) && loan_ && !last_look_ && loan_->rest(missing)) return missing;
+  if (is_empty(gone) && loan_ && !last_look_ && loan_->rest()) return missing;
   if (is_empty(gone) && !rest(count(missing))) gone = missing;
   if (!is_empty(gone)) {
     set_bits(page_.dropped, gone);

@@ -5,7 +5,6 @@
 
 #include <chrono>
 
-#include "common/rank_sets.h"
 #include "eep/peer_table.h"
 
 struct eep_proxy;
@@ -14,29 +13,31 @@ namespace eep::hosts {
 
 class Loan {
  public:
-  // Nothing is held where no active peer is remote, where there is no proxy, or where another kernel has its work.
-  explicit Loan(const eep_peer_table& table);
+  // Holds nothing yet. `bytes`: of the rows that this rank has in the round. Where they are many, or where a peer on
+  // this host needs the core, the thread serves better: it moves them while kernels copy. It is told so now.
+  Loan(const eep_peer_table& table, uint64_t bytes);
   ~Loan() { give_back(); }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
+  // To be called when a kernel has nothing more to do before it waits: nothing else moves meanwhile. Nothing is taken
+  // where the thread serves better, where no peer is remote, or where another kernel has its work.
+  void take();
+  // To be called when the wait is over, and before anything that takes long.
+  void give_back();
   bool is_held() const { return proxy_ != nullptr; }
   // Whether a flag in a mirror is seen without a ring at that page.
   bool looks_at(const eep_control_page* page) const { return is_held() && page == waits_; }
   // Moves what can be moved without waiting. Whether that was anything.
   bool turn();
-  // After a look that left `missing` ranks: moves what can be moved, or else sleeps a little, if all of them are
-  // remote. False: nothing moved for so long that the proxy has its work back, and the caller is to sleep at its
-  // doorbell.
-  bool rest(const RankSet& missing);
+  // After a look that left ranks missing: moves what can be moved, or else sleeps a little. False: nothing moved for so
+  // long that the proxy has its work back, and the caller is to sleep at its doorbell.
+  bool rest();
 
  private:
-  void give_back();
-
   const eep_control_page* waits_ = nullptr;
-  RankSet remote_ = {};
+  bool is_wanted_ = false;
   eep_proxy* proxy_ = nullptr;
-  uint32_t looks_ = 0;
   std::chrono::steady_clock::time_point idle_since_{};
 };
 

@@ -230,6 +230,13 @@ eep_proxy* eep_proxy::lend(const eep_control_page& waits) {
   return found->second;
 }
 
+void eep_proxy::call(const eep_control_page& waits) {
+  const std::lock_guard<std::mutex> lock(proxies_mutex);
+  const auto found = proxies.find(&waits);
+  if (found != proxies.end() && now_ns() < found->second->spared_until_ns_ + kSparedSleepMs * 1'000'000)
+    found->second->wake();
+}
+
 // What the kernel leaves undone is the thread's again, at once.
 void eep_proxy::take_back() {
   bool is_calm = true;

@@ -32,6 +32,8 @@ struct eep_proxy {
   // The proxy that waits at that page; null if there is none, or if its work is lent already.
   static eep_proxy* lend(const eep_control_page& waits);
   void take_back();
+  // Has the thread of that proxy work now, also if a kernel had its work just before.
+  static void call(const eep_control_page& waits);
   bool turn_for_kernel();
   void sleep_for_kernel(std::chrono::nanoseconds longest);
 
