@@ -37,7 +37,7 @@ ANY_STEP, DECODE_STEP = 0, 1
 """Numbers of buffers. Kernels of a graph have fixed shapes, so they go through a buffer that is no larger than they need."""
 
 
-_COUNTED_ON_CPU = 1 / 3
+_COUNTED_ON_CPU = 1 / 8
 """The share of the steps that are counted."""
 
 
