@@ -139,7 +139,7 @@ def test_gates_of_all_layers_are_counted_and_tokens_keep_their_turn() -> None:
         here.count(1, picks.clone())
     counted = here.count_uses()
     steps = int(counted[0, 1])
-    assert 70 < steps < 130, "a third of them"
+    assert 15 < steps < 65, "an eighth of them"
     assert counted.tolist() == [[2 * steps, steps, *([0] * 13), steps]] * 2
     for _ in range(30):
         here.count(0, picks)  # steps that end early count nothing
@@ -156,7 +156,7 @@ def test_no_step_of_a_load_that_repeats_is_left_out_of_the_counts(period: int) -
     for step in range(period * rounds):  # each step of a period picks an expert of its own
         here.count(0, torch.tensor([[1 + step % period, 0]]))
     counted = here.count_uses()[0, :period] / rounds
-    assert 0.2 < counted.min() <= counted.max() < 0.45, counted
+    assert 0.03 < counted.min() <= counted.max() < 0.25, counted
 
 
 def test_a_rank_says_that_it_waits_for_its_device_and_then_that_it_runs() -> None:
