@@ -72,6 +72,7 @@ test: system-packages setup-sglang build sanitize  ## every test that this machi
 
 test-long: system-packages setup-sglang build  ## servers that grow, that lose experts, and that are killed for longer; more schedules: minutes more
 	$(PY) -m pytest -m long tests/sglang tests/control tests/experts tests/membership tests/process_group
+	$(MAKE) test-rdma
 
 # The kernel of the guests is Debian's too. It is fetched into build/rdma, and not installed.
 RDMA_QEMU := $(if $(filter aarch64,$(shell uname -m)),qemu-system-arm,qemu-system-x86)

@@ -34,17 +34,21 @@ def why_not() -> str | None:
 
 
 class HostServers:
-    """``servers[k]``: that of host ``k``. Make it, and use the servers, in :meth:`among_clients`."""
+    """``servers[k]``: that of host ``k``. Make it, and use the servers, in :meth:`among_clients`. ``later``: how many hosts
+    may be added."""
 
-    def __init__(self, model: Path, place: Path, hosts: int = 2, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, model: Path, place: Path, hosts: int = 2, arguments: tuple[str, ...] = (), later: int = 0
+    ) -> None:
         self._model, self._place, self.hosts = model, place, hosts
-        self._arguments = arguments
-        self.network = network_namespaces.Network(hosts + 1)
+        self._clients = most = hosts + later
+        self._arguments = (*(("--eep-max-ranks", str(most * RANKS_EACH)) if later else ()), *arguments)
+        self.network = network_namespaces.Network(most + 1)
         self._etcd: subprocess.Popen[bytes] | None = None
         self._key = place / "key"
         self._key.write_bytes(os.urandom(32))
         self._key.chmod(0o600)
-        self._lives = [0] * hosts
+        self._lives = [0] * most
         self.servers: list[Server] = []
         try:
             self._start_etcd()
@@ -55,11 +59,11 @@ class HostServers:
 
     @property
     def store(self) -> str:
-        return f"http://{self.network.address(self.hosts)}:2379"
+        return f"http://{self.network.address(self._clients)}:2379"
 
     def among_clients(self) -> contextlib.AbstractContextManager[None]:
         """This thread, and those that it starts meanwhile, are where clients are."""
-        return network_namespaces.entered(self.network.namespace(self.hosts))
+        return network_namespaces.entered(self.network.namespace(self._clients))
 
     def start(self) -> None:
         """All of them at once: none is ready before the ranks of all hosts are. They share the cores of one machine, so
@@ -74,6 +78,14 @@ class HostServers:
         self.servers[host] = self._server(host)
         self.servers[host].launch()
         self.servers[host].wait_until_it_answers(self.hosts * START_WITHIN)
+
+    def add(self) -> int:
+        """A host that was not there before joins those that serve. Its number."""
+        host = len(self.servers)
+        self.servers.append(self._server(host))
+        self.servers[host].launch()
+        self.servers[host].wait_until_it_answers(self.hosts * START_WITHIN)
+        return host
 
     def log(self, host: int) -> str:
         return self.servers[host].log
@@ -109,7 +121,7 @@ class HostServers:
         )
 
     def _start_etcd(self) -> None:
-        client, peer = (f"http://{self.network.address(self.hosts)}:{port}" for port in (2379, 2380))
+        client, peer = (f"http://{self.network.address(self._clients)}:{port}" for port in (2379, 2380))
         options = {
             "data-dir": str(self._place / "etcd"),
             "listen-client-urls": client,
@@ -122,7 +134,7 @@ class HostServers:
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         with (self._place / "etcd.log").open("wb") as log:
             self._etcd = subprocess.Popen(
-                self.network.command(self.hosts, ["etcd", *arguments]),
+                self.network.command(self._clients, ["etcd", *arguments]),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"},
@@ -145,9 +157,11 @@ class HostServers:
 
 
 @contextlib.contextmanager
-def running(model: Path, place: Path, hosts: int = 2, arguments: tuple[str, ...] = ()) -> Iterator[HostServers]:
+def running(
+    model: Path, place: Path, hosts: int = 2, arguments: tuple[str, ...] = (), later: int = 0
+) -> Iterator[HostServers]:
     """Servers that answer. The caller is among the clients meanwhile."""
-    servers = HostServers(model, place, hosts, arguments)
+    servers = HostServers(model, place, hosts, arguments, later)
     try:
         with servers.among_clients():
             servers.start()

@@ -29,6 +29,7 @@ def test_benchmarks_are_found() -> None:
         "bench.soak.load",
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 def test_help_is_shown(module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: what most of them import takes seconds."""
     monkeypatch.setattr(sys, "argv", [module, "--help"])
