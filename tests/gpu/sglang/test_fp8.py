@@ -1,8 +1,11 @@
 """A model whose experts are in fp8, served in bfloat16: its tokens cross ranks in fp8, and four ranks find a text as likely
-as one rank does. Tokens are not compared: in bfloat16 they depend on the batch, with one rank too."""
+as one rank does. Tokens are not compared: in bfloat16 they depend on the batch, with one rank too.
+
+With DeepGEMM the tokens of decode steps cross by expert. It is run where the package is, and compiles kernels with nvcc."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import statistics
@@ -21,6 +24,13 @@ from tests.sglang.drills import wait_for_answers
 
 pytestmark = pytest.mark.timeout(900)
 BFLOAT16 = ("--dtype", "bfloat16")
+COMPILES_WHEN_NEEDED = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
+"""Before the server is ready, DeepGEMM would compile a kernel for every number of tokens that there may be."""
+FORMS = {
+    "triton": "tokens cross ranks as fp8 by rank",
+    "deep_gemm": "tokens cross ranks as bf16 by rank, fp8 by expert",
+}
+"""What the log says, by the kernels of the experts."""
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +57,32 @@ def likelihoods(server: Server, text: list[int]) -> list[float]:
         return [float(each[0]) for each in json.load(answer)["meta_info"]["input_token_logprobs"][1:]]
 
 
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        "triton",
+        pytest.param(
+            "deep_gemm",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("deep_gemm") is None, reason="the package deep_gemm is not installed"
+            ),
+        ),
+    ],
+)
 def test_four_ranks_find_a_text_as_likely_as_one_does_and_one_is_lost(
-    fp8_model: Path, texts: list[list[int]], mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    fp8_model: Path,
+    texts: list[list[int]],
+    mps: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    kernels: str,
 ) -> None:
     log = tmp_path_factory.mktemp("one") / "log"
-    with Server(fp8_model, (*ONE_RANK, *BFLOAT16), log, device=CUDA) as server:
+    with Server(fp8_model, (*ONE_RANK, *BFLOAT16), log, COMPILES_WHEN_NEEDED, device=CUDA) as server:
         alone = [each for text in texts for each in likelihoods(server, text)]
     assert server.leftovers() == []
-    with serving(fp8_model, tmp_path_factory.mktemp("four"), mps, *FOUR_RANKS, *BFLOAT16) as server:
-        assert "tokens cross ranks as fp8 by rank" in server.log
+    flags = (*FOUR_RANKS, *BFLOAT16, "--moe-runner-backend", kernels)
+    with serving(fp8_model, tmp_path_factory.mktemp("four"), {**mps, **COMPILES_WHEN_NEEDED}, *flags) as server:
+        assert FORMS[kernels] in server.log
         together = [each for text in texts for each in likelihoods(server, text)]
         assert server.directory is not None
         story = Story(server.directory, Load(server.url, texts, [[0] * 48] * len(texts), clients=16))
