@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -204,7 +204,7 @@ class Ranks:
     def __getitem__(self, rank: int) -> RankProcess:
         return self.processes[rank]
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,6 @@
-"""Dispatch and combine between two hosts in network namespaces, two ranks on each: exact, whatever is lost on the way."""
+"""Dispatch and combine between two hosts in network namespaces: exact, whatever is lost on the way.
+
+With two ranks on each host a thread moves what crosses; with one on each the kernels do, while they wait (a loan)."""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from tests.data_plane.transport.requirements import why_no_links
 from tests.ranks import DIED
 
 ALL, VICTIM, SURVIVORS = (0, 1, 2, 3), 2, (0, 1, 3)
+ONE_EACH = (0, 2)
 SOON_MS, PATIENT_MS = 3000.0, 60_000.0
 
 _reason = why_no_links() or network_namespaces.why_not()
@@ -65,6 +68,15 @@ def test_results_are_those_of_one_host(
         group.check_steps(ALL, seed=1, count=20)
 
 
+def test_large_and_small_rounds_take_turns(network: network_namespaces.Network, tmp_path: pathlib.Path) -> None:
+    """Rows of 8 KiB, 1 to 512 of them: kernels move up to 256 themselves, and each rank has another number than its peer."""
+    config = config_of(network, hidden=4096, max_tokens=512)
+    with HostRanks(tmp_path / "r", config, PATIENT_MS) as group:
+        group.start(ONE_EACH)
+        group.connect(ONE_EACH)
+        group.check_steps(ONE_EACH, seed=1, count=16)
+
+
 # ---- what is lost ----
 
 # Before these points the victim owes something to every survivor. Past them some survivors may have all they need.
@@ -73,26 +85,33 @@ OWES_ALL = [
     *["dispatch.received", "combine.before_rows", "combine.after_rows", "hosts.mid_rows", "hosts.after_rows"],
     "hosts.received",
 ]
-OWES_SOME = [("combine.mid_flags", 0), ("combine.after_flags", 0), ("combine.mid_pull", 0)]
-# As the victim sends what its experts made: after the rows of a dispatch to each of two peers.
-COMBINING = [("hosts.mid_rows", 2), ("hosts.after_rows", 2), ("hosts.after_rows", 3), ("hosts.received", 2)]
+OWES_SOME = ["combine.mid_flags", "combine.after_flags", "combine.mid_pull"]
+COMBINING = ["hosts.mid_rows", "hosts.after_rows", "hosts.received"]
+"""As the victim sends what its experts made: after a dispatch to each of its peers, or from each."""
 
 
 def test_every_point_of_an_exchange_is_killed_at() -> None:
-    tried = {*OWES_ALL, *[point for point, _ in OWES_SOME + COMBINING]}
+    tried = {*OWES_ALL, *OWES_SOME, *COMBINING}
     assert tried == {name for name in faults.points() if name.startswith(("dispatch.", "combine.", "hosts."))}
 
 
-@pytest.mark.parametrize(
-    "points",
-    [[(point, 0) for point in OWES_ALL[:6]], [(point, 0) for point in OWES_ALL[6:]], OWES_SOME + COMBINING],
-    ids=["dispatch", "until combine", "combine"],
-)
+@pytest.mark.parametrize("here", [(0, 1, 2), ONE_EACH], ids=["two survivors", "one survivor"])
+@pytest.mark.parametrize("part", ["dispatch", "until combine", "combine"])
 def test_kill_at_every_point(
-    network: network_namespaces.Network, tmp_path: pathlib.Path, points: list[tuple[str, int]]
+    network: network_namespaces.Network, tmp_path: pathlib.Path, part: str, here: tuple[int, ...]
 ) -> None:
     """The victim is alone on its host, so that the survivors hear of its end from their links alone."""
-    here, survivors = (0, 1, 2), (0, 1)
+    survivors = tuple(rank for rank in here if rank != VICTIM)
+    peers = len(survivors)
+    points = {
+        "dispatch": [(point, 0) for point in OWES_ALL[:6]],
+        "until combine": [(point, 0) for point in OWES_ALL[6:]],
+        "combine": [
+            *[(point, 0) for point in OWES_SOME],
+            *[(point, peers) for point in COMBINING],
+            ("hosts.after_rows", 2 * peers - 1),
+        ],
+    }[part]
     config = config_of(network, max_tokens=16)
     with HostRanks(tmp_path / "r", config, PATIENT_MS) as group:
         group.start(here)
@@ -110,8 +129,8 @@ def test_kill_at_every_point(
                 suspected += not outputs
             group[VICTIM].wait_until_dead()  # perhaps after its answer: its proxy works on when its kernels are done
             assert group[VICTIM].exitcode == -signal.SIGKILL
-            if (point, skip) not in OWES_SOME + COMBINING:
-                assert suspected == len(survivors), point
+            if part != "combine":
+                assert suspected == peers, point
             group.connect(survivors)
             group.check_steps(survivors, seed=100 * cycle + 60)
             group.replace(VICTIM, survivors)
@@ -177,36 +196,56 @@ def test_a_stop_shorter_than_the_deadline_costs_nothing(group: HostRanks) -> Non
 
 def test_a_revoke_frees_ranks_of_the_other_host_too(group: HostRanks) -> None:
     group.all(ALL, "set_timeout", 900_000)
-    for rank in (0, 1):
-        group[rank].send("step", 1, ALL)
-    group[3].call("revoke")
-    for rank in (0, 1):
-        outputs, status = group[rank].answer()
-        assert not outputs
-        assert status.revoked
+    check_that_a_revoke_frees(group, (0, 1), revoker=3)
     group.connect(ALL)
     group.check_steps(ALL, seed=9, count=2)
 
 
-def test_a_cable_that_is_pulled_ends_the_step_and_not_the_instance(
-    group: HostRanks, network: network_namespaces.Network
+def check_that_a_revoke_frees(group: HostRanks, waiting: tuple[int, ...], revoker: int) -> None:
+    for rank in waiting:
+        group[rank].send("step", 1, (*waiting, revoker))
+    group[revoker].call("revoke")
+    for rank in waiting:
+        outputs, status = group[rank].answer()
+        assert not outputs
+        assert status.revoked
+
+
+def test_a_revoke_frees_a_kernel_that_moves_what_it_waits_for(
+    network: network_namespaces.Network, tmp_path: pathlib.Path
 ) -> None:
-    group.check_steps(ALL, seed=1)
-    network.isolate(0, both_ways=True)
-    try:
-        group.all(ALL, "set_timeout", 500.0)
-        for rank in ALL:
-            group[rank].send("step", 2, ALL)
-        for rank in ALL:
-            outputs, status = group[rank].answer()
-            assert not outputs
-            assert set(status.suspects) & {other for other in ALL if other // 2 != rank // 2}
-    finally:
-        network.heal()
-    group.all(ALL, "set_timeout", PATIENT_MS)
-    # The control plane keeps them all; what was on its way arrives late, and counts for nothing.
-    group.connect(ALL)
-    group.check_steps(ALL, seed=3, count=3)
+    with HostRanks(tmp_path / "r", config_of(network), 900_000) as group:
+        group.start(ONE_EACH)
+        for seed in range(10, 20):
+            group.connect(ONE_EACH)
+            check_that_a_revoke_frees(group, (0,), revoker=2)
+            group.connect(ONE_EACH)
+            group.check_steps(ONE_EACH, seed)
+
+
+@pytest.mark.parametrize("here", [ALL, ONE_EACH], ids=["two on each host", "one on each host"])
+def test_a_cable_that_is_pulled_ends_the_step_and_not_the_instance(
+    network: network_namespaces.Network, tmp_path: pathlib.Path, here: tuple[int, ...]
+) -> None:
+    with HostRanks(tmp_path / "r", config_of(network), PATIENT_MS) as group:
+        group.start(here)
+        group.connect(here)
+        group.check_steps(here, seed=1)
+        network.isolate(0, both_ways=True)
+        try:
+            group.all(here, "set_timeout", 500.0)
+            for rank in here:
+                group[rank].send("step", 2, here)
+            for rank in here:
+                outputs, status = group[rank].answer()
+                assert not outputs
+                assert set(status.suspects) & {other for other in here if other // 2 != rank // 2}
+        finally:
+            network.heal()
+        group.all(here, "set_timeout", PATIENT_MS)
+        # The control plane keeps them all; what was on its way arrives late, and counts for nothing.
+        group.connect(here)
+        group.check_steps(here, seed=3, count=3)
 
 
 # ---- finding each other ----
