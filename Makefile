@@ -70,7 +70,7 @@ test: system-packages setup-sglang build sanitize  ## every test that this machi
 	$(PY) -m pytest -n 4 --dist loadfile --durations 12 -m "not long" --ignore tests/sglang --ignore tests/rdma
 	$(PY) -m pytest -n 2 --dist loadgroup --durations 12 -m "not long" tests/sglang
 
-test-long: system-packages setup-sglang build  ## servers that grow, that lose experts, and that are killed for longer; more schedules: minutes more
+test-long: system-packages setup-sglang build  ## servers that grow, that lose experts, and that are killed for longer; more schedules; and test-rdma
 	$(PY) -m pytest -m long tests/sglang tests/control tests/experts tests/membership tests/process_group
 	$(MAKE) test-rdma
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.balance.traces import RECORDED
 from bench.common.drilled_server import say
 from bench.common.server_switch import ServerSwitch, find_switch
 from eep.drill.load import ask
@@ -28,7 +29,6 @@ from eep.drill.models.model_sizes import Size
 from eep.drill.sglang_server import FOUR_RANKS, Server
 
 MODULE = "bench.balance.record"
-RECORDED = Path(__file__).parent / "recorded_loads.npz"
 RANKS = 4
 SIZE = Size(64, 6, 8, 256, 64, 4, 2, 64, spread=0.2)
 _ROOT = Path(__file__).resolve().parents[2]

@@ -9,12 +9,13 @@ Recorded (record.py): what the gates of a random model picked. No recording of a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
-from bench.balance.record import RECORDED
 from eep.experts.placement.packing import FloatArray
 
+RECORDED = Path(__file__).parent / "recorded_loads.npz"
 TRACES = {
     "slow drift": "the topics of the day change: 2 % of the variance is new at each look",
     "fast drift": "10 % of the variance is new at each look",

@@ -1,4 +1,4 @@
-"""The real server on two hosts gets a third one, without either being started again. Then all three serve, and any may go."""
+"""The real server on two hosts gets a third one, without either being started again. Then the first is lost and returns."""
 
 from __future__ import annotations
 
