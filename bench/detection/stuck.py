@@ -91,11 +91,13 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: Ma
         story = Story(place / "d", load, say=lambda text: None)
         story.wait_until_all_run(RANKS)
         with load:
-            for rank in victims(RANKS, options.times, options.seed):
+            order = victims(RANKS, options.times, options.seed)
+            for first in range(0, len(order), RANKS):
                 for case in CASES:
                     if device.shared:
-                        need_spares(story.target, RANKS)
-                    say(str(lose(story, case, rank)))
+                        need_spares(story.target, RANKS)  # each of the victims has one of its own
+                    for rank in order[first : first + RANKS]:
+                        say(str(lose(story, case, rank)))
         story.close()
     left = server.leftovers()
     head["setting"] = {

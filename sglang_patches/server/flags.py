@@ -211,7 +211,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         timeout_ms=timeout,
         repair_timeout_s=repair_timeout,
         stall_timeout_s=choose_stall_timeout(arguments.eep_stall_timeout_s, timeout),
-        hang_timeout_s=choose_hang_timeout(arguments.eep_hang_timeout_s, device_of(arguments)),
+        hang_timeout_s=choose_hang_timeout(arguments.eep_hang_timeout_s),
         experts=experts,
         portion_tokens=portion_flag.parse_portion(arguments.eep_portion_tokens),
         redundant_experts=expert_slots.redundant_in_all(redundant, experts, ranks, max_ranks),

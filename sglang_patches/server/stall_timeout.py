@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sglang_patches.rank.patience import between_steps_ms
 
 DEFAULT_S = 60.0
-_HANG_ON_CPU_S, _HANG_ON_GPU_S = 0.5, 2.0
+_HANG_S = 0.5
 _LEAST_HANG_S = 0.3
 """Three looks of the supervisor."""
 _WAITS = 2
@@ -30,15 +30,14 @@ def add_stall_flags(add: Callable[..., object]) -> None:
         metavar="S",
         default=None,
         help="How long a rank that runs may sleep, though it waits for no peer, no device and no other program, or compute "
-        "by itself on a CPU where no rank prefills, before the supervisor relaunches it; 0: for ever (default: 0.5, on a GPU "
-        "2).",
+        "by itself on a CPU where no rank prefills, before the supervisor relaunches it; 0: for ever (default: 0.5).",
     )
 
 
-def choose_hang_timeout(asked: float | None, device: str) -> float:
+def choose_hang_timeout(asked: float | None) -> float:
     """Seconds, 0 for no limit."""
     if asked is None:
-        return _HANG_ON_CPU_S if device == "cpu" else _HANG_ON_GPU_S
+        return _HANG_S
     if asked != 0 and not _LEAST_HANG_S <= asked < 1e6:
         raise SystemExit(
             f"--eep-hang-timeout-s {asked:g}: give 0 to turn it off, or {_LEAST_HANG_S:g} s or more (and less than 1e6)"
