@@ -6,6 +6,8 @@
 #ifndef EEP_COMMON_LANE_LETTERS_H_
 #define EEP_COMMON_LANE_LETTERS_H_
 
+#include <initializer_list>
+
 #include "common/region_views.h"
 #include "common/shared_words.h"
 

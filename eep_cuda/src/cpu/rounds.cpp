@@ -1,6 +1,7 @@
 #include "cpu/rounds.h"
 
 #include <cstdio>
+#include <initializer_list>
 
 #include "common/fault.h"
 #include "cpu/wait.h"
