@@ -96,7 +96,11 @@ def main() -> None:
     for key, value in about.items():
         shown = ", ".join(f"{name} {what}" for name, what in value.items()) if isinstance(value, dict) else value
         lines.append(f"- {key}: {shown}")
-    lines += ["", "The first loads are made from a seed. At each look every balancer is told what was picked since the last:", ""]
+    lines += [
+        "",
+        "The first loads are made from a seed. At each look every balancer is told what was picked since the last:",
+        "",
+    ]
     lines += [f"- {name}: {what}" for name, what in TRACES.items()]
     lines += [
         "",

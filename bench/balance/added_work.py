@@ -64,7 +64,9 @@ def register() -> None:
     def stepped(balancer: Balancer) -> None:
         count(balancer)
         if balancer._steps % _WRITES_EVERY == 0:
-            _write(folder, {"steps": balancer._steps, "at": time.perf_counter(), "all": time.process_time(), **spent})
+            write_work(
+                folder, {"steps": balancer._steps, "at": time.perf_counter(), "all": time.process_time(), **spent}
+            )
 
     wrapped, count = BalanceTurns.asking, Balancer.stepped
     patched: dict[type, dict[str, Callable[..., Any]]] = {
@@ -80,7 +82,8 @@ def register() -> None:
             setattr(owner, name, method)
 
 
-def _write(folder: Path, figures: dict[str, float]) -> None:
+def write_work(folder: Path, figures: dict[str, float]) -> None:
+    """In a rank, now and then."""
     path = folder / f"work-{os.environ['EEP_RANK']}.json"
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(figures))

@@ -112,7 +112,9 @@ def rows(trace: str, followers: dict[str, Follower], layers: int, between: range
     for name, follower in followers.items():
         served = follower.busiest[4:]
         yardstick = followers["DeepSeek's greedy balancer"]
-        lost, their_lost = (float(np.mean(each.busiest[between.start : between.stop])) for each in (follower, yardstick))
+        lost, their_lost = (
+            float(np.mean(each.busiest[between.start : between.stop])) for each in (follower, yardstick)
+        )
         made.append(
             {
                 "trace": trace,
