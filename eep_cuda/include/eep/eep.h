@@ -55,6 +55,7 @@ EEP_API int eep_share_gpu(eep_context* context);
 typedef enum {
   EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory
   EEP_BENCH_STAMPS = 2,            // dispatch notes when each block passes its stations
+  EEP_BENCH_OVERLAP = 4,           // kernels begin while the one before them ends, whatever that is
 } eep_bench;
 
 #define EEP_STATIONS 7         // start, members read, rows issued, rows counted, flags sent, flags seen, end

@@ -77,6 +77,15 @@ __device__ inline void store_row(uint4* at, uint4 v) {
                : "memory");
 }
 
+// ---- kernels that overlap: see launch() in launch.h ----
+
+// Until the kernel before this one is over, if this one was launched early. Comes before anything that it wrote is read,
+// and before anything that it reads is written.
+__device__ inline void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel may take room on the GPU from now on. Never before a wait for peers is over: what waits may take
+// that room from the rank that it waits for.
+__device__ inline void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 __device__ inline uint64_t now_ns() {
   uint64_t value;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));

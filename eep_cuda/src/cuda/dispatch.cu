@@ -8,13 +8,14 @@
 #include <type_traits>
 
 #include "cuda/fp8.cuh"
-#include "cuda/members.cuh"
+#include "cuda/launch.h"
+#include "cuda/routing.cuh"
 #include "cuda/stopwatch.cuh"
 
 namespace eep {
 namespace {
 
-constexpr uint32_t kThreads = 1024, kWarps = kThreads / 32;
+constexpr uint32_t kThreads = kDispatchThreads, kWarps = kThreads / 32;
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 
 // ---- rows ----
@@ -142,68 +143,6 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
   }
 }
 
-// ---- routing metadata ----
-
-// One of the choices that a thread tells the others, loaded ahead of its use.
-struct Choice {
-  int64_t expert;
-  float weight;
-};
-
-__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args, uint32_t i) {
-  const uint32_t per_rank = args.tokens * args.topk;
-  if (i >= home.shape.max_ranks * per_rank) return {-1, 0.0f};
-  return {args.topk_idx[i % per_rank], args.topk_weights ? args.topk_weights[i % per_rank] : 1.0f};
-}
-
-__device__ inline uint32_t first_choice() { return blockIdx.x * kThreads + threadIdx.x; }
-
-// Tells every reachable rank which of its experts each token wants. `next` is this thread's first choice.
-__device__ void put_routing(const Home& home, const eep_dispatch_send_args& args, const Members& members, Choice next) {
-  const uint32_t per_rank = args.tokens * args.topk, experts = home.shape.local_experts, stride = gridDim.x * kThreads;
-  const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * experts;
-  bool misrouted = false;
-  for (uint32_t i = first_choice(); i < home.shape.max_ranks * per_rank; i += stride) {
-    const uint32_t rank = i / per_rank, choice = i % per_rank;
-    const auto [expert, weight] = next;
-    next = load_routing(home, args, i + stride);
-    if (!(members.reachable >> rank & 1)) continue;
-    const bool known = expert >= 0 && expert < limit;
-    const uint32_t host = known ? static_cast<uint32_t>(expert) / experts : EEP_MAX_CUDA_RANKS;
-    misrouted |= expert < -1 || expert >= limit || (known && !(members.active >> host & 1));
-    const bool here = host == rank;
-    const uint32_t slot = members.slot[home.rank], token = choice / args.topk, k = choice % args.topk;
-    const ChannelView inbox = channel_at(home, members.region[rank], args.channel);
-    inbox.topk_idx(slot, token)[k] = here ? static_cast<int32_t>(static_cast<uint32_t>(expert) % experts) : -1;
-    inbox.topk_weights(slot, token)[k] = here ? weight : 0.0f;
-  }
-  if (misrouted) {
-    note(&home.state->trouble, EEP_STATUS_MISROUTED);
-    show_trouble(&home.state->trouble, home.page);
-  }
-}
-
-// Copies the metadata of the sources that arrived; a row that no source sent gets an expert of -1.
-__device__ void take_routing(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
-                             const uint32_t* slot_counts) {
-  const ChannelView inbox = own_channel(home, args.channel);
-  const uint32_t per_slot = home.shape.max_tokens * args.topk, experts = home.shape.local_experts;
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < home.at.slots * per_slot; i += gridDim.x * kThreads) {
-    const uint32_t slot = i / per_slot, token = i % per_slot / args.topk, k = i % args.topk;
-    int32_t expert = -1;
-    if (token < slot_counts[slot]) {
-      expert = inbox.topk_idx(slot, token)[k];
-      args.topk_weights[i] = inbox.topk_weights(slot, token)[k];
-      if (expert < -1 || expert >= static_cast<int32_t>(experts)) {
-        note(&home.state->trouble, EEP_STATUS_CORRUPT, 0, rank_bit(slot % home.shape.max_ranks));
-        show_trouble(&home.state->trouble, home.page);
-        expert = -1;
-      }
-    }
-    args.topk_idx[i] = expert;
-  }
-}
-
 // ---- flags and the verdict, by one warp of the last block ----
 
 __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
@@ -286,13 +225,14 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
 // Apart from settling, because the fence of the release takes as long as copying the metadata.
 __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members) {
   if (threadIdx.x) return;
-  const ChannelView inbox = own_channel(home, args.channel);
-  store_release_gpu(&home.state->channels[args.channel].verdict, eep_flag_make(members.epoch, members.round, 0));
-  // When this kernel is over the experts may write the outbox. A peer that we dropped may still be reading the last
-  // round from it: it finds the stamp gone. No fence of our own: stamp and outbox are both memory of this GPU, to which
-  // every reader comes through the same cache, and what writes the outbox is a later kernel of the stream, before which
-  // the stores of this one are in that cache. With a fence, the last block would wait for nothing but that fence.
-  store_relaxed_sys(inbox.outbox_stamp(), 0);
+  const uint64_t round = eep_flag_make(members.epoch, members.round, 0);
+  store_release_gpu(&home.state->channels[args.channel].verdict, round);
+  // When this kernel is over the experts may write the outbox, and from now on it is of this round. A peer that we
+  // dropped may still be reading the last round from it: it finds another stamp. No fence of our own: stamp and outbox
+  // are both memory of this GPU, to which every reader comes through the same cache, and what writes the outbox is a
+  // later kernel of the stream, before which the stores of this one are in that cache. With a fence, the last block would
+  // wait for nothing but that fence.
+  store_relaxed_sys(own_channel(home, args.channel).outbox_stamp(), round);
 }
 
 // The tokens of each slot, as one warp finds them by itself, or as the verdict says if not all is as it should be.
@@ -330,7 +270,8 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
   }
 }
 
-// `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers.
+// `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers. Where two kernels make one dispatch, both
+// are told of both halves.
 template <uint32_t kPhases, typename Membership, bool kEncodes, bool kStamped>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
@@ -341,6 +282,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ uint32_t slot_counts[EEP_MAX_CUDA_RANKS * EEP_INCARNATIONS];
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
+  await_kernel_before();
   const Stopwatch<kStamped> stopwatch(home);
   for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
   if constexpr (kPhases & kSend) {
@@ -371,6 +313,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       put_rows<4, false>(home, send, members, prepare);
     }
     __syncthreads();
+    if (kPhases == kSend && receive.count) let_next_kernel_begin();
     stopwatch.stamp(kRowsIssued);
     if (threadIdx.x == 0) {
       __threadfence();  // the rows of this block before the count; the last block releases all of them to the others
@@ -389,12 +332,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) is_last = blockIdx.x == 0;
     __syncthreads();
   }
+  // Of two kernels for one dispatch the first clears: it has more blocks.
+  if (home.shape.layout == EEP_LAYOUT_RANK && receive.count && !(kPhases == kReceive && send.x))
+    clear_routing(home, receive);
   if constexpr (kPhases & kReceive) {
     const bool settles = is_last && threadIdx.x < 32;
     if (settles) settle_sources(home, receive, members, slot_counts);
     if (home.shape.layout == EEP_LAYOUT_RANK) {  // packing has kernels of its own
       if (!is_last && threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
       __syncthreads();
+      if (home.overlaps) let_next_kernel_begin();
       stopwatch.stamp(kFlagsSeen);
       take_routing(home, receive, members, slot_counts);
     }
@@ -415,29 +362,30 @@ FixedMembers fixed_members(const eep_context& context) {
 }
 
 template <uint32_t kPhases, bool kEncodes>
-void launch_kernel(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
-                   cudaStream_t stream) {
+cudaError_t launch_kernel(eep_context* context, const eep_dispatch_send_args& send,
+                          const eep_dispatch_recv_args& receive, cudaStream_t stream, bool early) {
   const bool only_waits = kPhases == kReceive && context->shares_gpu;
   const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
-  if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP) {
-    const auto kernel = dispatch_kernel<kPhases, FixedMembers, kEncodes, false>;
-    kernel<<<blocks, kThreads, 0, stream>>>(context->home, send, receive, fixed_members(*context));
-  } else {
-    const auto kernel = context->bench & EEP_BENCH_STAMPS ? dispatch_kernel<kPhases, InMemory, kEncodes, true>
-                                                          : dispatch_kernel<kPhases, InMemory, kEncodes, false>;
-    kernel<<<blocks, kThreads, 0, stream>>>(context->home, send, receive, InMemory{});
-  }
+  if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP)
+    return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, false>, blocks, kThreads, stream, early,
+                  context->home, send, receive, fixed_members(*context));
+  if (context->bench & EEP_BENCH_STAMPS)
+    return launch(dispatch_kernel<kPhases, InMemory, kEncodes, true>, blocks, kThreads, stream, early, context->home,
+                  send, receive, InMemory{});
+  return launch(dispatch_kernel<kPhases, InMemory, kEncodes, false>, blocks, kThreads, stream, early, context->home,
+                send, receive, InMemory{});
 }
 
+// `early`: what is before it on the stream is the other half of this dispatch.
 template <uint32_t kPhases>
-int launch(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
-           void* stream) {
+int launch_dispatch(eep_context* context, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
+                    void* stream, bool early = false) {
   const auto on = static_cast<cudaStream_t>(stream);
-  if (kPhases & kSend && eep_is_fp8(send.wire_type))
-    launch_kernel<kPhases, (kPhases & kSend) != 0>(context, send, receive, on);
-  else
-    launch_kernel<kPhases, false>(context, send, receive, on);
-  if (const int error = check_cuda(cudaGetLastError(), "dispatch")) return error;
+  early |= context->home.overlaps != 0;
+  const cudaError_t error = kPhases & kSend && eep_is_fp8(send.wire_type)
+                                ? launch_kernel<kPhases, (kPhases & kSend) != 0>(context, send, receive, on, early)
+                                : launch_kernel<kPhases, false>(context, send, receive, on, early);
+  if (const int failed = check_cuda(error, "dispatch")) return failed;
   if (kPhases & kReceive && context->home.shape.layout == EEP_LAYOUT_EXPERT) return pack(context, receive, stream);
   return EEP_OK;
 }
@@ -474,19 +422,19 @@ cudaError_t load_dispatch() {
 
 int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, void* stream) {
   if (const int error = eep::begin_send(context, *args)) return error;
-  return eep::launch<eep::kSend>(context, *args, {}, stream);
+  return eep::launch_dispatch<eep::kSend>(context, *args, {}, stream);
 }
 
 int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void* stream) {
   if (const int error = eep::begin_receive(context, *args)) return error;
-  return eep::launch<eep::kReceive>(context, {}, *args, stream);
+  return eep::launch_dispatch<eep::kReceive>(context, {}, *args, stream);
 }
 
 int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const eep_dispatch_recv_args* receive,
                  void* stream) {
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  if (!context->shares_gpu) return eep::launch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
-  if (const int error = eep::launch<eep::kSend>(context, *send, {}, stream)) return error;
-  return eep::launch<eep::kReceive>(context, {}, *receive, stream);
+  if (!context->shares_gpu) return eep::launch_dispatch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
+  if (const int error = eep::launch_dispatch<eep::kSend>(context, *send, *receive, stream)) return error;
+  return eep::launch_dispatch<eep::kReceive>(context, *send, *receive, stream, true);
 }

@@ -1,4 +1,5 @@
 // Expert layout, after a dispatch: one row per (token, local expert), packed per expert, sources in rank order.
+#include "cuda/launch.h"
 #include "cuda/members.cuh"
 
 namespace eep {
@@ -12,6 +13,8 @@ __global__ void __launch_bounds__(kThreads)
               int32_t* packed_source) {
   __shared__ uint32_t found_by_warp[kWarps];
   __shared__ uint32_t total;
+  await_kernel_before();
+  let_next_kernel_begin();
   const eep_snapshot& snapshot = home.state->channels[args.channel].snapshot;
   const ChannelView inbox = own_channel(home, args.channel);
   const uint32_t expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -61,6 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     copy_rows(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_recv_args args,
               const int32_t* packed_source) {
+  await_kernel_before();
   const ChannelView inbox = own_channel(home, args.channel);
   const uint32_t expert = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint64_t rows_per_expert = static_cast<uint64_t>(home.shape.max_ranks) * home.shape.max_tokens;
@@ -98,10 +102,12 @@ cudaError_t load_pack() { return load_kernels(find_rows, copy_rows); }
 int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream) {
   const eep_shape& shape = context->home.shape;
   const auto on = static_cast<cudaStream_t>(stream);
-  find_rows<<<shape.local_experts, kThreads, 0, on>>>(context->home, args, context->packed_source_of(args.channel));
+  int32_t* source = context->packed_source_of(args.channel);
+  if (const int error = check_cuda(launch(find_rows, shape.local_experts, kThreads, on, true, context->home, args, source),
+                                   "finding received tokens"))
+    return error;
   const dim3 grid(std::max(1u, context->blocks * 8 / shape.local_experts), shape.local_experts);
-  copy_rows<<<grid, kThreads, 0, on>>>(context->home, args, context->packed_source_of(args.channel));
-  return check_cuda(cudaGetLastError(), "packing received tokens");
+  return check_cuda(launch(copy_rows, grid, kThreads, on, true, context->home, args, source), "packing received tokens");
 }
 
 }  // namespace eep

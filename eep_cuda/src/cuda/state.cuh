@@ -70,6 +70,7 @@ struct Home {
   eep_shape shape;
   eep_region_layout at;
   uint32_t rank;
+  uint32_t overlaps;  // 1: dispatch and combine begin while the kernel before them ends, and let the next one in
 };
 
 // A channel of a region that is mapped here, and of our own.
@@ -125,7 +126,9 @@ namespace eep {
 int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream);
 // Looks up where the members of all groups have their lanes, and shows it to the kernels. Part of showing a new view.
 int find_lanes(eep_context* context);
-// either layout: nothing to do where the experts wrote the outbox themselves
+// Whether the experts wrote the outbox themselves.
+bool is_published(const eep_context& context, const eep_combine_send_args& args);
+// either layout: nothing to do where they did
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream);
 
 // Loads kernels into the context now rather than at their first launch: loading waits for the GPU to be idle, and by
