@@ -37,6 +37,12 @@ class Case:
     """Whether rank 0 notes when the blocks of its dispatches pass each station, for :meth:`CudaFleet.stations`."""
     fixed: bool = False
     """Membership as launch parameters instead of the table in memory, as in a build without elasticity."""
+    overlaps: bool = False
+    """Whether kernels begin while the one before them ends."""
+    capacity: int = 0
+    """For how many tokens the buffer has room; 0: for those of the case."""
+    shares_gpu: bool = False
+    """Whether kernels that wait leave room for the work of other ranks."""
 
 
 def routing(case: Case, rank: int) -> torch.Tensor:
@@ -60,7 +66,8 @@ class CudaExchangeRank:
             rank,
             rendezvous=place,
             max_ranks=case.ranks,
-            max_tokens=case.tokens,
+            max_tokens=case.capacity or case.tokens,
+            shares_gpu=case.shares_gpu,
             hidden=case.hidden,
             topk=case.topk,
             local_experts=case.experts // case.ranks,
@@ -81,6 +88,7 @@ class CudaExchangeRank:
         self.buffer.connect_ranks(range(self.case.ranks))
         stamped = self.case.stamped and self.buffer.rank == 0
         asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
+        asked |= native.BENCH_OVERLAP * self.case.overlaps
         self.buffer.context.tune(0, asked)
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:

@@ -18,6 +18,7 @@ from eep.abi.functions import PROTOTYPES, NativeLibrary
 from eep.abi.library_file import why_not_loaded
 from eep.abi.structures import (
     BENCH_FIXED_MEMBERSHIP,
+    BENCH_OVERLAP,
     BENCH_STAMPS,
     LAYOUTS,
     MAX_TOKENS,
@@ -39,6 +40,7 @@ from eep.errors import EepError, EpochRevoked
 __all__ = [
     "ABI_VERSION",
     "BENCH_FIXED_MEMBERSHIP",
+    "BENCH_OVERLAP",
     "BENCH_STAMPS",
     "LAYOUTS",
     "MAX_TOKENS",
@@ -58,7 +60,7 @@ __all__ = [
     "load",
 ]
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 _ERRORS: dict[int, type[Exception]] = {
     ErrorCode.ERROR_ARGUMENT: ValueError,

@@ -211,6 +211,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncthreads();
     }
     if (owned && threadIdx.x < 32) check_stamps(home, args.channel, members, usable);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      home.state->channels[args.channel].last_epoch = members.epoch;
+      home.state->channels[args.channel].last_round = members.round;
+    }
   }
 }
 

@@ -32,10 +32,10 @@ struct FixedMembers {
 // less than a launch of its own; one of them leaves the snapshot for the combine. Called by one warp, the first.
 __device__ inline void read_members(const Home& home, uint32_t channel, Members& members) {
   const eep_peer_table& table = home.state->table;
-  const eep_snapshot& last = home.state->channels[channel].snapshot;
+  const ChannelState& last = home.state->channels[channel];
   // All loads before the first use: one trip to memory instead of one after the other.
   const uint64_t epoch = load_now(&table.epoch), deadline_ns = load_now(&table.deadline_ns);
-  const uint64_t last_epoch = load_now(&last.epoch), last_round = load_now(&last.round);
+  const uint64_t last_epoch = load_now(&last.last_epoch), last_round = load_now(&last.last_round);
   const uint64_t dropped = load_now(&home.state->trouble.dropped);
   uint64_t region[2];
   uint4 entry[2];  // active, transport, incarnation, slot
@@ -78,7 +78,7 @@ __device__ inline void read_members(const FixedMembers& fixed, const ChannelStat
   }
   if (threadIdx.x == 0) {
     members.epoch = fixed.epoch;
-    members.round = last.snapshot.round + 1;
+    members.round = last.last_round + 1;
     members.deadline_ns = fixed.deadline_ns;
     members.active = members.reachable = fixed.active;
   }

@@ -8,7 +8,39 @@ namespace eep {
 
 constexpr uint32_t kDispatchThreads = 1024;
 
+// How many blocks send to each rank directly; 0 if they are too few, or the ranks too many.
+__host__ __device__ inline uint32_t pieces_of(const Home& home, uint32_t blocks) {
+  if (home.shape.max_ranks > 32 / EEP_MAX_PIECES) return 0;
+  const uint32_t pieces = blocks / home.shape.max_ranks;
+  return pieces < EEP_MAX_PIECES ? pieces : EEP_MAX_PIECES;
+}
+
 // ---- at the source ----
+
+// Which tokens a block sends, and to which ranks.
+//
+// In one piece, every block sends some parts of all tokens to all ranks. Neighbouring parts go to different blocks, so
+// that few tokens still use all of them. Directly, a block sends every so many tokens, to one rank, and nothing else: so
+// it can tell that rank by itself when they are there.
+template <bool kDirect>
+struct Share {
+  uint32_t ranks_in_all, pieces, tokens;  // of this block
+
+  __device__ Share(const Home& home, const eep_dispatch_send_args& args)
+      : ranks_in_all(home.shape.max_ranks),
+        pieces(kDirect ? pieces_of(home, gridDim.x) : 1),
+        tokens(!kDirect ? args.tokens
+               : piece() < pieces && piece() < args.tokens ? (args.tokens - piece() - 1) / pieces + 1
+                                                           : 0) {}
+  __device__ uint32_t rank() const { return blockIdx.x % ranks_in_all; }
+  __device__ uint32_t piece() const { return blockIdx.x / ranks_in_all; }
+  __device__ uint64_t ranks() const { return kDirect ? rank_bit(rank()) : ~uint64_t{0}; }
+  __device__ uint32_t token(uint32_t number) const { return kDirect ? piece() + number * pieces : number; }
+  __device__ uint32_t first_item() const {
+    return kDirect ? threadIdx.x / 32 : threadIdx.x / 32 * gridDim.x + blockIdx.x;
+  }
+  __device__ uint32_t stride() const { return (kDirect ? 1 : gridDim.x) * (kDispatchThreads / 32); }
+};
 
 // One of the choices that a thread tells the others, loaded ahead of its use.
 struct Choice {
@@ -16,29 +48,38 @@ struct Choice {
   float weight;
 };
 
-__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args, uint32_t i) {
-  const uint32_t per_rank = args.tokens * args.topk;
-  if (i >= home.shape.max_ranks * per_rank) return {-1, 0.0f};
-  return {args.topk_idx[i % per_rank], args.topk_weights ? args.topk_weights[i % per_rank] : 1.0f};
+template <bool kDirect>
+__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args,
+                                      const Share<kDirect>& share, uint32_t i) {
+  const uint32_t per_rank = share.tokens * args.topk;
+  if (i >= (kDirect ? 1 : home.shape.max_ranks) * per_rank) return {-1, 0.0f};
+  const uint32_t choice = i % per_rank, place = share.token(choice / args.topk) * args.topk + choice % args.topk;
+  return {args.topk_idx[place], args.topk_weights ? args.topk_weights[place] : 1.0f};
 }
 
-__device__ inline uint32_t first_choice() { return blockIdx.x * kDispatchThreads + threadIdx.x; }
+template <bool kDirect>
+__device__ inline uint32_t first_choice() {
+  return (kDirect ? 0 : blockIdx.x * kDispatchThreads) + threadIdx.x;
+}
 
-// Tells every reachable rank which of its experts each token wants. `next` is this thread's first choice.
-__device__ inline void put_routing(const Home& home, const eep_dispatch_send_args& args, const Members& members, Choice next) {
-  const uint32_t per_rank = args.tokens * args.topk, experts = home.shape.local_experts, stride = gridDim.x * kDispatchThreads;
+// Tells every reachable rank of the share which of its experts each token wants. `next` is this thread's first choice.
+template <bool kDirect>
+__device__ inline void put_routing(const Home& home, const eep_dispatch_send_args& args, const Members& members,
+                                   const Share<kDirect>& share, Choice next) {
+  const uint32_t per_rank = share.tokens * args.topk, experts = home.shape.local_experts;
+  const uint32_t stride = (kDirect ? 1 : gridDim.x) * kDispatchThreads;
   const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * experts;
   bool misrouted = false;
-  for (uint32_t i = first_choice(); i < home.shape.max_ranks * per_rank; i += stride) {
-    const uint32_t rank = i / per_rank, choice = i % per_rank;
+  for (uint32_t i = first_choice<kDirect>(); i < (kDirect ? 1 : home.shape.max_ranks) * per_rank; i += stride) {
+    const uint32_t rank = kDirect ? share.rank() : i / per_rank, choice = i % per_rank;
     const auto [expert, weight] = next;
-    next = load_routing(home, args, i + stride);
+    next = load_routing(home, args, share, i + stride);
     if (!(members.reachable >> rank & 1)) continue;
     const bool known = expert >= 0 && expert < limit;
     const uint32_t host = known ? static_cast<uint32_t>(expert) / experts : EEP_MAX_CUDA_RANKS;
     misrouted |= expert < -1 || expert >= limit || (known && !(members.active >> host & 1));
     const bool here = host == rank;
-    const uint32_t slot = members.slot[home.rank], token = choice / args.topk, k = choice % args.topk;
+    const uint32_t slot = members.slot[home.rank], token = share.token(choice / args.topk), k = choice % args.topk;
     const ChannelView inbox = channel_at(home, members.region[rank], args.channel);
     inbox.topk_idx(slot, token)[k] = here ? static_cast<int32_t>(static_cast<uint32_t>(expert) % experts) : -1;
     inbox.topk_weights(slot, token)[k] = here ? weight : 0.0f;

@@ -22,8 +22,10 @@ struct Trouble {
 
 struct ChannelState {
   eep_snapshot snapshot;  // membership of the round, written once per dispatch and read by its combine
+  uint64_t last_epoch;    // of the last round that was combined: no dispatch writes what its own blocks count from
+  uint64_t last_round;
   uint64_t verdict;       // the flag of the round whose sources are settled in the snapshot
-  uint32_t senders_done;  // blocks of the dispatch that have put all their rows
+  uint32_t senders_done;  // blocks of a dispatch in one piece that have put all their rows
 };
 
 // Of a kernel that waits on a GPU which other ranks need meanwhile. A waiting block fills a multiprocessor. Libraries
