@@ -25,7 +25,7 @@ struct Said {
 __device__ inline Said read_flag(const Members& members, const uint64_t* words) {
   uint64_t flag, envelope;
   load_pair_acquire_sys(words, flag, envelope);
-  return {eep_flag_is(flag, members.epoch, members.round), envelope, eep_flag_count(flag)};
+  return {eep_flag_is(flag, members.epoch, members.round) != 0, envelope, eep_flag_count(flag)};
 }
 
 // Few ranks: lane 4 r + p looks for piece p of rank r.

@@ -4,6 +4,8 @@
 // and those of the CPU backend.
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
 #include "cuda/launch.h"
 #include "cuda/members.cuh"
 
@@ -176,16 +178,22 @@ __device__ void check_stamps(const Home& home, uint32_t channel, const Members& 
   }
 }
 
-template <uint32_t kPhases>
+template <uint32_t kPhases, typename Membership>
 __global__ void __launch_bounds__(kThreads, 1)
-    combine_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args) {
+    combine_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args,
+                   const __grid_constant__ Membership membership) {
   __shared__ Members members;
   __shared__ Parts parts[kTokensAtOnce];
   __shared__ uint64_t usable;
   await_kernel_before();
   const bool answers = kPhases & kSend && blockIdx.x == 0 && threadIdx.x < 32;
   const Answer answer = answers ? prepare_answer(home, args.channel) : Answer{};
-  read_snapshot(home, args.channel, members);
+  if constexpr (std::is_same_v<Membership, FixedMembers>) {
+    if (threadIdx.x < 32) read_members(membership, home.state->channels[args.channel].snapshot.round, members);
+    __syncthreads();
+  } else {
+    read_snapshot(home, args.channel, members);
+  }
   if (answers) send_flags(home, args.channel, members, answer);
   if constexpr (kPhases & kReceive) {
     // A block owns tokens blockIdx.x, + gridDim.x, ...; where their parts lie is found while the others get ready.
@@ -201,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       waited = true;
       __syncthreads();
-      if (home.overlaps) let_next_kernel_begin();
+      if (home.bench & EEP_BENCH_OVERLAP) let_next_kernel_begin();
       const uint32_t first = blockIdx.x + done * gridDim.x;
       // What a rank that did not answer left in its outbox is added all the same: the status says not to use the sum.
       if (home.shape.combine_type == EEP_TYPE_BF16)
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         add_parts<false>(home, args, parts, first, gridDim.x, batch);
       __syncthreads();
     }
-    if (owned && threadIdx.x < 32) check_stamps(home, args.channel, members, usable);
+    if (owned && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED)) check_stamps(home, args.channel, members, usable);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       home.state->channels[args.channel].last_epoch = members.epoch;
       home.state->channels[args.channel].last_round = members.round;
@@ -243,7 +251,12 @@ int launch_wait(eep_context* context, const eep_combine_recv_args& args, cudaStr
 template <uint32_t kPhases>
 int launch_combine(eep_context* context, const eep_combine_recv_args& args, cudaStream_t stream, bool early) {
   const uint32_t blocks = kPhases & kReceive ? context->blocks : 1;
-  return check_cuda(launch(combine_kernel<kPhases>, blocks, kThreads, stream, early, context->home, args), "combine");
+  const cudaError_t error =
+      context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP)
+          ? launch(combine_kernel<kPhases, FixedMembers>, blocks, kThreads, stream, early, context->home, args,
+                   fixed_members(*context))
+          : launch(combine_kernel<kPhases, InMemory>, blocks, kThreads, stream, early, context->home, args, InMemory{});
+  return check_cuda(error, "combine");
 }
 
 int begin_send(eep_context* context, const eep_combine_send_args& args) {
@@ -268,8 +281,8 @@ int begin_receive(eep_context* context, const eep_combine_recv_args& args) {
 }  // namespace
 
 cudaError_t load_combine() {
-  return load_kernels(combine_kernel<kSend>, combine_kernel<kReceive>, combine_kernel<kSend | kReceive>,
-                      wait_kernel<false>, wait_kernel<true>);
+  return load_kernels(combine_kernel<kSend, InMemory>, combine_kernel<kReceive, InMemory>,
+                      combine_kernel<kSend | kReceive, InMemory>, wait_kernel<false>, wait_kernel<true>);
 }
 
 }  // namespace eep
@@ -297,7 +310,7 @@ int eep_combine(eep_context* context, const eep_combine_send_args* send, const e
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::publish(context, *send, stream)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  const bool early = context->home.overlaps || !eep::is_published(*context, *send);
+  const bool early = context->is_bench(EEP_BENCH_OVERLAP) || !eep::is_published(*context, *send);
   if (!context->shares_gpu) return eep::launch_combine<eep::kSend | eep::kReceive>(context, *receive, on, early);
   if (const int error = eep::launch_wait<true>(context, *receive, on, early)) return error;
   return eep::launch_combine<eep::kReceive>(context, *receive, on, true);

@@ -124,8 +124,7 @@ int eep_publish_deadline(eep_context* context) {
 int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench) {
   if (blocks > 1024) return eep::fail(EEP_ERROR_ARGUMENT, "a kernel takes at most 1024 blocks, got %u", blocks);
   if (blocks) context->blocks = blocks;
-  context->bench = bench;
-  context->home.overlaps = (bench & EEP_BENCH_OVERLAP) != 0;
+  context->home.bench = bench;
   return EEP_OK;
 }
 

@@ -105,7 +105,7 @@ __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& ar
   // are both memory of this GPU, to which every reader comes through the same cache, and what writes the outbox is a
   // later kernel of the stream, before which the stores of this one are in that cache. With a fence, the last block would
   // wait for nothing but that fence.
-  store_relaxed_sys(own_channel(home, args.channel).outbox_stamp(), round);
+  if (!(home.bench & EEP_BENCH_UNCLOSED)) store_relaxed_sys(own_channel(home, args.channel).outbox_stamp(), round);
 }
 
 // The tokens of each slot, as one warp finds them by itself, or as the verdict says if not all is as it should be.
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     // One warp reads the table before it loads rows, so that this does not queue behind the rows of all the others.
     if (threadIdx.x < 32) {
       if constexpr (std::is_same_v<Membership, FixedMembers>)
-        read_members(membership, channel, members);
+        read_members(membership, channel.last_round + 1, members);
       else
         read_members(home, number, members);
     }
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (home.shape.layout == EEP_LAYOUT_RANK) {  // packing has kernels of its own
       if (!is_last && threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
       __syncthreads();
-      if (home.overlaps) let_next_kernel_begin();
+      if (home.bench & EEP_BENCH_OVERLAP) let_next_kernel_begin();
       stopwatch.stamp(kFlagsSeen);
       take_routing(home, receive, members, slot_counts);
     }
@@ -222,26 +222,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   stopwatch.stamp(kEnded);
 }
 
-FixedMembers fixed_members(const eep_context& context) {
-  FixedMembers fixed{context.table.epoch, 0, context.table.deadline_ns, {}, {}};
-  for (uint32_t rank = 0; rank < context.table.max_ranks; ++rank) {
-    const eep_peer& peer = context.table.peers[rank];
-    fixed.active |= static_cast<uint64_t>(peer.active) << rank;
-    fixed.slot[rank] = peer.slot;
-    fixed.region[rank] = peer.region;
-  }
-  return fixed;
-}
-
 template <uint32_t kPhases, bool kEncodes, bool kDirect>
 cudaError_t launch_kernel(eep_context* context, const eep_dispatch_send_args& send,
                           const eep_dispatch_recv_args& receive, cudaStream_t stream, bool early) {
   const bool only_waits = kPhases == kReceive && context->shares_gpu;
   const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
-  if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP)
+  if (context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP))
     return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, false>, blocks, kThreads, stream, early,
                   context->home, send, receive, fixed_members(*context));
-  if (context->bench & EEP_BENCH_STAMPS)
+  if (context->is_bench(EEP_BENCH_STAMPS))
     return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, true>, blocks, kThreads, stream, early,
                   context->home, send, receive, InMemory{});
   return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, false>, blocks, kThreads, stream, early,
@@ -258,7 +247,7 @@ int launch_dispatch(eep_context* context, const eep_dispatch_send_args& send, co
   const bool direct = kSends && send.tokens <= kMostDirectTokens && pieces_of(context->home, context->blocks);
   const auto kernel = encodes ? direct ? launch_kernel<kPhases, kSends, kSends> : launch_kernel<kPhases, kSends, false>
                               : direct ? launch_kernel<kPhases, false, kSends> : launch_kernel<kPhases, false, false>;
-  const cudaError_t error = kernel(context, send, receive, on, early || context->home.overlaps);
+  const cudaError_t error = kernel(context, send, receive, on, early || context->is_bench(EEP_BENCH_OVERLAP));
   if (const int failed = check_cuda(error, "dispatch")) return failed;
   if (kPhases & kReceive && context->home.shape.layout == EEP_LAYOUT_EXPERT) return pack(context, receive, stream);
   return EEP_OK;

@@ -28,6 +28,17 @@ struct FixedMembers {
   uint64_t region[EEP_MAX_CUDA_RANKS];
 };
 
+inline FixedMembers fixed_members(const eep_context& context) {
+  FixedMembers fixed{context.table.epoch, 0, context.table.deadline_ns, {}, {}};
+  for (uint32_t rank = 0; rank < context.table.max_ranks; ++rank) {
+    const eep_peer& peer = context.table.peers[rank];
+    fixed.active |= static_cast<uint64_t>(peer.active) << rank;
+    fixed.slot[rank] = peer.slot;
+    fixed.region[rank] = peer.region;
+  }
+  return fixed;
+}
+
 // The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs
 // less than a launch of its own; one of them leaves the snapshot for the combine. Called by one warp, the first.
 __device__ inline void read_members(const Home& home, uint32_t channel, Members& members) {
@@ -71,14 +82,14 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
   __syncwarp();
 }
 
-__device__ inline void read_members(const FixedMembers& fixed, const ChannelState& last, Members& members) {
+__device__ inline void read_members(const FixedMembers& fixed, uint64_t round, Members& members) {
   for (uint32_t rank = threadIdx.x; rank < EEP_MAX_CUDA_RANKS; rank += 32) {
     members.slot[rank] = fixed.slot[rank];
     members.region[rank] = fixed.region[rank];
   }
   if (threadIdx.x == 0) {
     members.epoch = fixed.epoch;
-    members.round = last.last_round + 1;
+    members.round = round;
     members.deadline_ns = fixed.deadline_ns;
     members.active = members.reachable = fixed.active;
   }

@@ -72,7 +72,7 @@ struct Home {
   eep_shape shape;
   eep_region_layout at;
   uint32_t rank;
-  uint32_t overlaps;  // 1: dispatch and combine begin while the kernel before them ends, and let the next one in
+  uint32_t bench;  // eep_bench: what a benchmark wants otherwise
 };
 
 // A channel of a region that is mapped here, and of our own.
@@ -99,7 +99,6 @@ struct eep_context {
   eep_control_page* control = nullptr;
   bool is_registered = false;        // the control page, with the GPU
   uint32_t blocks = 0;               // per kernel: what may spin at once must fit on the GPU at once
-  uint32_t bench = 0;                // eep_bench
   bool shares_gpu = false;           // with ranks that have work for it while we wait
   int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row, for each channel
   eep::Lane* lanes = nullptr;        // the host's copy, in pinned memory
@@ -114,6 +113,7 @@ struct eep_context {
   eep_context(const eep_context&) = delete;
   ~eep_context();  // lets go of whatever was had so far, so that half a buffer leaves nothing behind
 
+  bool is_bench(eep_bench what) const { return (home.bench & what) != 0; }
   // Of a channel: one dispatch is combined while another is in flight.
   int32_t* packed_source_of(uint32_t channel) const { return packed_source + channel * eep::packed_rows(home.shape); }
   eep::Turn turn(uint32_t channel) const {
