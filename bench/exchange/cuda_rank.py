@@ -35,8 +35,13 @@ class Case:
     experts: int = 256
     stamped: bool = False
     """Whether rank 0 notes when the blocks of its dispatches pass each station, for :meth:`CudaFleet.stations`."""
+    layout: str = "rank"
     fixed: bool = False
     """Membership as launch parameters instead of the table in memory, as in a build without elasticity."""
+    unchecked: bool = False
+    """Nobody looks whether an outbox changed while it was read."""
+    unclosed: bool = False
+    """A dispatch does not say that the outbox is of another round."""
     overlaps: bool = False
     """Whether kernels begin while the one before them ends."""
     capacity: int = 0
@@ -72,6 +77,7 @@ class CudaExchangeRank:
             topk=case.topk,
             local_experts=case.experts // case.ranks,
             wire=case.wire,
+            layout=case.layout,
             device="cuda",
             timeout_ms=20_000,
         )
@@ -89,6 +95,7 @@ class CudaExchangeRank:
         stamped = self.case.stamped and self.buffer.rank == 0
         asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
         asked |= native.BENCH_OVERLAP * self.case.overlaps
+        asked |= native.BENCH_UNCHECKED * self.case.unchecked | native.BENCH_UNCLOSED * self.case.unclosed
         self.buffer.context.tune(0, asked)
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:

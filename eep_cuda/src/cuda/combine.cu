@@ -159,8 +159,8 @@ __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, c
   }
 }
 
-// A rank that dropped us does not wait for us to finish reading. Its stamp tells. By one warp, when the block has passed
-// a barrier behind its sums.
+// A rank that dropped us does not wait for us to finish reading. Its stamp tells. By one warp, when the block has
+// passed a barrier behind its sums.
 //
 // The stamp must be loaded after the rows, and no fence is needed for that: a sum is stored only when all its rows are
 // here, and the barrier only opens when the stores were issued. The rows and the stamp of a rank are memory of one GPU,
@@ -218,7 +218,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         add_parts<false>(home, args, parts, first, gridDim.x, batch);
       __syncthreads();
     }
-    if (owned && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED)) check_stamps(home, args.channel, members, usable);
+    if (owned && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED))
+      check_stamps(home, args.channel, members, usable);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       home.state->channels[args.channel].last_epoch = members.epoch;
       home.state->channels[args.channel].last_round = members.round;

@@ -79,8 +79,8 @@ __device__ inline void store_row(uint4* at, uint4 v) {
 
 // ---- kernels that overlap: see launch() in launch.h ----
 
-// Until the kernel before this one is over, if this one was launched early. Comes before anything that it wrote is read,
-// and before anything that it reads is written.
+// Until the kernel before this one is over, if this one was launched early. Comes before anything that it wrote is
+// read, and before anything that it reads is written.
 __device__ inline void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The next kernel may take room on the GPU from now on. Never before a wait for peers is over: what waits may take
 // that room from the rank that it waits for.
@@ -127,9 +127,9 @@ struct WaitFor {
   uint64_t hopeless;  // eep_status bits: once one of them is noted, what is missing will not come, for that reason
 };
 
-// Waits, as one full warp, until all of `sources` have arrived; returns those that have. `look(missing)`: which of these
-// have, as the warp sees it. Ends on arrival, on a revoke of the epoch, on a word from outside not to wait, or at the
-// deadline. Never traps.
+// Waits, as one full warp, until all of `sources` have arrived; returns those that have. `look(missing)`: which of
+// these have, as the warp sees it. Ends on arrival, on a revoke of the epoch, on a word from outside not to wait, or at
+// the deadline. Never traps.
 template <typename Look>
 __device__ uint64_t wait_by(const WaitFor& wait, uint64_t sources, Look look) {
   constexpr uint32_t kLooksBetweenGlances = 128;

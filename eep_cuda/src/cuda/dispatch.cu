@@ -1,8 +1,8 @@
 // Dispatch: put each token once into the inbox of every rank that hosts one of its experts, say so, and wait for the
 // rest.
 //
-// Blocks put rows in parallel. Of many tokens, the last one to finish sends the flags. Of few, each block has one rank to
-// send to, and tells that rank by itself. One block settles which sources arrived. The others look for the flags
+// Blocks put rows in parallel. Of many tokens, the last one to finish sends the flags. Of few, each block has one rank
+// to send to, and tells that rank by itself. One block settles which sources arrived. The others look for the flags
 // themselves, which costs less than to be told; where one is missing or wrong, all act on the
 // verdict of the one that settles. So a source is taken whole or not at all in every step that can be trusted. Rows are
 // used where they lie; only the routing metadata is copied out, checked.
@@ -103,8 +103,8 @@ __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& ar
   // When this kernel is over the experts may write the outbox, and from now on it is of this round. A peer that we
   // dropped may still be reading the last round from it: it finds another stamp. No fence of our own: stamp and outbox
   // are both memory of this GPU, to which every reader comes through the same cache, and what writes the outbox is a
-  // later kernel of the stream, before which the stores of this one are in that cache. With a fence, the last block would
-  // wait for nothing but that fence.
+  // later kernel of the stream, before which the stores of this one are in that cache. With a fence, the last block
+  // would wait for nothing but that fence.
   if (!(home.bench & EEP_BENCH_UNCLOSED)) store_relaxed_sys(own_channel(home, args.channel).outbox_stamp(), round);
 }
 
@@ -136,8 +136,8 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
   }
 }
 
-// `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers. Where two kernels make one dispatch, both
-// are told of both halves.
+// `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers. Where two kernels make one dispatch,
+// both are told of both halves.
 template <uint32_t kPhases, typename Membership, bool kEncodes, bool kDirect, bool kStamped>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
@@ -245,8 +245,9 @@ int launch_dispatch(eep_context* context, const eep_dispatch_send_args& send, co
   const auto on = static_cast<cudaStream_t>(stream);
   const bool encodes = kSends && eep_is_fp8(send.wire_type);
   const bool direct = kSends && send.tokens <= kMostDirectTokens && pieces_of(context->home, context->blocks);
-  const auto kernel = encodes ? direct ? launch_kernel<kPhases, kSends, kSends> : launch_kernel<kPhases, kSends, false>
-                              : direct ? launch_kernel<kPhases, false, kSends> : launch_kernel<kPhases, false, false>;
+  const auto kernel = encodes  ? direct ? launch_kernel<kPhases, kSends, kSends> : launch_kernel<kPhases, kSends, false>
+                       : direct ? launch_kernel<kPhases, false, kSends>
+                               : launch_kernel<kPhases, false, false>;
   const cudaError_t error = kernel(context, send, receive, on, early || context->is_bench(EEP_BENCH_OVERLAP));
   if (const int failed = check_cuda(error, "dispatch")) return failed;
   if (kPhases & kReceive && context->home.shape.layout == EEP_LAYOUT_EXPERT) return pack(context, receive, stream);

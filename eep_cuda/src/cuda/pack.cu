@@ -103,11 +103,13 @@ int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream)
   const eep_shape& shape = context->home.shape;
   const auto on = static_cast<cudaStream_t>(stream);
   int32_t* source = context->packed_source_of(args.channel);
-  if (const int error = check_cuda(launch(find_rows, shape.local_experts, kThreads, on, true, context->home, args, source),
-                                   "finding received tokens"))
+  if (const int error =
+          check_cuda(launch(find_rows, shape.local_experts, kThreads, on, true, context->home, args, source),
+                     "finding received tokens"))
     return error;
   const dim3 grid(std::max(1u, context->blocks * 8 / shape.local_experts), shape.local_experts);
-  return check_cuda(launch(copy_rows, grid, kThreads, on, true, context->home, args, source), "packing received tokens");
+  return check_cuda(launch(copy_rows, grid, kThreads, on, true, context->home, args, source),
+                    "packing received tokens");
 }
 
 }  // namespace eep

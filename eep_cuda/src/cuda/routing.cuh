@@ -20,8 +20,8 @@ __host__ __device__ inline uint32_t pieces_of(const Home& home, uint32_t blocks)
 // Which tokens a block sends, and to which ranks.
 //
 // In one piece, every block sends some parts of all tokens to all ranks. Neighbouring parts go to different blocks, so
-// that few tokens still use all of them. Directly, a block sends every so many tokens, to one rank, and nothing else: so
-// it can tell that rank by itself when they are there.
+// that few tokens still use all of them. Directly, a block sends every so many tokens, to one rank, and nothing else:
+// so it can tell that rank by itself when they are there.
 template <bool kDirect>
 struct Share {
   uint32_t ranks_in_all, pieces, tokens;  // of this block
@@ -29,7 +29,7 @@ struct Share {
   __device__ Share(const Home& home, const eep_dispatch_send_args& args)
       : ranks_in_all(home.shape.max_ranks),
         pieces(kDirect ? pieces_of(home, gridDim.x) : 1),
-        tokens(!kDirect ? args.tokens
+        tokens(!kDirect                                    ? args.tokens
                : piece() < pieces && piece() < args.tokens ? (args.tokens - piece() - 1) / pieces + 1
                                                            : 0) {}
   __device__ uint32_t rank() const { return blockIdx.x % ranks_in_all; }
@@ -49,8 +49,8 @@ struct Choice {
 };
 
 template <bool kDirect>
-__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args,
-                                      const Share<kDirect>& share, uint32_t i) {
+__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args, const Share<kDirect>& share,
+                                      uint32_t i) {
   const uint32_t per_rank = share.tokens * args.topk;
   if (i >= (kDirect ? 1 : home.shape.max_ranks) * per_rank) return {-1, 0.0f};
   const uint32_t choice = i % per_rank, place = share.token(choice / args.topk) * args.topk + choice % args.topk;
