@@ -146,18 +146,27 @@ __device__ __noinline__ inline bool is_left_behind(const Home& home, const Party
   return is_held(home, party, rank, half);
 }
 
-// The half in which `rank` has its part of our round, or one of these.
+// What a member says of our round, and the half in which it has its part of it, or one of these.
 enum : uint32_t { kNotYet = 2, kNever = 3 };
-__device__ inline uint32_t find_half(const Home& home, const Party& party, uint32_t rank) {
+struct Heard {
+  uint32_t half;
+  uint64_t call, bytes, members;
+};
+__device__ inline Heard hear(const Home& home, const Party& party, uint32_t rank) {
   const eep_lane_mailbox* box = part_at(home, party.part[home.rank]).mailbox(party.slot[rank]);
   const uint64_t flag = load_acquire_sys(&box->flag);
   const uint32_t told = flag & 1;
   const bool is_here = eep_flag_is(flag, party.epoch, party.round), is_newer = eep_flag_epoch(flag) > party.epoch;
   // A member that saw our flag of this round may be one ahead already, or in a new epoch.
-  if (!is_here && !is_newer && !eep_flag_is(flag, party.epoch, party.round + 1)) return kNotYet;
-  if (load_relaxed_sys(&box->group) != party.group) return kNotYet;
-  if (is_newer && !is_left_behind(home, party, rank, 1 - told)) return kNever;
-  return is_here ? told : 1 - told;
+  if (!is_here && !is_newer && !eep_flag_is(flag, party.epoch, party.round + 1)) return {kNotYet, 0, 0, 0};
+  const uint32_t half = is_here ? told : 1 - told;
+  // All loads before the first use: one trip to memory instead of one after the other.
+  const uint64_t group = load_relaxed_sys(&box->group);
+  const Heard heard{half, load_relaxed_sys(&box->call[half]), load_relaxed_sys(&box->bytes[half]),
+                    load_relaxed_sys(&box->members[half])};
+  if (group != party.group) return {kNotYet, 0, 0, 0};
+  if (is_newer && !is_left_behind(home, party, rank, 1 - told)) return {kNever, 0, 0, 0};
+  return heard;
 }
 
 // A member made another call than we did, or met other ranks. A loss or a revoke makes members meet other ranks, so
@@ -196,27 +205,19 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
 
     const WaitFor wait{home.page, &home.state->trouble, party.epoch, party.deadline_ns,
                        EEP_STATUS_MISMATCH | EEP_STATUS_REVOKED};
+    bool has_same_call[2] = {false, false}, has_same_ranks[2] = {false, false};
+    uint64_t largest = said.bytes;
     const uint64_t arrived = wait_for(wait, others, [&](uint32_t rank) {
-      const uint32_t half = find_half(home, party, rank);
-      if (half == kNever) note(&home.state->trouble, EEP_STATUS_REVOKED);  // the wait ends at its next glance
-      if (half > 1) return false;
-      party.half_of[rank] = half;
+      const Heard heard = hear(home, party, rank);
+      if (heard.half == kNever) note(&home.state->trouble, EEP_STATUS_REVOKED);  // the wait ends at its next glance
+      if (heard.half > 1) return false;
+      party.half_of[rank] = heard.half;
+      const uint32_t i = rank / 32;
+      has_same_call[i] = heard.call == said.call && (said.may_differ_in_bytes || heard.bytes == said.bytes);
+      has_same_ranks[i] = heard.members == party.active;
+      if (has_same_call[i]) largest = max(largest, heard.bytes);
       return true;
     });
-    bool has_same_call[2], has_same_ranks[2];
-    uint64_t largest = said.bytes;
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t rank = threadIdx.x + 32 * i;
-      has_same_call[i] = has_same_ranks[i] = false;
-      if (!(arrived >> rank & 1)) continue;
-      const eep_lane_mailbox* box = own.mailbox(party.slot[rank]);
-      const uint32_t half = party.half_of[rank];
-      const uint64_t bytes = load_relaxed_sys(&box->bytes[half]);
-      has_same_call[i] =
-          load_relaxed_sys(&box->call[half]) == said.call && (said.may_differ_in_bytes || bytes == said.bytes);
-      has_same_ranks[i] = load_relaxed_sys(&box->members[half]) == party.active;
-      if (has_same_call[i]) largest = max(largest, bytes);
-    }
     for (uint32_t step = 16; step; step /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
     const uint64_t called = arrived & vote(has_same_call[0], has_same_call[1]);
     const uint64_t agreed = called & vote(has_same_ranks[0], has_same_ranks[1]);
@@ -240,11 +241,10 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
 }
 
 // Called by all threads when they have read what they need. A member that dropped us does not wait for that: its stamp
-// tells whether it has written its half again meanwhile.
+// tells whether it has written its half again meanwhile. No fence lies between, as in a combine: see check_stamps().
 __device__ inline void end_round(const Home& home, Party& party) {
   __syncthreads();
   if (threadIdx.x < 32) {
-    fence_sys();
     bool torn = false;
     for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
       if (rank != home.rank && party.has(rank)) torn |= !is_held(home, party, rank, party.half_of[rank]);
