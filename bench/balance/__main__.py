@@ -1,8 +1,9 @@
 """Measures the balance of experts under loads that drift, against DeepSeek's greedy balancer; and what being ready to move
 experts costs a step of the real server while none moves.
 
-Three loads are made from a seed, and one was recorded from a real server (traces.py). Each balancer is told the load up to a
-look and serves what comes until the next.
+Five loads are made from a seed, and one was recorded from a real server (traces.py). Each balancer is told the load up to a
+look and serves what comes until the next. The greedy balancer plans for the newest look alone. Doses are planned as the first
+rank of a server plans them, from what it remembers.
 """
 
 from __future__ import annotations
@@ -95,7 +96,11 @@ def main() -> None:
     for key, value in about.items():
         shown = ", ".join(f"{name} {what}" for name, what in value.items()) if isinstance(value, dict) else value
         lines.append(f"- {key}: {shown}")
-    lines += ["", "The first loads are made from a seed:", ""]
+    lines += [
+        "",
+        "The first loads are made from a seed. At each look every balancer is told what was picked since the last:",
+        "",
+    ]
     lines += [f"- {name}: {what}" for name, what in TRACES.items()]
     lines += [
         "",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.repair.eplb_greedy import eplb_greedy
-from eep.experts.balancing.asked_load import is_worth
+from eep.experts.balancing.asked_load import AskedLoad, is_worth
 from eep.experts.balancing.leader import with_active
 from eep.experts.placement.doses import DoseLimits, plan_dose
 from eep.experts.placement.packing import FloatArray
@@ -62,14 +62,26 @@ def greedy(load: FloatArray, placement: Placement, active: Sequence[int]) -> Pla
     return Placement(table, placement.experts, size)
 
 
-def doses(load: FloatArray, placement: Placement, active: Sequence[int]) -> Placement:
+class DoseFollower:
     """What the first rank of a server does until its next look: one dose after the other, while they are worth it."""
-    for _ in range(_MOST_DOSES):
-        after = plan_dose(load, placement, active, [0] * placement.max_ranks, DoseLimits(STAGED))
-        if not is_worth(placement, after, 1e6 * load):
+
+    def __init__(self, start: Placement, topology: Sequence[int]) -> None:
+        self._asked = AskedLoad(start.layers, start.experts)
+        self._counted: FloatArray = np.zeros((start.layers, start.experts))
+        self._topology = topology
+        self._asked.look({"all": self._counted})
+
+    def follow(self, load: FloatArray, placement: Placement, active: Sequence[int]) -> Placement:
+        self._counted = self._counted + load
+        self._asked.look({"all": self._counted})
+        if not self._asked.is_enough:
             return placement
-        placement = after
-    return placement
+        for _ in range(_MOST_DOSES):
+            after = plan_dose(self._asked.load, placement, active, self._topology, DoseLimits(STAGED))
+            if not is_worth(placement, after, self._asked.load):
+                break
+            placement = after
+        return placement
 
 
 def follow_trace(
@@ -80,7 +92,7 @@ def follow_trace(
     followers = {
         "none": Follower(stay, start, start),
         "DeepSeek's greedy balancer": Follower(greedy, start, start),
-        "doses": Follower(doses, start, start),
+        "doses": Follower(DoseFollower(start, topology).follow, start, start),
     }
     active = every
     for look, load in enumerate(trace):
@@ -99,15 +111,18 @@ def rows(trace: str, followers: dict[str, Follower], layers: int, between: range
     made = []
     for name, follower in followers.items():
         served = follower.busiest[4:]
-        apart = [each for look, each in enumerate(follower.busiest) if look in between]
         yardstick = followers["DeepSeek's greedy balancer"]
+        lost, their_lost = (
+            float(np.mean(each.busiest[between.start : between.stop])) for each in (follower, yardstick)
+        )
         made.append(
             {
                 "trace": trace,
                 "balancer": name,
                 "busiest_rank_over_mean": float(np.mean(served)),
                 "over_greedy": float(np.mean(served) / np.mean(yardstick.busiest[4:])),
-                "with_a_rank_lost": float(np.mean(apart)),
+                "with_a_rank_lost": lost,
+                "then_over_greedy": lost / their_lost,
                 "moves_per_layer_and_look": follower.moves / layers / len(follower.busiest),
                 "moves_over_greedy": follower.moves / max(1, yardstick.moves),
                 "milliseconds_to_plan": 1e3 * float(np.median(follower.seconds)),

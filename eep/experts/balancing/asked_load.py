@@ -1,7 +1,10 @@
-"""What gates ask for, counted by each rank, summed over all of them, and more so the newer it is. Pure.
+"""What gates ask for, counted by each rank, and summed over all of them and over as many looks as tell most. Pure.
 
-Each rank counts from its start on. What it has counted since the last look is what it saw meanwhile. Half of what was seen
-before still counts at each look, so a load that changes shows after a few.
+Each rank counts from its start on. What it has counted since the last look is what it saw meanwhile. How much of what was
+seen before still counts, what was seen decides itself. Where the load moves on, the newest look says best what comes next.
+Where looks differ by chance, or by what few prompts happen to be about, many looks say it better than one: moves for the
+newest look alone would be undone for the next. So there are several memories, from short to long. The load is that of the
+memory which has foretold the last looks best.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import numpy as np
 from eep.experts.placement.packing import EMPTY, FloatArray
 from eep.experts.placement.slot_plan import Placement
 
-_KEPT = 0.5
+_KEPT = (0.0, 0.5, 0.75, 0.875)
+"""Of each memory: how much of what was seen before still counts at each look. The first knows the newest look only."""
+_MISSES_KEPT = 0.75
+"""How much of what a memory has foretold wrong still counts at each look."""
 _LEAST_GAIN = 0.001
 """What a dose must gain, of what an average rank has to do. A dose writes a few slots of each rank."""
 _LEAST_PICKS = 16
@@ -26,6 +32,8 @@ class AskedLoad:
 
     def __init__(self, layers: int, experts: int) -> None:
         self.load: FloatArray = np.zeros((layers, experts))
+        self._memories: list[FloatArray] = [self.load] * len(_KEPT)
+        self._missed: FloatArray = np.zeros(len(_KEPT))
         self._seen: dict[str, FloatArray] = {}
 
     def look(self, counted: Mapping[str, FloatArray]) -> None:
@@ -34,12 +42,22 @@ class AskedLoad:
         for life, counts in counted.items():
             fresh += np.maximum(counts - self._seen.get(life, counts), 0.0)
         self._seen = dict(counted)
-        self.load = _KEPT * self.load + fresh
+        if not fresh.any():
+            return  # a pause says nothing about the load after it
+        misses = [float(np.abs(_shares(memory) - _shares(fresh)).sum()) for memory in self._memories]
+        self._missed = _MISSES_KEPT * self._missed + misses
+        self._memories = [kept * memory + fresh for kept, memory in zip(_KEPT, self._memories, strict=True)]
+        self.load = self._memories[int(self._missed.argmin())]
 
     @property
     def is_enough(self) -> bool:
         """Whether every layer has picked enough for a plan."""
         return bool((self.load.sum(axis=1) >= _LEAST_PICKS * self.load.shape[1]).all())
+
+
+def _shares(load: FloatArray) -> FloatArray:
+    """Of each expert, in what its layer has picked."""
+    return np.asarray(load / np.maximum(load.sum(axis=1, keepdims=True), 1.0))
 
 
 def balancedness(placement: Placement, load: FloatArray) -> FloatArray:

@@ -20,7 +20,7 @@ from eep.experts.placement.packing import IntArray
 from eep.experts.standing import Standing
 
 logger = logging.getLogger(__name__)
-_LOOKS_EVERY_S = 0.5
+_LOOKS_EVERY_S = 1.0
 _STAGED_WITHIN_S = 60.0
 
 

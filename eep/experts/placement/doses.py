@@ -2,7 +2,7 @@
 
 A dose changes a placement in two ways. Two slots of different ranks exchange their experts, which writes both; or a further
 copy of an expert takes the place of a copy that its own expert can do without, which writes one. Each change is the one that
-gains most for each slot written, over all layers. A change that gains little is left out: loads vary from step to step, and
+gains most for each slot written, over all layers. A change that gains little is left out: loads vary from look to look, and
 moves cost.
 """
 
@@ -29,7 +29,7 @@ class DoseLimits:
 
     writes_per_rank: int
     layers: int | None = None
-    least_gain: float = 0.0005
+    least_gain: float = 0.00125
     least_copies: int = 1
 
 
