@@ -7,140 +7,13 @@
 // used where they lie; only the routing metadata is copied out, checked.
 #include <type_traits>
 
-#include "cuda/fp8.cuh"
-#include "cuda/members.cuh"
+#include "cuda/put_rows.cuh"
 #include "cuda/stopwatch.cuh"
 
 namespace eep {
 namespace {
 
-constexpr uint32_t kThreads = 1024, kWarps = kThreads / 32;
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
-
-// ---- rows ----
-
-// Neighbouring items go to different blocks, so that few tokens still use all of them.
-__device__ inline uint32_t first_item() { return threadIdx.x / 32 * gridDim.x + blockIdx.x; }
-
-// Which of its top-k experts this lane speaks for, loaded ahead of its use; -1 in lanes beyond top-k.
-__device__ inline int64_t load_choice(const eep_dispatch_send_args& args, uint32_t token) {
-  const uint32_t lane = threadIdx.x % 32;
-  return lane < args.topk ? args.topk_idx[static_cast<uint64_t>(token) * args.topk + lane] : -1;
-}
-
-// Moves rows of 16-byte vectors as they are. Each warp takes `V` vectors a lane of one token, all loads in flight at
-// once. `prepare` runs once, by all threads, while the first of them are on their way: before it, only one warp knows
-// anything of the members.
-template <uint32_t V, bool kExact, typename Prepare>
-__device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                         Prepare prepare) {
-  const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden * eep_element_bytes(args.x_type) / sizeof(uint4);
-  const uint32_t chunks = (vectors + 32 * V - 1) / (32 * V), items = args.tokens * chunks;
-  const uint64_t row_bytes = static_cast<uint64_t>(vectors) * sizeof(uint4);
-  uint4 data[V];
-  int64_t choice = -1;
-  const auto load = [&](uint32_t item) {
-    const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
-    const uint4* row = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(args.x) + token * row_bytes);
-    choice = load_choice(args, token);
-#pragma unroll
-    for (uint32_t i = 0; i < V; ++i)
-      if (kExact || first + i * 32 < vectors) data[i] = load_input(row + first + i * 32);
-  };
-  uint32_t item = first_item();
-  if (item < items) load(item);
-  prepare();
-  const uint32_t own_slot = members.slot[home.rank];
-  while (item < items) {
-    const uint32_t token = item / chunks, first = item % chunks * 32 * V + lane;
-    for (uint64_t hosts = hosts_of(home, choice) & members.reachable; hosts; hosts &= hosts - 1) {
-      const ChannelView inbox = channel_at(home, members.region[__ffsll(hosts) - 1], args.channel);
-      uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, row_bytes));
-#pragma unroll
-      for (uint32_t i = 0; i < V; ++i)
-        if (kExact || first + i * 32 < vectors) store_row(to + first + i * 32, data[i]);
-    }
-    item += gridDim.x * kWarps;
-    if (item < items) load(item);
-  }
-}
-
-// Encodes on the way: sixteen values a lane, eight lanes to a scale. Each warp takes `V` times 512 values of one token,
-// encodes all of them in place, and then sends the same registers to one rank after the other. With `kAhead` the next
-// item of the warp is on its way meanwhile. A usual number of tokens gives a warp one or two items; without that, all
-// warps would first load, then encode, then store.
-template <bool kF32, uint32_t V, bool kAhead, typename Prepare>
-__device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                                   Prepare prepare) {
-  constexpr uint32_t kValues = kEncodedAtOnce, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
-  constexpr uint32_t kGroups = 32 / kLanesPerGroup;  // that a warp encodes at once
-  const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
-  const uint32_t chunks = (units + 32 * V - 1) / (32 * V), items = args.tokens * chunks;
-  const bool power_of_two = args.wire_type != EEP_TYPE_FP8, as_exponent = args.wire_type == EEP_TYPE_FP8_UE8M0;
-  uint4 raw[V][kLoads], next[kAhead ? V : 1][kLoads];
-  int64_t choice = -1;
-  // The last chunk of a token may be shorter. Each token begins with another one, so that no block gets them all.
-  const auto first_unit = [&](uint32_t item) { return (item + item / chunks / chunks) % chunks * 32 * V; };
-  const auto load = [&](uint32_t item, uint4(*to)[kLoads]) {
-    const uint32_t token = item / chunks, first = first_unit(item) + lane;
-    const uint4* row = static_cast<const uint4*>(args.x) + static_cast<uint64_t>(token) * units * kLoads;
-#pragma unroll
-    for (uint32_t i = 0; i < V; ++i)
-#pragma unroll
-      for (uint32_t j = 0; j < kLoads; ++j)
-        to[i][j] = first + i * 32 < units ? load_input(row + (first + i * 32) * kLoads + j) : make_uint4(0, 0, 0, 0);
-  };
-  const uint32_t stride = gridDim.x * kWarps;
-  if (first_item() < items) {
-    choice = load_choice(args, first_item() / chunks);
-    load(first_item(), raw);
-  }
-  if (kAhead && first_item() + stride < items) load(first_item() + stride, next);
-  prepare();
-  const uint32_t own_slot = members.slot[home.rank];
-#pragma unroll 1
-  for (uint32_t item = first_item(); item < items;) {
-    const uint32_t token = item / chunks, first = first_unit(item);
-    uint32_t scale_word = 0;  // of group `lane` of this chunk
-#pragma unroll
-    for (uint32_t i = 0; i < V; ++i) {
-      const uint32_t* words = reinterpret_cast<const uint32_t*>(raw[i]);
-      float largest = largest_of<kF32>(words);
-#pragma unroll
-      for (uint32_t step = kLanesPerGroup / 2; step; step /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-      const Scale scale = scale_for(largest, power_of_two);
-      raw[i][0] = encode<kF32>(words, scale.inverse);
-      const uint32_t word = as_exponent ? scale.exponent : __float_as_uint(scale.value);
-      const uint32_t of_group = __shfl_sync(~0u, word, lane % kGroups * kLanesPerGroup);
-      if (lane / kGroups == i) scale_word = of_group;
-    }
-    const uint32_t group = first / kLanesPerGroup + lane;
-    const bool has_scale = lane < V * kGroups && group < units / kLanesPerGroup;
-    for (uint64_t hosts = hosts_of(home, choice) & members.reachable; hosts; hosts &= hosts - 1) {
-      const ChannelView inbox = channel_at(home, members.region[__ffsll(hosts) - 1], args.channel);
-      uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, hidden)) + first + lane;
-#pragma unroll
-      for (uint32_t i = 0; i < V; ++i)
-        if (first + lane + i * 32 < units) store_row(to + i * 32, raw[i][0]);
-      uint8_t* scales = inbox.scales(own_slot, token);
-      if (has_scale && as_exponent) scales[group] = static_cast<uint8_t>(scale_word);
-      if (has_scale && !as_exponent) reinterpret_cast<uint32_t*>(scales)[group] = scale_word;
-    }
-    item += stride;
-    if (item >= items) break;
-    choice = load_choice(args, item / chunks);  // not needed before the values are encoded
-    if constexpr (kAhead) {
-#pragma unroll
-      for (uint32_t i = 0; i < V; ++i)
-#pragma unroll
-        for (uint32_t j = 0; j < kLoads; ++j) raw[i][j] = next[i][j];
-      if (item + stride < items) load(item + stride, next);
-    } else {
-      load(item, raw);
-    }
-  }
-}
 
 // ---- routing metadata ----
 
@@ -156,11 +29,12 @@ __device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_
   return {args.topk_idx[i % per_rank], args.topk_weights ? args.topk_weights[i % per_rank] : 1.0f};
 }
 
-__device__ inline uint32_t first_choice() { return blockIdx.x * kThreads + threadIdx.x; }
+__device__ inline uint32_t first_choice() { return blockIdx.x * kDispatchThreads + threadIdx.x; }
 
 // Tells every reachable rank which of its experts each token wants. `next` is this thread's first choice.
 __device__ void put_routing(const Home& home, const eep_dispatch_send_args& args, const Members& members, Choice next) {
-  const uint32_t per_rank = args.tokens * args.topk, experts = home.shape.local_experts, stride = gridDim.x * kThreads;
+  const uint32_t per_rank = args.tokens * args.topk, experts = home.shape.local_experts,
+                 stride = gridDim.x * kDispatchThreads;
   const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * experts;
   bool misrouted = false;
   for (uint32_t i = first_choice(); i < home.shape.max_ranks * per_rank; i += stride) {
@@ -188,7 +62,8 @@ __device__ void take_routing(const Home& home, const eep_dispatch_recv_args& arg
                              const uint32_t* slot_counts) {
   const ChannelView inbox = own_channel(home, args.channel);
   const uint32_t per_slot = home.shape.max_tokens * args.topk, experts = home.shape.local_experts;
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < home.at.slots * per_slot; i += gridDim.x * kThreads) {
+  for (uint32_t i = blockIdx.x * kDispatchThreads + threadIdx.x; i < home.at.slots * per_slot;
+       i += gridDim.x * kDispatchThreads) {
     const uint32_t slot = i / per_slot, token = i % per_slot / args.topk, k = i % args.topk;
     int32_t expert = -1;
     if (token < slot_counts[slot]) {
@@ -332,7 +207,7 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
 
 // `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers.
 template <uint32_t kPhases, typename Membership, bool kEncodes, bool kStamped>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kDispatchThreads, 1)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
                     const __grid_constant__ eep_dispatch_recv_args receive,
                     const __grid_constant__ Membership membership) {
@@ -342,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
   const Stopwatch<kStamped> stopwatch(home);
-  for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
+  for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kDispatchThreads) slot_counts[slot] = 0;
   if constexpr (kPhases & kSend) {
     // One warp reads the table before it loads rows, so that this does not queue behind the rows of all the others.
     if (threadIdx.x < 32) {
@@ -421,11 +296,11 @@ void launch_kernel(eep_context* context, const eep_dispatch_send_args& send, con
   const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
   if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP) {
     const auto kernel = dispatch_kernel<kPhases, FixedMembers, kEncodes, false>;
-    kernel<<<blocks, kThreads, 0, stream>>>(context->home, send, receive, fixed_members(*context));
+    kernel<<<blocks, kDispatchThreads, 0, stream>>>(context->home, send, receive, fixed_members(*context));
   } else {
     const auto kernel = context->bench & EEP_BENCH_STAMPS ? dispatch_kernel<kPhases, InMemory, kEncodes, true>
                                                           : dispatch_kernel<kPhases, InMemory, kEncodes, false>;
-    kernel<<<blocks, kThreads, 0, stream>>>(context->home, send, receive, InMemory{});
+    kernel<<<blocks, kDispatchThreads, 0, stream>>>(context->home, send, receive, InMemory{});
   }
 }
 
