@@ -25,7 +25,10 @@ __device__ void send_flags(const Home& home, uint32_t channel, const Members& me
   const eep_snapshot& snapshot = home.state->channels[channel].snapshot;
   const uint64_t corrupt = home.state->trouble.corrupt;
   const uint64_t stamp = eep_flag_make(members.epoch, members.round, 0);
-  if (threadIdx.x == 0) store_relaxed_sys(own_channel(home, channel).outbox_stamp(), stamp);
+  if (threadIdx.x == 0) {
+    store_relaxed_sys(own_channel(home, channel).outbox_stamp(), stamp);
+    if (home.landing) store_relaxed_sys(landing_channel(home, channel).outbox_stamp(), stamp);
+  }
   __syncwarp();
   fence_sys();  // one fence releases what the experts wrote, and the stamp, to all ranks
   for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
@@ -253,6 +256,7 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
 
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void* stream) {
   if (const int error = eep::begin_receive(context, *args)) return error;
+  if (const int error = eep::land_sums(context, args->channel, stream)) return error;
   if (context->shares_gpu)
     if (const int error = eep::launch_wait<false>(context, *args, stream)) return error;
   return eep::launch<eep::kReceive>(context, *args, stream);
@@ -263,6 +267,13 @@ int eep_combine(eep_context* context, const eep_combine_send_args* send, const e
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::publish(context, *send, stream)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
+  if (context->home.landing) {
+    if (const int error = eep::launch<eep::kSend>(context, *receive, stream)) return error;
+    if (const int error = eep::land_sums(context, receive->channel, stream)) return error;
+    if (context->shares_gpu)
+      if (const int error = eep::launch_wait<false>(context, *receive, stream)) return error;
+    return eep::launch<eep::kReceive>(context, *receive, stream);
+  }
   if (!context->shares_gpu) return eep::launch<eep::kSend | eep::kReceive>(context, *receive, stream);
   if (const int error = eep::launch_wait<true>(context, *receive, stream)) return error;
   return eep::launch<eep::kReceive>(context, *receive, stream);

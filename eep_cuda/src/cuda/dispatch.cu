@@ -81,15 +81,26 @@ __device__ void take_routing(const Home& home, const eep_dispatch_recv_args& arg
 
 // ---- flags and the verdict, by one warp of the last block ----
 
+template <bool kAcrossHosts>
 __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
   const uint64_t flag = eep_flag_make(members.epoch, members.round, args.tokens);
   const uint64_t envelope = eep_envelope(args.wire_type, args.topk, home.shape.hidden);
+  const auto mailbox_at = [&](uint32_t rank) {
+    return channel_at(home, members.region[rank], args.channel).mailbox(members.slot[home.rank]);
+  };
+  // A GPU and a CPU have no word of 16 bytes in common. In a mirror the fence is between the envelope and the flag.
+  if constexpr (kAcrossHosts) {
+    for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+      if (members.reachable & members.remote & rank_bit(rank)) store_relaxed_sys(&mailbox_at(rank)->envelope, envelope);
+  }
   fence_sys();  // one fence releases all rows to all ranks
-  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
-    if (members.reachable >> rank & 1) {
-      const ChannelView inbox = channel_at(home, members.region[rank], args.channel);
-      store_pair_relaxed_sys(&inbox.mailbox(members.slot[home.rank])->dispatch_flag, flag, envelope);
-    }
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
+    if (!(members.reachable >> rank & 1)) continue;
+    if (kAcrossHosts && (members.remote >> rank & 1))
+      store_relaxed_sys(&mailbox_at(rank)->dispatch_flag, flag);
+    else
+      store_pair_relaxed_sys(&mailbox_at(rank)->dispatch_flag, flag, envelope);
+  }
 }
 
 // What the combine of this round, and the receive half if it is launched apart, need to know.
@@ -214,6 +225,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   __shared__ Members members;
   __shared__ bool is_last;
   __shared__ uint32_t slot_counts[EEP_MAX_CUDA_RANKS * EEP_INCARNATIONS];
+  constexpr bool kAcrossHosts = std::is_same_v<Membership, AcrossHosts>;
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
   const Stopwatch<kStamped> stopwatch(home);
@@ -224,7 +236,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
       if constexpr (std::is_same_v<Membership, FixedMembers>)
         read_members(membership, channel, members);
       else
-        read_members(home, number, members);
+        read_members<kAcrossHosts>(home, number, members);
     }
     const Choice first = load_routing(home, send, first_choice());
     const auto prepare = [&] {
@@ -235,15 +247,15 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
     if constexpr (kEncodes) {
       if (send.x_type == EEP_TYPE_F32)
-        put_quantized_rows<true, 2, false>(home, send, members, prepare);
+        put_quantized_rows<true, 2, false, kAcrossHosts>(home, send, members, prepare);
       else
-        put_quantized_rows<false, 2, true>(home, send, members, prepare);
+        put_quantized_rows<false, 2, true, kAcrossHosts>(home, send, members, prepare);
     } else if (vectors % (32 * 8) == 0) {
-      put_rows<8, true>(home, send, members, prepare);
+      put_rows<8, true, kAcrossHosts>(home, send, members, prepare);
     } else if (vectors % (32 * 7) == 0) {
-      put_rows<7, true>(home, send, members, prepare);
+      put_rows<7, true, kAcrossHosts>(home, send, members, prepare);
     } else {
-      put_rows<4, false>(home, send, members, prepare);
+      put_rows<4, false, kAcrossHosts>(home, send, members, prepare);
     }
     __syncthreads();
     stopwatch.stamp(kRowsIssued);
@@ -255,7 +267,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     __syncthreads();
     stopwatch.stamp(kRowsCounted);
     if (is_last && threadIdx.x < 32) {
-      send_flags(home, send, members);
+      send_flags<kAcrossHosts>(home, send, members);
       stopwatch.stamp(kFlagsSent);
       leave_snapshot(home, send, members);
     }
@@ -294,7 +306,10 @@ void launch_kernel(eep_context* context, const eep_dispatch_send_args& send, con
                    cudaStream_t stream) {
   const bool only_waits = kPhases == kReceive && context->shares_gpu;
   const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
-  if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP) {
+  if (kPhases == kSend && context->home.landing) {
+    const auto kernel = dispatch_kernel<kSend, AcrossHosts, kEncodes, false>;
+    kernel<<<blocks, kDispatchThreads, 0, stream>>>(context->home, send, receive, AcrossHosts{});
+  } else if (context->bench & EEP_BENCH_FIXED_MEMBERSHIP) {
     const auto kernel = dispatch_kernel<kPhases, FixedMembers, kEncodes, false>;
     kernel<<<blocks, kDispatchThreads, 0, stream>>>(context->home, send, receive, fixed_members(*context));
   } else {
@@ -339,10 +354,11 @@ int begin_receive(eep_context* context, const eep_dispatch_recv_args& args) {
 }  // namespace
 
 cudaError_t load_dispatch() {
-  return load_kernels(dispatch_kernel<kSend, InMemory, false, false>, dispatch_kernel<kSend, InMemory, true, false>,
-                      dispatch_kernel<kReceive, InMemory, false, false>,
-                      dispatch_kernel<kSend | kReceive, InMemory, false, false>,
-                      dispatch_kernel<kSend | kReceive, InMemory, true, false>);
+  return load_kernels(
+      dispatch_kernel<kSend, InMemory, false, false>, dispatch_kernel<kSend, InMemory, true, false>,
+      dispatch_kernel<kSend, AcrossHosts, false, false>, dispatch_kernel<kSend, AcrossHosts, true, false>,
+      dispatch_kernel<kReceive, InMemory, false, false>, dispatch_kernel<kSend | kReceive, InMemory, false, false>,
+      dispatch_kernel<kSend | kReceive, InMemory, true, false>);
 }
 
 }  // namespace eep
@@ -354,6 +370,7 @@ int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, 
 
 int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void* stream) {
   if (const int error = eep::begin_receive(context, *args)) return error;
+  if (const int error = eep::land_rows(context, *args, stream)) return error;
   return eep::launch<eep::kReceive>(context, {}, *args, stream);
 }
 
@@ -361,7 +378,9 @@ int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const
                  void* stream) {
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  if (!context->shares_gpu) return eep::launch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
+  if (!context->shares_gpu && !context->home.landing)
+    return eep::launch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
   if (const int error = eep::launch<eep::kSend>(context, *send, {}, stream)) return error;
+  if (const int error = eep::land_rows(context, *receive, stream)) return error;
   return eep::launch<eep::kReceive>(context, {}, *receive, stream);
 }

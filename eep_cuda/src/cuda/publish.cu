@@ -60,13 +60,15 @@ int publish(eep_context* context, const eep_combine_send_args& args, void* strea
   const Home& home = context->home;
   const auto on = static_cast<cudaStream_t>(stream);
   if (home.shape.layout == EEP_LAYOUT_RANK) {
-    if (args.x == home.region + args.channel * home.at.channel_bytes + home.at.outbox) return EEP_OK;
+    if (args.x == home.region + args.channel * home.at.channel_bytes + home.at.outbox)
+      return put_outputs(context, args, stream);
     publish_by_rank<<<context->blocks * 4, kThreads, 0, on>>>(home, args);
   } else {
     const dim3 grid(std::max(1u, context->blocks * 8 / home.shape.local_experts), home.shape.local_experts);
     publish_by_expert<<<grid, kThreads, 0, on>>>(home, args, context->packed_source_of(args.channel));
   }
-  return check_cuda(cudaGetLastError(), "publishing expert outputs");
+  if (const int error = check_cuda(cudaGetLastError(), "publishing expert outputs")) return error;
+  return put_outputs(context, args, stream);
 }
 
 }  // namespace eep
