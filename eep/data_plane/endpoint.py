@@ -84,9 +84,7 @@ class Endpoint:
             self._remote: RemotePeers | None = None
             if hosts is not None:
                 if landing is not None:
-                    landing.serve(
-                        self.context, sum(1 << other for other in range(shape.max_ranks) if other in hosts.ranks)
-                    )
+                    landing.serve(self.context, shape, hosts.ranks)
                 self.context.page.host = _host_id(hosts.address, rendezvous.path)
                 self._remote = RemotePeers(hosts, library, shape, rank, self.region, self._control, landing)
                 undo.callback(self._remote.close)

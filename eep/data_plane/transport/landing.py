@@ -6,7 +6,10 @@ from there to the region what has come. Mirrors are shown to the kernels as long
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from eep.abi.context import NativeContext
+from eep.abi.native import Shape
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import PeerUnreachable
 
@@ -20,8 +23,11 @@ class Landing:
         self._context: NativeContext | None = None
         self._remote = 0
 
-    def serve(self, context: NativeContext, remote: int) -> None:
-        """Shows it to the kernels, for the ranks of the bit mask ``remote``. Only these can be on other hosts from now on."""
+    def serve(self, context: NativeContext, shape: Shape, elsewhere: Container[int]) -> None:
+        """Shows it to the kernels, for the ranks that are ``elsewhere`` now. What tokens need has room for these only; lanes
+        are the same for all ranks."""
+        ranks = range(shape.max_ranks)
+        remote = sum(1 << rank for rank in ranks if not shape.channels or rank in elsewhere)
         context.span_hosts(self.memory.address, remote)
         self._context, self._remote = context, remote
 

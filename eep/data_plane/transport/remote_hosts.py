@@ -259,8 +259,8 @@ class RemotePeers:
             self._landing.hide(mirror.address)
 
     def _dismiss(self, invitation: _Invitation) -> None:
+        self._hide(invitation.mirror)  # while the link can still tell kernels that the peer is gone
         self._proxy.dismiss(invitation.link)
-        self._hide(invitation.mirror)
         if invitation.is_announced:
             # Beside the next steps: a store that does not answer must not hold up a view.
             withdraw = threading.Thread(

@@ -69,6 +69,8 @@ int eep_hide_mirror(eep_context* context, void* mirror) {
   const auto found = context->shown.find(mirror);
   if (found == context->shown.end())
     return eep::fail(EEP_ERROR_ARGUMENT, "a mirror is to be hidden that was not shown to the GPU");
+  // A kernel of a step that is over may still read there, and under MPS its fault would end every process on that GPU.
+  if (const int error = eep::check_cuda(cudaDeviceSynchronize(), "before a mirror is hidden")) return error;
   eep::hide(found->second);
   context->shown.erase(found);
   return EEP_OK;

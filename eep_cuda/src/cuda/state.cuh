@@ -163,6 +163,7 @@ cudaError_t load_publish();
 cudaError_t load_barrier();
 cudaError_t load_moves();
 cudaError_t load_reductions();
+cudaError_t load_far_reductions();
 cudaError_t load_weights();
 cudaError_t load_rows();
 cudaError_t load_landing();
