@@ -1,10 +1,11 @@
 """Dispatch and combine on CUDA tensors between two hosts: two addresses of the loopback network, all ranks on one GPU.
 
-Needs libfabric. Where it cannot be installed, a folder with its files will do. On Debian, 'apt-get download' libfabric1,
-libfabric-dev, libibverbs1, ibverbs-providers, librdmacm1, libnl-3-200, libnl-route-3-200, libnuma1, libpsm2-2,
-libpsm-infinipath1, libuuid1 and libatomic1, and 'dpkg -x' each into a folder F (9 MB in all). Build with
-CPLUS_INCLUDE_PATH=F/usr/include, and run with
-LD_LIBRARY_PATH=F/usr/lib/x86_64-linux-gnu:F/lib/x86_64-linux-gnu:F/usr/lib/x86_64-linux-gnu/libpsm1.
+Needs libfabric. Where it cannot be installed, a folder with its files will do. With Debian's packages: 'apt-get download'
+libfabric1, libfabric-dev, libibverbs1, ibverbs-providers, librdmacm1, libnl-3-200, libnl-route-3-200, libnuma1, libpsm2-2,
+libpsm-infinipath1, libuuid1 and libatomic1, and 'dpkg -x' each into a folder F. Copy the libraries in
+F/usr/lib/x86_64-linux-gnu and F/lib/x86_64-linux-gnu into one folder L, and
+F/usr/lib/libpsm1/libpsm_infinipath.so.1.16 as L/libpsm_infinipath.so.1: 4 MB. Build with CPLUS_INCLUDE_PATH=F/usr/include,
+and run with LD_LIBRARY_PATH=L.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from eep import faults
+from eep.abi import native
+from eep.faults.injection import ACTIONS
 from tests.data_plane.transport.host_ranks import HostRankProgram, HostRanks, HostsConfig
 from tests.data_plane.transport.requirements import why_no_links
 from tests.gpu.graph_ranks import GraphProgram
@@ -28,14 +32,22 @@ _reason = why_no_links("cuda")
 pytestmark = pytest.mark.skipif(_reason is not None, reason=str(_reason))
 
 
-class HostGraphProgram(HostRankProgram, GraphProgram):
+class HostGpuProgram(HostRankProgram):
+    """A rank on a GPU. Its proxy is that of the library for GPUs, which has fault points of its own."""
+
+    def arm(self, point: str, action: str, skip: int = 0, sleep_ms: float = 0) -> None:
+        library, number = native.load(self.config.device), faults.kernel_points().index(point)
+        native.check(library, library.eep_fault_arm(number, ACTIONS[action], skip, int(sleep_ms * 1000)))
+
+
+class HostGraphProgram(HostGpuProgram, GraphProgram):
     """A rank whose step is a captured graph, and whose peers may be on another host."""
 
 
 def started(
     path: pathlib.Path, config: HostsConfig, ranks: tuple[int, ...], timeout_ms: float = PATIENT_MS
 ) -> HostRanks:
-    group = HostRanks(path, config, timeout_ms)
+    group = HostRanks(path, config, timeout_ms, HostGpuProgram)
     group.start(ranks)
     group.all(ranks, "warm_up")
     group.connect(ranks)
