@@ -43,6 +43,13 @@ __device__ Answer prepare_answer(const Home& home, uint32_t channel) {
 
 // By the same warp.
 __device__ void send_flags(const Home& home, uint32_t channel, const Members& members, const Answer& answer) {
+  if (home.landing) {  // its stamp is looked at by a proxy, which wants it before the flags
+    if (threadIdx.x == 0)
+      store_relaxed_sys(landing_channel(home, channel).outbox_stamp(),
+                        eep_flag_make(members.epoch, members.round, 0));
+    __syncwarp();
+    fence_sys();
+  }
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t rank = threadIdx.x + 32 * half;
     if (!(members.reachable >> rank & 1)) continue;
@@ -300,6 +307,7 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   if (const int error = eep::begin_receive(context, *args)) return error;
+  if (const int error = eep::land_sums(context, args->channel, stream)) return error;
   if (context->shares_gpu)
     if (const int error = eep::launch_wait<false>(context, *args, on, false)) return error;
   return eep::launch_combine<eep::kReceive>(context, *args, on, context->shares_gpu);
@@ -312,6 +320,13 @@ int eep_combine(eep_context* context, const eep_combine_send_args* send, const e
   if (const int error = eep::publish(context, *send, stream)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
   const bool early = context->is_bench(EEP_BENCH_OVERLAP) || !eep::is_published(*context, *send);
+  if (context->home.landing) {
+    if (const int error = eep::launch_combine<eep::kSend>(context, *receive, on, early)) return error;
+    if (const int error = eep::land_sums(context, receive->channel, stream)) return error;
+    if (context->shares_gpu)
+      if (const int error = eep::launch_wait<false>(context, *receive, on, false)) return error;
+    return eep::launch_combine<eep::kReceive>(context, *receive, on, context->shares_gpu);
+  }
   if (!context->shares_gpu) return eep::launch_combine<eep::kSend | eep::kReceive>(context, *receive, on, early);
   if (const int error = eep::launch_wait<true>(context, *receive, on, early)) return error;
   return eep::launch_combine<eep::kReceive>(context, *receive, on, true);

@@ -16,22 +16,32 @@
 namespace eep {
 namespace {
 
-constexpr uint32_t kThreads = kDispatchThreads;
 constexpr uint32_t kMostDirectTokens = 32;  // beyond, all blocks together are faster than each by itself
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 
-// ---- flags and the verdict, by one warp of the last block ----
+// ---- flags and the verdict ----
 
 // Of a round in one piece, by one warp of the last block.
+template <bool kAcrossHosts>
 __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args, const Members& members) {
   const uint64_t flag = eep_flag_make(members.epoch, members.round, args.tokens);
   const uint64_t envelope = eep_envelope(args.wire_type, args.topk, home.shape.hidden);
+  const auto mailbox_at = [&](uint32_t rank) {
+    return channel_at(home, members.region[rank], args.channel).mailbox(members.slot[home.rank]);
+  };
+  // A GPU and a CPU have no word of 16 bytes in common. In a mirror the fence is between the envelope and the flag.
+  if constexpr (kAcrossHosts) {
+    for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+      if (members.reachable & members.remote & rank_bit(rank)) store_relaxed_sys(&mailbox_at(rank)->envelope, envelope);
+  }
   fence_sys();  // one fence releases all rows to all ranks
-  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
-    if (members.reachable >> rank & 1) {
-      const ChannelView inbox = channel_at(home, members.region[rank], args.channel);
-      store_pair_relaxed_sys(&inbox.mailbox(members.slot[home.rank])->dispatch_flag, flag, envelope);
-    }
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
+    if (!(members.reachable >> rank & 1)) continue;
+    if (kAcrossHosts && (members.remote >> rank & 1))
+      store_relaxed_sys(&mailbox_at(rank)->dispatch_flag, flag);
+    else
+      store_pair_relaxed_sys(&mailbox_at(rank)->dispatch_flag, flag, envelope);
+  }
 }
 
 // Of a piece, by one thread of the block that has put it.
@@ -139,25 +149,26 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
 // `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers. Where two kernels make one dispatch,
 // both are told of both halves.
 template <uint32_t kPhases, typename Membership, bool kEncodes, bool kDirect, bool kStamped>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kDispatchThreads, 1)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
                     const __grid_constant__ eep_dispatch_recv_args receive,
                     const __grid_constant__ Membership membership) {
   __shared__ Members members;
   __shared__ bool is_last;  // of the blocks; where none waits for another, any will do
   __shared__ uint32_t slot_counts[EEP_MAX_CUDA_RANKS * EEP_INCARNATIONS];
+  constexpr bool kAcrossHosts = std::is_same_v<Membership, AcrossHosts>;
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
   await_kernel_before();
   const Stopwatch<kStamped> stopwatch(home);
-  for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
+  for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kDispatchThreads) slot_counts[slot] = 0;
   if constexpr (kPhases & kSend) {
     // One warp reads the table before it loads rows, so that this does not queue behind the rows of all the others.
     if (threadIdx.x < 32) {
       if constexpr (std::is_same_v<Membership, FixedMembers>)
         read_members(membership, channel.last_round + 1, members);
       else
-        read_members(home, number, members);
+        read_members<kAcrossHosts>(home, number, members);
     }
     const Share<kDirect> share(home, send);
     const Choice first = load_routing(home, send, share, first_choice<kDirect>());
@@ -169,15 +180,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
     if constexpr (kEncodes) {
       if (send.x_type == EEP_TYPE_F32)
-        put_quantized_rows<true, 2, false>(home, send, members, share, prepare);
+        put_quantized_rows<true, 2, false, kAcrossHosts>(home, send, members, share, prepare);
       else
-        put_quantized_rows<false, 2, true>(home, send, members, share, prepare);
+        put_quantized_rows<false, 2, true, kAcrossHosts>(home, send, members, share, prepare);
     } else if (vectors % (32 * 8) == 0) {
-      put_rows<8, true>(home, send, members, share, prepare);
+      put_rows<8, true, kAcrossHosts>(home, send, members, share, prepare);
     } else if (vectors % (32 * 7) == 0) {
-      put_rows<7, true>(home, send, members, share, prepare);
+      put_rows<7, true, kAcrossHosts>(home, send, members, share, prepare);
     } else {
-      put_rows<4, false>(home, send, members, share, prepare);
+      put_rows<4, false, kAcrossHosts>(home, send, members, share, prepare);
     }
     __syncthreads();
     if (kPhases == kSend && receive.count) let_next_kernel_begin();
@@ -195,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     stopwatch.stamp(kRowsCounted);
     if (is_last && threadIdx.x < 32) {
-      if constexpr (!kDirect) send_flags(home, send, members);
+      if constexpr (!kDirect) send_flags<kAcrossHosts>(home, send, members);
       stopwatch.stamp(kFlagsSent);
       leave_snapshot(home, send, members);
     }
@@ -227,13 +238,17 @@ cudaError_t launch_kernel(eep_context* context, const eep_dispatch_send_args& se
                           const eep_dispatch_recv_args& receive, cudaStream_t stream, bool early) {
   const bool only_waits = kPhases == kReceive && context->shares_gpu;
   const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
+  if constexpr (kPhases == kSend && !kDirect)
+    if (context->home.landing)
+      return launch(dispatch_kernel<kSend, AcrossHosts, kEncodes, false, false>, blocks, kDispatchThreads, stream, early,
+                    context->home, send, receive, AcrossHosts{});
   if (context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP))
-    return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, false>, blocks, kThreads, stream, early,
+    return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, false>, blocks, kDispatchThreads, stream, early,
                   context->home, send, receive, fixed_members(*context));
   if (context->is_bench(EEP_BENCH_STAMPS))
-    return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, true>, blocks, kThreads, stream, early,
+    return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, true>, blocks, kDispatchThreads, stream, early,
                   context->home, send, receive, InMemory{});
-  return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, false>, blocks, kThreads, stream, early,
+  return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, false>, blocks, kDispatchThreads, stream, early,
                 context->home, send, receive, InMemory{});
 }
 
@@ -244,7 +259,8 @@ int launch_dispatch(eep_context* context, const eep_dispatch_send_args& send, co
   constexpr bool kSends = (kPhases & kSend) != 0;
   const auto on = static_cast<cudaStream_t>(stream);
   const bool encodes = kSends && eep_is_fp8(send.wire_type);
-  const bool direct = kSends && send.tokens <= kMostDirectTokens && pieces_of(context->home, context->blocks);
+  const bool direct = kSends && !context->home.landing && send.tokens <= kMostDirectTokens &&
+                      pieces_of(context->home, context->blocks);
   const auto kernel = encodes  ? direct ? launch_kernel<kPhases, kSends, kSends> : launch_kernel<kPhases, kSends, false>
                        : direct ? launch_kernel<kPhases, false, kSends>
                                : launch_kernel<kPhases, false, false>;
@@ -285,7 +301,9 @@ cudaError_t load_dispatch() {
   for (const auto load : {load_senders<kSend, false>, load_senders<kSend, true>, load_senders<kSend | kReceive, false>,
                           load_senders<kSend | kReceive, true>})
     if (const cudaError_t error = load()) return error;
-  return load_kernels(dispatch_kernel<kReceive, InMemory, false, false, false>);
+  return load_kernels(dispatch_kernel<kSend, AcrossHosts, false, false, false>,
+                      dispatch_kernel<kSend, AcrossHosts, true, false, false>,
+                      dispatch_kernel<kReceive, InMemory, false, false, false>);
 }
 
 }  // namespace eep
@@ -297,6 +315,7 @@ int eep_dispatch_send(eep_context* context, const eep_dispatch_send_args* args, 
 
 int eep_dispatch_recv(eep_context* context, const eep_dispatch_recv_args* args, void* stream) {
   if (const int error = eep::begin_receive(context, *args)) return error;
+  if (const int error = eep::land_rows(context, *args, stream)) return error;
   return eep::launch_dispatch<eep::kReceive>(context, {}, *args, stream);
 }
 
@@ -304,7 +323,9 @@ int eep_dispatch(eep_context* context, const eep_dispatch_send_args* send, const
                  void* stream) {
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  if (!context->shares_gpu) return eep::launch_dispatch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
+  if (!context->shares_gpu && !context->home.landing)
+    return eep::launch_dispatch<eep::kSend | eep::kReceive>(context, *send, *receive, stream);
   if (const int error = eep::launch_dispatch<eep::kSend>(context, *send, *receive, stream)) return error;
+  if (const int error = eep::land_rows(context, *receive, stream)) return error;
   return eep::launch_dispatch<eep::kReceive>(context, *send, *receive, stream, true);
 }

@@ -65,7 +65,7 @@ bool is_published(const eep_context& context, const eep_combine_send_args& args)
 }
 
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream) {
-  if (is_published(*context, args)) return EEP_OK;
+  if (is_published(*context, args)) return put_outputs(context, args, stream);
   const Home& home = context->home;
   const auto on = static_cast<cudaStream_t>(stream);
   if (home.shape.layout == EEP_LAYOUT_RANK) {
@@ -74,7 +74,8 @@ int publish(eep_context* context, const eep_combine_send_args& args, void* strea
     const dim3 grid(std::max(1u, context->blocks * 8 / home.shape.local_experts), home.shape.local_experts);
     publish_by_expert<<<grid, kThreads, 0, on>>>(home, args, context->packed_source_of(args.channel));
   }
-  return check_cuda(cudaGetLastError(), "publishing expert outputs");
+  if (const int error = check_cuda(cudaGetLastError(), "publishing expert outputs")) return error;
+  return put_outputs(context, args, stream);
 }
 
 }  // namespace eep

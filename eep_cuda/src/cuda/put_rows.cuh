@@ -13,10 +13,29 @@ __device__ inline int64_t load_choice(const eep_dispatch_send_args& args, uint32
   return lane < args.topk ? args.topk_idx[static_cast<uint64_t>(token) * args.topk + lane] : -1;
 }
 
+// The ranks into whose inboxes a token goes, as one full warp. Of those on other hosts one stands for all: a row has
+// the same number everywhere, so one copy in the landing serves all links.
+template <bool kAcrossHosts, bool kDirect>
+__device__ inline uint64_t targets_of(const Home& home, const Members& members, const Share<kDirect>& share,
+                                      int64_t choice) {
+  const uint64_t hosts = hosts_of(home, choice) & members.reachable & share.ranks();
+  if constexpr (!kAcrossHosts) return hosts;
+  const uint64_t remote = hosts & members.remote;
+  return (hosts & ~remote) | (remote & (~remote + 1));
+}
+
+// The inbox in which a row for that target is put.
+template <bool kAcrossHosts>
+__device__ inline ChannelView inbox_for(const Home& home, const Members& members, uint32_t rank, uint32_t channel) {
+  if constexpr (kAcrossHosts)
+    if (members.remote >> rank & 1) return landing_channel(home, channel);
+  return channel_at(home, members.region[rank], channel);
+}
+
 // Moves rows of 16-byte vectors as they are. Each warp takes `V` vectors a lane of one token, all loads in flight at
 // once. `prepare` runs once, by all threads, while the first of them are on their way: before it, only one warp knows
 // anything of the members.
-template <uint32_t V, bool kExact, bool kDirect, typename Prepare>
+template <uint32_t V, bool kExact, bool kAcrossHosts, bool kDirect, typename Prepare>
 __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
                          const Share<kDirect>& share, Prepare prepare) {
   const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden * eep_element_bytes(args.x_type) / sizeof(uint4);
@@ -38,8 +57,8 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
   const uint32_t own_slot = members.slot[home.rank];
   while (item < items) {
     const uint32_t token = share.token(item / chunks), first = item % chunks * 32 * V + lane;
-    for (uint64_t hosts = hosts_of(home, choice) & members.reachable & share.ranks(); hosts; hosts &= hosts - 1) {
-      const ChannelView inbox = channel_at(home, members.region[__ffsll(hosts) - 1], args.channel);
+    for (uint64_t hosts = targets_of<kAcrossHosts>(home, members, share, choice); hosts; hosts &= hosts - 1) {
+      const ChannelView inbox = inbox_for<kAcrossHosts>(home, members, __ffsll(hosts) - 1, args.channel);
       uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, row_bytes));
 #pragma unroll
       for (uint32_t i = 0; i < V; ++i)
@@ -54,7 +73,7 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
 // encodes all of them in place, and then sends the same registers to one rank after the other. With `kAhead` the next
 // item of the warp is on its way meanwhile. A usual number of tokens gives a warp one or two items; without that, all
 // warps would first load, then encode, then store.
-template <bool kF32, uint32_t V, bool kAhead, bool kDirect, typename Prepare>
+template <bool kF32, uint32_t V, bool kAhead, bool kAcrossHosts, bool kDirect, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
                                    const Share<kDirect>& share, Prepare prepare) {
   constexpr uint32_t kValues = kEncodedAtOnce, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
@@ -102,8 +121,8 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
     }
     const uint32_t group = first / kLanesPerGroup + lane;
     const bool has_scale = lane < V * kGroups && group < units / kLanesPerGroup;
-    for (uint64_t hosts = hosts_of(home, choice) & members.reachable & share.ranks(); hosts; hosts &= hosts - 1) {
-      const ChannelView inbox = channel_at(home, members.region[__ffsll(hosts) - 1], args.channel);
+    for (uint64_t hosts = targets_of<kAcrossHosts>(home, members, share, choice); hosts; hosts &= hosts - 1) {
+      const ChannelView inbox = inbox_for<kAcrossHosts>(home, members, __ffsll(hosts) - 1, args.channel);
       uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, hidden)) + first + lane;
 #pragma unroll
       for (uint32_t i = 0; i < V; ++i)

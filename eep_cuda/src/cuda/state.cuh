@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <vector>
 
 #include "common/checks.h"
 #include "common/region_views.h"
@@ -26,6 +28,8 @@ struct ChannelState {
   uint64_t last_round;
   uint64_t verdict;       // the flag of the round whose sources are settled in the snapshot
   uint32_t senders_done;  // blocks of a dispatch in one piece that have put all their rows
+  uint64_t landed;        // the ranks on other hosts whose rows of the round are in the landing
+  uint32_t landed_count[EEP_MAX_CUDA_RANKS];  // and how many
 };
 
 // Of a kernel that waits on a GPU which other ranks need meanwhile. A waiting block fills a multiprocessor. Libraries
@@ -73,6 +77,7 @@ struct Home {
   eep_region_layout at;
   uint32_t rank;
   uint32_t bench;  // eep_bench: what a benchmark wants otherwise
+  uint8_t* landing;  // memory of the host that stands for the region towards other hosts; null: there are none
 };
 
 // A channel of a region that is mapped here, and of our own.
@@ -81,6 +86,9 @@ __device__ inline ChannelView channel_at(const Home& home, uint64_t region, uint
 }
 __device__ inline ChannelView own_channel(const Home& home, uint32_t channel) {
   return {home.shape, home.at, home.region, channel};
+}
+__device__ inline ChannelView landing_channel(const Home& home, uint32_t channel) {
+  return {home.shape, home.at, home.landing, channel};
 }
 
 // expert layout: the rows that a channel packs for all local experts
@@ -102,6 +110,7 @@ struct eep_context {
   bool shares_gpu = false;           // with ranks that have work for it while we wait
   int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row, for each channel
   eep::Lane* lanes = nullptr;        // the host's copy, in pinned memory
+  std::map<const void*, std::vector<void*>> shown;  // what of a landing or a mirror is registered with the GPU
   cudaStream_t side = nullptr;  // for what must reach the kernels while some of them run, or while a graph is captured
   struct {
     uint32_t phase;
@@ -133,6 +142,16 @@ bool is_published(const eep_context& context, const eep_combine_send_args& args)
 // either layout: nothing to do where they did
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream);
 
+// What passes between the region and the landing; nothing where no rank is on another host.
+// After a dispatch has sent, before it receives: rows of other hosts land.
+int land_rows(eep_context* context, const eep_dispatch_recv_args& args, void* stream);
+// After expert outputs were published, before their flags: what goes to other hosts is put into the landing.
+int put_outputs(eep_context* context, const eep_combine_send_args& args, void* stream);
+// Before a combine receives: flags of other hosts land.
+int land_sums(eep_context* context, uint32_t channel, void* stream);
+// Takes the landing and all mirrors from the kernels.
+void hide_all(eep_context* context);
+
 // Loads kernels into the context now rather than at their first launch: loading waits for the GPU to be idle, and by
 // then a kernel of ours may be waiting for a rank that waits for us.
 template <typename... Kernels>
@@ -149,8 +168,10 @@ cudaError_t load_publish();
 cudaError_t load_barrier();
 cudaError_t load_moves();
 cudaError_t load_reductions();
+cudaError_t load_far_reductions();
 cudaError_t load_weights();
 cudaError_t load_rows();
+cudaError_t load_landing();
 
 }  // namespace eep
 
