@@ -45,8 +45,7 @@ __device__ Answer prepare_answer(const Home& home, uint32_t channel) {
 __device__ void send_flags(const Home& home, uint32_t channel, const Members& members, const Answer& answer) {
   if (home.landing) {  // its stamp is looked at by a proxy, which wants it before the flags
     if (threadIdx.x == 0)
-      store_relaxed_sys(landing_channel(home, channel).outbox_stamp(),
-                        eep_flag_make(members.epoch, members.round, 0));
+      store_relaxed_sys(landing_channel(home, channel).outbox_stamp(), eep_flag_make(members.epoch, members.round, 0));
     __syncwarp();
     fence_sys();
   }

@@ -240,11 +240,11 @@ cudaError_t launch_kernel(eep_context* context, const eep_dispatch_send_args& se
   const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
   if constexpr (kPhases == kSend && !kDirect)
     if (context->home.landing)
-      return launch(dispatch_kernel<kSend, AcrossHosts, kEncodes, false, false>, blocks, kDispatchThreads, stream, early,
-                    context->home, send, receive, AcrossHosts{});
+      return launch(dispatch_kernel<kSend, AcrossHosts, kEncodes, false, false>, blocks, kDispatchThreads, stream,
+                    early, context->home, send, receive, AcrossHosts{});
   if (context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP))
-    return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, false>, blocks, kDispatchThreads, stream, early,
-                  context->home, send, receive, fixed_members(*context));
+    return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, false>, blocks, kDispatchThreads, stream,
+                  early, context->home, send, receive, fixed_members(*context));
   if (context->is_bench(EEP_BENCH_STAMPS))
     return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, true>, blocks, kDispatchThreads, stream, early,
                   context->home, send, receive, InMemory{});
@@ -259,8 +259,8 @@ int launch_dispatch(eep_context* context, const eep_dispatch_send_args& send, co
   constexpr bool kSends = (kPhases & kSend) != 0;
   const auto on = static_cast<cudaStream_t>(stream);
   const bool encodes = kSends && eep_is_fp8(send.wire_type);
-  const bool direct = kSends && !context->home.landing && send.tokens <= kMostDirectTokens &&
-                      pieces_of(context->home, context->blocks);
+  const bool direct =
+      kSends && !context->home.landing && send.tokens <= kMostDirectTokens && pieces_of(context->home, context->blocks);
   const auto kernel = encodes  ? direct ? launch_kernel<kPhases, kSends, kSends> : launch_kernel<kPhases, kSends, false>
                        : direct ? launch_kernel<kPhases, false, kSends>
                                : launch_kernel<kPhases, false, false>;

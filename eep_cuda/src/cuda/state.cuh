@@ -26,9 +26,9 @@ struct ChannelState {
   eep_snapshot snapshot;  // membership of the round, written once per dispatch and read by its combine
   uint64_t last_epoch;    // of the last round that was combined: no dispatch writes what its own blocks count from
   uint64_t last_round;
-  uint64_t verdict;       // the flag of the round whose sources are settled in the snapshot
-  uint32_t senders_done;  // blocks of a dispatch in one piece that have put all their rows
-  uint64_t landed;        // the ranks on other hosts whose rows of the round are in the landing
+  uint64_t verdict;                           // the flag of the round whose sources are settled in the snapshot
+  uint32_t senders_done;                      // blocks of a dispatch in one piece that have put all their rows
+  uint64_t landed;                            // the ranks on other hosts whose rows of the round are in the landing
   uint32_t landed_count[EEP_MAX_CUDA_RANKS];  // and how many
 };
 
@@ -76,7 +76,7 @@ struct Home {
   eep_shape shape;
   eep_region_layout at;
   uint32_t rank;
-  uint32_t bench;  // eep_bench: what a benchmark wants otherwise
+  uint32_t bench;    // eep_bench: what a benchmark wants otherwise
   uint8_t* landing;  // memory of the host that stands for the region towards other hosts; null: there are none
 };
 
