@@ -55,9 +55,11 @@ class DeepEpRank:
         shares_gpu: bool | None = None,
     ) -> None:
         refuse(comm is not None, "comm", "give a torch.distributed process group")
-        if group is not None and not (hasattr(group, "rank") and hasattr(group, "size")):
-            raise TypeError(f"group must be a process group that this rank is in, got a {type(group).__name__}")
         given = os.environ.get("EEP_RENDEZVOUS")
+        # Ranks that know where to meet need no words with each other: then whatever tells rank and size will do.
+        counts = given and hasattr(group, "rank") and hasattr(group, "size")
+        if not (group is None or counts or isinstance(group, dist.ProcessGroup)):
+            raise TypeError(f"group must be a process group that this rank is in, got a {type(group).__name__}")
         self._joins = bool(given and "EEP_RANK" in os.environ and (group is None or group.size() == 1))
         if self._joins:
             rank, group_size = number_of("EEP_RANK"), number_of("EEP_WORLD_SIZE")
@@ -176,7 +178,8 @@ class DeepEpRank:
 
     def _enter(self, group: dist.ProcessGroup | None, place: pathlib.Path | None, num_rdma_bytes: int) -> None:
         """Finds the other ranks, and makes the memory if it is known for which sizes."""
-        sizes, asks = hinted(num_rdma_bytes), not self._joins and (place is None or num_rdma_bytes > 0)
+        speaks = not self._joins and isinstance(group, dist.ProcessGroup)
+        sizes, asks = hinted(num_rdma_bytes), speaks and (place is None or num_rdma_bytes > 0)
         if asks:
             place, sizes = agree(group, place, sizes, self._open)
         assert place is not None

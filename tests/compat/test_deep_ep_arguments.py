@@ -33,9 +33,17 @@ def batch_of(buffer: Buffer) -> moe.Batch:
     return moe.make_batch(SMALL, buffer.rank, 1, ACTIVE, 4)
 
 
+class Place:
+    """No group of PyTorch's: all that a buffer needs of one, where ranks are told where to meet."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank, self.size = group.rank, group.size
+
+
 def play_bad_constructors(group: dist.ProcessGroup) -> None:
     raises(eep.EepError, "does not support comm", Buffer, group, comm=object())
     raises(TypeError, "group must be a process group", Buffer, dist.GroupMember.NON_GROUP_MEMBER)
+    raises(TypeError, "group must be a process group", Buffer, Place(group))
     raises(ValueError, "max_ranks is 1", Buffer, group, max_ranks=1)
     raises(ValueError, "timeout_ms", Buffer, group, timeout_ms=0)
     raises(ValueError, "EEP_RENDEZVOUS", Buffer, None)
@@ -154,6 +162,19 @@ def play_bad_combines(group: dist.ProcessGroup) -> None:
 )
 def test_bad_arguments_raise_and_change_nothing(fleet: Fleet, play: Callable[[dist.ProcessGroup], None]) -> None:
     fleet.finish(fleet.start(play, SMALL.ranks))
+
+
+def play_in_a_place(group: dist.ProcessGroup) -> None:
+    buffer = new_buffer(Place(group))  # type: ignore[arg-type]
+    step(buffer, SMALL, 0, ACTIVE)
+    buffer.barrier()
+    buffer.destroy()
+
+
+def test_where_ranks_know_where_to_meet_a_group_needs_only_a_rank_and_a_size(
+    fleet: Fleet, rendezvous: eep.Rendezvous
+) -> None:
+    fleet.finish(fleet.start(play_in_a_place, SMALL.ranks, EEP_RENDEZVOUS=str(rendezvous.path)))
 
 
 def play_masked_while_alive(group: dist.ProcessGroup) -> None:
