@@ -54,8 +54,12 @@ class RankProgram:
 
     def warm_up(self) -> None:
         """A step alone, before any peer waits for this rank: on a GPU the first step loads the kernels."""
-        self.buffer.connect_ranks([])
+        self.start_alone()
         moe.step(self.buffer, self.config, 0, (self.buffer.rank,))
+
+    def start_alone(self) -> None:
+        """A view of this rank only. It has the first epoch, so that ranks that count views themselves go on from there."""
+        self.buffer.connect_ranks([])
 
     def barrier(self) -> None:
         self.buffer.barrier(PATIENCE_S)

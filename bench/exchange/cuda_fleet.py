@@ -6,13 +6,15 @@ import contextlib
 import multiprocessing as mp
 import os
 import statistics
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import eep
 from bench.common.timing import percentile
+from bench.exchange.cuda_contest import measure_contest
 from bench.exchange.cuda_rank import Case, measure_ranks, patch_table
 from eep.abi import native
 
@@ -71,6 +73,15 @@ class CudaFleet:
         answers = self._measure(case, replays)
         rounds = [max(times) for times in zip(*(answer["round"] for answer in answers), strict=True)]
         return summarize(case, self.kind, rounds, answers[0]["split"])
+
+    def contest(self, cases: Sequence[Case], blocks: int, replays: int) -> list[list[float]]:
+        """For each contender, how many us the slowest rank took for a round, replay by replay."""
+        with tempfile.TemporaryDirectory(prefix="eep-bench-") as place:
+            answers = self._ask(cases[0].ranks, measure_contest, True, (list(cases), f"{place}/c", blocks, replays))
+        return [
+            [max(times) for times in zip(*(answer[number] for answer in answers), strict=True)]
+            for number in range(len(cases))
+        ]
 
     def close(self) -> None:
         for process, connection in self._processes:

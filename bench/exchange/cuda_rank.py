@@ -35,8 +35,19 @@ class Case:
     experts: int = 256
     stamped: bool = False
     """Whether rank 0 notes when the blocks of its dispatches pass each station, for :meth:`CudaFleet.stations`."""
+    layout: str = "rank"
     fixed: bool = False
     """Membership as launch parameters instead of the table in memory, as in a build without elasticity."""
+    unchecked: bool = False
+    """Nobody looks whether an outbox changed while it was read."""
+    unclosed: bool = False
+    """A dispatch does not say that the outbox is of another round."""
+    overlaps: bool = False
+    """Whether kernels begin while the one before them ends."""
+    capacity: int = 0
+    """For how many tokens the buffer has room; 0: for those of the case."""
+    shares_gpu: bool = False
+    """Whether kernels that wait leave room for the work of other ranks."""
 
 
 def routing(case: Case, rank: int) -> torch.Tensor:
@@ -60,11 +71,13 @@ class CudaExchangeRank:
             rank,
             rendezvous=place,
             max_ranks=case.ranks,
-            max_tokens=case.tokens,
+            max_tokens=case.capacity or case.tokens,
+            shares_gpu=case.shares_gpu,
             hidden=case.hidden,
             topk=case.topk,
             local_experts=case.experts // case.ranks,
             wire=case.wire,
+            layout=case.layout,
             device="cuda",
             timeout_ms=20_000,
         )
@@ -81,6 +94,8 @@ class CudaExchangeRank:
         self.buffer.connect_ranks(range(self.case.ranks))
         stamped = self.case.stamped and self.buffer.rank == 0
         asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
+        asked |= native.BENCH_OVERLAP * self.case.overlaps
+        asked |= native.BENCH_UNCHECKED * self.case.unchecked | native.BENCH_UNCLOSED * self.case.unclosed
         self.buffer.context.tune(0, asked)
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:

@@ -142,6 +142,18 @@ class NativeContext:
         """Other ranks run on this GPU: only a few thread blocks wait from now on."""
         self._check(self._library.eep_share_gpu(self._handle))
 
+    def span_hosts(self, landing: int, remote: int) -> None:
+        """Ranks of the bit mask ``remote`` may be on other hosts. ``landing`` is the address of host memory that stands for
+        the region towards them; it must outlive the context."""
+        self._check(self._library.eep_span_hosts(self._handle, landing, RankSet.of(remote)))
+
+    def show_mirror(self, mirror: int, own_incarnation: int) -> None:
+        """Lets kernels reach a mirror, until :meth:`hide_mirror`."""
+        self._check(self._library.eep_show_mirror(self._handle, mirror, own_incarnation))
+
+    def hide_mirror(self, mirror: int) -> None:
+        self._check(self._library.eep_hide_mirror(self._handle, mirror))
+
     def stamps(self, blocks: int) -> list[BlockStamps]:
         """When the first ``blocks`` blocks of the last dispatch passed their stations."""
         stamps = (BlockStamps * blocks)()

@@ -18,7 +18,10 @@ from eep.abi.functions import PROTOTYPES, NativeLibrary
 from eep.abi.library_file import why_not_loaded
 from eep.abi.structures import (
     BENCH_FIXED_MEMBERSHIP,
+    BENCH_OVERLAP,
     BENCH_STAMPS,
+    BENCH_UNCHECKED,
+    BENCH_UNCLOSED,
     LAYOUTS,
     MAX_TOKENS,
     MAX_TOPK,
@@ -39,7 +42,10 @@ from eep.errors import EepError, EpochRevoked
 __all__ = [
     "ABI_VERSION",
     "BENCH_FIXED_MEMBERSHIP",
+    "BENCH_OVERLAP",
     "BENCH_STAMPS",
+    "BENCH_UNCHECKED",
+    "BENCH_UNCLOSED",
     "LAYOUTS",
     "MAX_TOKENS",
     "MAX_TOPK",
@@ -58,7 +64,7 @@ __all__ = [
     "load",
 ]
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 _ERRORS: dict[int, type[Exception]] = {
     ErrorCode.ERROR_ARGUMENT: ValueError,

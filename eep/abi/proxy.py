@@ -58,6 +58,10 @@ class NativeProxy:
         """Whether every peer has heard within ``timeout`` seconds that this rank leaves, and has got all that it was owed."""
         return bool(self._library.eep_proxy_take_leave(self._handle, int(timeout * 1e9)))
 
+    def watch(self) -> None:
+        """For kernels of a GPU, which cannot ring: from now on the proxy looks by itself."""
+        self._library.eep_proxy_watch(self._handle)
+
     def stop(self) -> None:
         self._library.eep_proxy_stop(self._handle)
         self._handle = ctypes.c_void_p()

@@ -12,7 +12,7 @@ from enum import IntEnum
 MAX_TOPK = 16
 MAX_TOKENS = 65535
 SCALE_GROUP = 128
-BENCH_FIXED_MEMBERSHIP, BENCH_STAMPS = 1, 2
+BENCH_FIXED_MEMBERSHIP, BENCH_STAMPS, BENCH_OVERLAP, BENCH_UNCHECKED, BENCH_UNCLOSED = 1, 2, 4, 8, 16
 
 LAYOUTS = {"rank": 0, "expert": 1}
 TYPES = {"f32": 0, "bf16": 1, "fp8": 2, "fp8_pow2": 3, "fp8_ue8m0": 4}
@@ -92,8 +92,14 @@ class RegionLayout(ctypes.Structure):
     )
 
 
+class Piece(ctypes.Structure):
+    """What a source says of a piece of a round beside the first."""
+
+    _fields_ = (("dispatch_flag", c_uint64), ("envelope", c_uint64))
+
+
 class Mailbox(ctypes.Structure):
-    """The flags of one source; one cache line."""
+    """The flags of one source."""
 
     _fields_ = (
         ("dispatch_flag", c_uint64),
@@ -102,6 +108,8 @@ class Mailbox(ctypes.Structure):
         ("barrier_flag", c_uint64),
         ("barrier_before", c_uint64),
         ("reserved", c_uint64 * 3),
+        ("further", Piece * 3),
+        ("reserved_too", c_uint64 * 2),
     )
 
 

@@ -162,6 +162,11 @@ class Member:
         if self._pulse is not None:
             self._pulse.progress.may_take_long = honestly
 
+    def may_wait_unseen(self) -> None:
+        """Say that from now on this rank may wait for its device where it says that it runs."""
+        if self._pulse is not None:
+            self._pulse.progress.may_wait_unseen = True
+
     def note_repair(self, experts: int, sources: Mapping[str, int]) -> None:
         """What this rank has brought in for the view that it enters, for the supervisor's log. ``sources``: bytes of each."""
         self._repair = SaySettled(experts, dict(sources))

@@ -3,7 +3,8 @@
 It lies in the page of the rank's pulse, which the supervisor maps. The rank writes it at every boundary, and within a step
 wherever it has got on. While the rank has no work before the next view, the word says so: then it need not change. While the
 rank runs code of its own and waits for no peer and no device, the word says that, too: then the rank has no reason to sleep,
-and unless it says that it may take long, none to compute for long.
+and unless it says that it may take long, none to compute for long. A rank whose device may make it wait where nothing says so
+says that as well: such a wait looks as if it computed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import threading
 OFFSET = 128
 """Behind the lock that lies at the beginning of the page."""
 _THREAD = OFFSET + 8
-_RESTS, _RUNS, _LONG = 1, 2, 4
-_STEP = 8
+_RESTS, _RUNS, _LONG, _UNSEEN = 1, 2, 4, 8
+_STEP = 16
 
 
 class ProgressWord:
@@ -28,6 +29,8 @@ class ProgressWord:
         self._count = 0
         self.may_take_long = True
         """Whether what the writer runs from now on may honestly compute for long."""
+        self.may_wait_unseen = False
+        """Whether it may meanwhile wait for its device, and through that for peers."""
 
     def own(self) -> None:
         """This thread is the one whose work the word is about."""
@@ -41,7 +44,7 @@ class ProgressWord:
     def run(self) -> None:
         """Say that the rank has got on, and waits for no peer and no device until it says anything else."""
         self._count += _STEP
-        self._word.value = self._count | (_RUNS | _LONG if self.may_take_long else _RUNS)
+        self._word.value = self._count | _RUNS | _LONG * self.may_take_long | _UNSEEN * self.may_wait_unseen
 
     def rest(self) -> None:
         """Say that the rank has no work, until it says that it has got on."""
@@ -57,7 +60,12 @@ class ProgressWord:
         value, thread = self._word.value, self._thread.value
         return (value, thread) if value & _RUNS and not value & _RESTS and thread else None
 
-    def read_short_run(self) -> tuple[int, int] | None:
-        """The same, while what the rank runs has no reason to compute for long; None otherwise."""
-        run = self.read_run()
-        return None if run is None or run[0] & _LONG else run
+
+def may_take_long(word: int) -> bool:
+    """Whether a rank that runs has said so."""
+    return bool(word & _LONG)
+
+
+def may_wait_unseen(word: int) -> bool:
+    """Whether a rank that runs has said so."""
+    return bool(word & _UNSEEN)

@@ -26,6 +26,7 @@ from eep.data_plane.memory.shm import SharedMemory
 from eep.data_plane.peers import Peers
 from eep.data_plane.rendezvous import Claim, NoClaim, Rendezvous
 from eep.data_plane.status import QuickLook, Status, read_status, words_of
+from eep.data_plane.transport.landing import Landing
 from eep.data_plane.transport.remote_hosts import LinkedPeer, RemoteHosts, RemotePeers
 from eep.errors import EepError
 from eep.view import View
@@ -73,15 +74,19 @@ class Endpoint:
             undo.callback(self.region.close)
             self._control = SharedMemory.create(f"eep-control-{rank}", CONTROL_BYTES)
             undo.callback(self._control.close)
+            landing: Landing | None = None
+            if hosts is not None and self.device.type != "cpu":
+                landing = Landing(at.total_bytes)
+                undo.callback(landing.close)
             self.context = NativeContext(library, shape, rank, self.region.address, self._control.address)
             """The native calls on this memory. Not after :meth:`close`."""
             undo.callback(self.context.destroy)
             self._remote: RemotePeers | None = None
             if hosts is not None:
-                if self.device.type != "cpu":
-                    raise ValueError(f"ranks of other hosts are reached from a CPU only, not from {self.device}")
+                if landing is not None:
+                    landing.serve(self.context, shape, hosts.ranks)
                 self.context.page.host = _host_id(hosts.address, rendezvous.path)
-                self._remote = RemotePeers(hosts, library, shape, rank, self.region, self._control)
+                self._remote = RemotePeers(hosts, library, shape, rank, self.region, self._control, landing)
                 undo.callback(self._remote.close)
             self._peers = Peers(self.context, rendezvous, self._claim, shape, self.region, self._control, self._remote)
             undo.callback(self._peers.close)

@@ -43,8 +43,7 @@ class Options:
     devices: tuple[str, ...] = ("cpu",)
     """Whose tensors the groups take: ``("cpu", "cuda")`` where there is a GPU. Messages are for the CPU only."""
     remote: RemoteHosts | None = None
-    """Which ranks are on other hosts, and how they are reached, where a supervisor says who is in (``eep.pg.apply_view``).
-    Only CPU tensors cross hosts."""
+    """Which ranks are on other hosts, and how they are reached, where a supervisor says who is in (``eep.pg.apply_view``)."""
     host: Host | None = None
     """Which host this is, where the ranks are on several and there is no supervisor: they find each other through the store
     that torch was given."""
@@ -67,10 +66,6 @@ class Options:
             raise ValueError(f"devices are ('cpu',) or ('cpu', 'cuda'), got {self.devices}")
         if self.max_ranks is not None and self.max_ranks < 1:
             raise ValueError(f"max_ranks must be positive, got {self.max_ranks}")
-        if (self.remote is not None or self.host is not None) and self.devices != ("cpu",):
-            raise ValueError(
-                "groups with ranks on other hosts take CPU tensors only: leave out devices=..., or the ranks of other hosts"
-            )
         if self.remote is not None and self.host is not None:
             raise ValueError(
                 "give either host=..., for ranks that agree among themselves, or remote=..., with a supervisor"

@@ -57,6 +57,7 @@ class World:
                     incarnation=self.endpoint.incarnation,
                     timeout_ms=options.device_timeout_ms,
                     claims=options.claims,
+                    hosts=hosts,
                 )
         except BaseException:
             self.endpoint.close()

@@ -249,6 +249,7 @@ int main() {
   eep_test::test_many_ranks();
   eep_test::test_lying_peers();
   eep_test::test_message_counter();
+  eep_test::test_kernel_ranges();
   eep_test::test_hosts();
   eep_test::test_lanes_over_links();
   std::puts("core_test: all well");

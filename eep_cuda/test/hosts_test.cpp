@@ -175,6 +175,28 @@ void test_a_revoke_crosses() {
   REQUIRE(hosts.status(0) & EEP_STATUS_REVOKED);
 }
 
+// Kernels of a GPU leave flags in a mirror and ring at no page.
+void test_a_proxy_that_watches_needs_no_ring() {
+  TwoHosts hosts(EEP_LAYOUT_RANK);
+  for (HostRank& here : hosts.ranks) eep_proxy_watch(here.proxy);
+  const auto mailbox = [&](void* base, uint32_t slot) { return static_cast<eep_mailbox*>(base) + slot; };
+  for (uint64_t flag = 1; flag <= 20; ++flag) {
+    if (flag % 5 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(250));  // it naps longer by now
+    for (uint32_t rank = 0; rank < kRanks; ++rank)
+      __atomic_store_n(&mailbox(hosts.ranks[rank].mirror.get(), rank)->barrier_flag, flag, __ATOMIC_RELEASE);
+    for (uint32_t rank = 0; rank < kRanks; ++rank)
+      while (__atomic_load_n(&mailbox(hosts.ranks[rank].region.get(), 1 - rank)->barrier_flag, __ATOMIC_ACQUIRE) !=
+             flag)
+        std::this_thread::yield();
+  }
+  // Kernels that ring are served as ever.
+  on_ranks(kRanks, [&](uint32_t rank) {
+    hosts.show(rank, 1);
+    for (uint32_t round = 0; round < 4; ++round) hosts.step(rank, round);
+    REQUIRE(hosts.status(rank) == 0);
+  });
+}
+
 // The kernel does the work of its proxy, and sleeps at its links: a revoke rings at its doorbell, where it does not.
 void test_a_revoke_at_home_ends_a_wait_for_a_link() {
   TwoHosts hosts(EEP_LAYOUT_RANK);
@@ -267,6 +289,7 @@ void test_hosts() {
   test_steps(EEP_LAYOUT_RANK);
   test_steps(EEP_LAYOUT_EXPERT);
   test_a_revoke_crosses();
+  test_a_proxy_that_watches_needs_no_ring();
   test_a_revoke_at_home_ends_a_wait_for_a_link();
   test_a_link_that_ends_makes_a_suspect();
 }

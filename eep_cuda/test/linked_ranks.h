@@ -2,8 +2,10 @@
 #ifndef EEP_TEST_LINKED_RANKS_H_
 #define EEP_TEST_LINKED_RANKS_H_
 
+#include <atomic>
 #include <chrono>
 
+#include "common/mirrors.h"
 #include "eep/hosts.h"
 #include "group.h"
 
@@ -18,6 +20,7 @@ class LinkedRanks : public Ranks {
       End& end = ends_[rank];
       end.peers.resize(count);
       ranks[rank].control.host = hosts_[rank] + 1;
+      last_group(ranks[rank].control) = kFirstGroup + rank;
       REQUIRE(eep_proxy_start(&shape, rank, ranks[rank].region.get(), &ranks[rank].control, &end.waits, "tcp",
                               "127.0.0.1", &end.proxy) == EEP_OK);
       for (uint32_t peer = 0; peer < count; ++peer)
@@ -36,6 +39,11 @@ class LinkedRanks : public Ranks {
           REQUIRE(eep_proxy_is_up(ends_[rank].proxy, ends_[rank].peers[peer].link, &is_up) == EEP_OK);
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
+    // A rank that is reached has told of the groups that it had.
+    for (uint32_t rank = 0; rank < count; ++rank)
+      for (uint32_t peer = 0; peer < count; ++peer)
+        if (is_remote(rank, peer)) REQUIRE(last_group(*eep::page_behind(mirror(rank, peer), at)) == kFirstGroup + peer);
+    for (uint32_t rank = 0; rank < count; ++rank) last_group(ranks[rank].control) = 0;
     for (uint32_t rank = 0; rank < count; ++rank) enter(rank, 1, all_ranks());
   }
   ~LinkedRanks() {
@@ -80,6 +88,11 @@ class LinkedRanks : public Ranks {
     eep_proxy* proxy = nullptr;
     std::vector<Peer> peers;
   };
+
+  static constexpr uint64_t kFirstGroup = 1'000'000;
+  std::atomic_ref<uint64_t> last_group(eep_control_page& page) const {
+    return std::atomic_ref<uint64_t>(page.groups[shape.lanes - 1]);
+  }
 
   bool is_remote(uint32_t rank, uint32_t peer) const { return hosts_[rank] != hosts_[peer]; }
 

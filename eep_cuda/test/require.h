@@ -31,6 +31,7 @@ void on_ranks(uint32_t count, Body body) {
 void test_collectives();
 void test_collectives_as_views_change();
 void test_hosts();
+void test_kernel_ranges();
 void test_lanes_over_links();
 void test_lying_peers();
 void test_message_counter();

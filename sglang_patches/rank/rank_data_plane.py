@@ -205,9 +205,8 @@ class RankDataPlane:
     def allow_for(self, prefills: bool) -> None:
         """Wait for peers for as long as the step that begins may take. ``prefills``: at least one rank does so in it."""
         self.patience.begin(prefills)
+        self.may_take_long(self.patience.for_prefill)
         if self.device == "cpu":
-            # The host of a GPU may spin while it waits for its kernels.
-            self.may_take_long(self.patience.for_prefill)
             for buffer in self.buffers:
                 if buffer.timeout_ms != self.patience.within_step_ms:
                     buffer.timeout_ms = self.patience.within_step_ms

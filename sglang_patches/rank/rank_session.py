@@ -93,6 +93,8 @@ class RankSession:
             self._plane.advance = self.joined.member.advance
             self._plane.run = self.joined.member.run
             self._plane.may_take_long = self.joined.member.may_take_long
+            if self._facts.device != "cpu":
+                self.joined.member.may_wait_unseen()
             self.overhead = self._measured(self.joined)
             if (asked := self._facts.options.balance) is not None:
                 policy = BalancePolicy(asked.every, asked.least, asked.layers)

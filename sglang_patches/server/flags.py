@@ -238,7 +238,8 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         kv_backup=kv_backup.parse_backup(arguments.eep_kv_backup, keeps_context=keeps_context),
         running_per_rank=sglang_flags.running(arguments) // ranks,
         max_queued=getattr(arguments, "max_queued_requests", None),
-        shares_gpu=device_of(arguments) != "cpu" and gpu_sharing.are_shared(arguments, max_ranks),
+        shares_gpu=device_of(arguments) != "cpu"
+        and gpu_sharing.are_shared(arguments, max_ranks if host is None else host.ranks_each),
     )
 
 

@@ -131,7 +131,6 @@ def _ranks_each(ranks: int, hosts: int, number: int, max_ranks: int) -> int:
 
 def _refuse_combinations(arguments: argparse.Namespace, device: str) -> None:
     for is_wrong, why in (
-        (device != "cpu", "the ranks of a GPU reach no further than one host yet; serve on the CPU, or use one host"),
         (
             getattr(arguments, "enable_eplb", False),
             "it does not go together with --enable-eplb: experts do not move between hosts while they serve; leave out one",
@@ -149,6 +148,8 @@ def _refuse_combinations(arguments: argparse.Namespace, device: str) -> None:
     ):
         if is_wrong:
             raise SystemExit(f"--nnodes: {why}")
+    if device != "cpu":
+        return  # ranks on a GPU do not show their experts to other hosts: what a host lacks comes from the disk
     from eep.experts.backup import transfer_engine
 
     try:

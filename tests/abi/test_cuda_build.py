@@ -14,7 +14,10 @@ from eep.abi import native
 from eep.abi.peer_table import MAX_CUDA_RANKS
 
 ROOT = pathlib.Path(__file__).parents[2]
-CROSSING = ("dispatch", "combine", "barrier", "collective_move", "collective_reduce")
+CROSSING = (
+    *("dispatch", "combine", "barrier", "landing"),
+    *("collective_move", "collective_reduce", "collective_reduce_far"),
+)
 """Files of kernels that signal to other ranks."""
 KERNELS = (*CROSSING, "pack", "publish", "weights")
 

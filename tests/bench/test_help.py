@@ -26,6 +26,7 @@ def test_benchmarks_are_found() -> None:
         "bench.collectives.cuda",
         "bench.context.copy_cost",
         "bench.detection.stuck",
+        "bench.exchange.contest",
         "bench.soak.load",
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 
-from eep.control.progress_word import ProgressWord
+from eep.control.progress_word import ProgressWord, may_take_long, may_wait_unseen
 
 
 def test_the_word_changes_with_each_advance_and_says_nothing_before_and_at_rest() -> None:
@@ -47,10 +47,23 @@ def test_a_word_says_whether_what_runs_may_take_long_as_it_may_until_the_writer_
     writer, reader = ProgressWord(page), ProgressWord(page)
     writer.own()
     writer.run()
-    assert reader.read_run() is not None
-    assert reader.read_short_run() is None
+    run = reader.read_run()
+    assert run is not None
+    assert may_take_long(run[0])
     writer.may_take_long = False
     writer.run()
-    assert reader.read_short_run() == reader.read_run() is not None
-    writer.advance()
-    assert reader.read_short_run() is None, "now it may wait"
+    run = reader.read_run()
+    assert run is not None
+    assert not may_take_long(run[0])
+
+
+def test_a_word_says_whether_what_runs_may_wait_for_a_device_unseen() -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    writer, reader = ProgressWord(page), ProgressWord(page)
+    writer.own()
+    for unseen in (False, True):
+        writer.may_wait_unseen = unseen
+        writer.run()
+        run = reader.read_run()
+        assert run is not None
+        assert may_wait_unseen(run[0]) == unseen

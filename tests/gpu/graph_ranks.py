@@ -18,7 +18,7 @@ class GraphProgram(RankProgram):
     def capture(self) -> list[int]:
         """Captures alone, with no other rank in the view. Returns every address that the graph holds."""
         config = self.config
-        self.buffer.connect_ranks([])
+        self.start_alone()
         self.x = torch.zeros(config.max_tokens, config.hidden, dtype=torch.bfloat16, device="cuda")
         self.idx = torch.full((config.max_tokens, config.topk), -1, dtype=torch.int64, device="cuda")
         self.weights = torch.zeros(config.max_tokens, config.topk, device="cuda")

@@ -28,6 +28,10 @@ class GroupConfig:
     chunk_bytes: int = 1 << 20
     device: str = "cpu"
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu",) if self.device == "cpu" else ("cpu", self.device)
+
 
 class MemberProgram:
     """What a member can be told to do. Answers must be plain values or tensors."""
@@ -46,7 +50,7 @@ class MemberProgram:
                 rendezvous=self.path,
                 max_ranks=self.config.max_ranks,
                 chunk_bytes=self.config.chunk_bytes,
-                devices=("cpu",) if self.config.device == "cpu" else ("cpu", self.config.device),
+                devices=self.config.devices,
                 device_timeout_ms=self.timeout / timedelta(milliseconds=1),
             )
             # Nothing of ours goes through the store.
@@ -83,6 +87,11 @@ class MemberProgram:
         if self.config.device != "cpu":
             eep.pg.check(pg)
         return results
+
+    def run_on(self, device: str, name: str, seed: int, **kwargs: Any) -> list[torch.Tensor]:
+        """As :meth:`run`, on tensors of another device that the group takes."""
+        pg = self.groups["world"]
+        return run_collective(name, pg, pg.rank(), pg.size(), seed, device=device, **kwargs)
 
     def run_floats(self, seed: int, length: int, dtype: torch.dtype) -> torch.Tensor:
         random = torch.Generator().manual_seed(seed * 100 + self.rank)

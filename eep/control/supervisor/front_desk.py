@@ -157,11 +157,6 @@ class FrontDesk:
         pulse = self._pulses.get(rank)
         return None if pulse is None else pulse.progress.read_run()
 
-    def short_run_word_of(self, rank: int) -> tuple[int, int] | None:
-        """The same, while the rank has no reason to compute for long."""
-        pulse = self._pulses.get(rank)
-        return None if pulse is None else pulse.progress.read_short_run()
-
     def forget(self, rank: int) -> None:
         """The process of a rank has ended."""
         self._held_files.ended(rank)

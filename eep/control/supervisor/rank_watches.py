@@ -21,8 +21,6 @@ class ProgressWords(Protocol):
 
     def run_word_of(self, rank: int) -> tuple[int, int] | None: ...
 
-    def short_run_word_of(self, rank: int) -> tuple[int, int] | None: ...
-
 
 class RankWatches:
     """``pids``: the process of each rank."""
@@ -30,7 +28,7 @@ class RankWatches:
     def __init__(self, host: StalledHost, words: ProgressWords, pids: Callable[[], Mapping[int, int]]) -> None:
         self._stalls = StallWatch(host, words.progress_of)
         hangs = HangWatch(host, words.run_word_of, lambda rank: pids().get(rank))
-        spins = SpinWatch(host, words.short_run_word_of, lambda rank: pids().get(rank))
+        spins = SpinWatch(host, words.run_word_of, lambda rank: pids().get(rank))
         self._starts = StartWatch(host, pids)
         self._all = (self._stalls, StoppedWatch(host, pids), hangs, spins, self._starts)
 

@@ -6,6 +6,8 @@ this holds, look after look:
 
 - its progress word has not changed. It says that the rank waits for no peer and no device, and that it has no reason to
   compute for long: no rank prefills in this step or the one before;
+- where its device may make it wait unseen, so that it spins until its kernels are done, it is the only rank of the host
+  that runs and does not get on: its kernels may wait for those of a rank that hangs;
 - its thread hardly sleeps: it runs, or waits for a processor;
 - it touches no memory that it had not touched before, as a list does that grows;
 - it works alone: other threads of the process hardly run, and the process has no child.
@@ -21,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from eep.control.progress_word import may_take_long, may_wait_unseen
 from eep.control.supervisor.rank_watch import StalledHost
 from eep.control.supervisor.run_watch import PAUSE, RunWatch, RunWord
 from eep.membership import Event, Stalled, StallKind, Standstill, after_look
@@ -84,7 +87,7 @@ class _Look:
 
 
 class SpinWatch(RunWatch):
-    """``run_word`` of a rank: see :meth:`ProgressWord.read_short_run`. ``times`` of a thread."""
+    """``run_word`` of a rank: see :meth:`ProgressWord.read_run`. ``times`` of a thread."""
 
     def __init__(
         self,
@@ -98,8 +101,10 @@ class SpinWatch(RunWatch):
         self._looks: dict[int, _Look] = {}
 
     def _see(self, now: float) -> Mapping[int, Standstill]:
-        looks, seen = {}, {}
-        for still in self._still_ranks():
+        looks, seen, all_still = {}, {}, list(self._still_ranks())
+        for still in all_still:
+            if may_take_long(still.word) or (may_wait_unseen(still.word) and len(all_still) > 1):
+                continue
             rank, times = still.rank, self._times(still.pid, still.thread)
             if times is None:
                 continue

@@ -21,6 +21,7 @@ from eep.abi.proxy import NativeProxy
 from eep.data_plane.memory import Memory
 from eep.data_plane.memory.exchange import CONTROL_BYTES
 from eep.data_plane.memory.shm import SharedMemory
+from eep.data_plane.transport.landing import Landing
 from eep.data_plane.transport.link_records import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -109,10 +110,22 @@ class RemotePeers:
     """The links of one rank. Not for several threads at once."""
 
     def __init__(
-        self, hosts: RemoteHosts, library: NativeLibrary, shape: Shape, rank: int, region: Memory, control: Memory
+        self,
+        hosts: RemoteHosts,
+        library: NativeLibrary,
+        shape: Shape,
+        rank: int,
+        region: Memory,
+        control: Memory,
+        landing: Landing | None = None,
     ) -> None:
+        """``landing`` is that of a rank on a GPU."""
         self._hosts, self._shape, self._rank, self._size = hosts, shape, rank, region.size
         self._library, self._service = library, "links" if shape.channels else "lanes"
+        self._landing = landing
+        if landing is not None:
+            # The process groups of a rank have links for the tensors of each kind of device.
+            region, self._service = landing.memory, f"{self._service}-cuda"
         self._invited: dict[tuple[LinkEnd, LinkEnd], _Invitation] = {}
         self._withdrawing: dict[str, threading.Thread] = {}
         self._waits = SharedMemory.create(f"eep-proxy-{rank}", CONTROL_BYTES)
@@ -130,6 +143,8 @@ class RemotePeers:
         except BaseException:
             self._waits.close()
             raise
+        if landing is not None:
+            self._proxy.watch()
 
     def has(self, rank: int) -> bool:
         return rank in self._hosts.ranks
@@ -139,6 +154,8 @@ class RemotePeers:
         was begun is kept for another try."""
         if incarnation is None:
             raise ValueError(f"rank {rank} is on another host: say which incarnation of it is meant")
+        if self._landing is not None:
+            self._landing.check(rank)
         own, peer = LinkEnd(self._rank, own_incarnation), LinkEnd(rank, incarnation)
         invitation = self._invited.get((own, peer)) or self._invite(own, peer)
         while True:
@@ -181,7 +198,13 @@ class RemotePeers:
         mirror = SharedMemory.placeholder(self._size + CONTROL_BYTES)
         try:
             entry = RemotePeer(mirror.address, peer.rank, peer.incarnation, own.incarnation)
-            link, offer = self._proxy.invite(entry, secret_of(self._hosts.key, name, nonce))
+            if self._landing is not None:
+                self._landing.show(mirror.address, own.incarnation)
+            try:
+                link, offer = self._proxy.invite(entry, secret_of(self._hosts.key, name, nonce))
+            except BaseException:
+                self._hide(mirror)
+                raise
         except BaseException:
             mirror.close()
             raise
@@ -231,7 +254,12 @@ class RemotePeers:
         invitation.is_announced = True
         return ""
 
+    def _hide(self, mirror: Memory) -> None:
+        if self._landing is not None:
+            self._landing.hide(mirror.address)
+
     def _dismiss(self, invitation: _Invitation) -> None:
+        self._hide(invitation.mirror)  # while the link can still tell kernels that the peer is gone
         self._proxy.dismiss(invitation.link)
         if invitation.is_announced:
             # Beside the next steps: a store that does not answer must not hold up a view.

@@ -55,6 +55,9 @@ EEP_API int eep_share_gpu(eep_context* context);
 typedef enum {
   EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory
   EEP_BENCH_STAMPS = 2,            // dispatch notes when each block passes its stations
+  EEP_BENCH_OVERLAP = 4,           // kernels begin while the one before them ends, whatever that is
+  EEP_BENCH_UNCHECKED = 8,         // combine does not look whether an outbox changed while it was read
+  EEP_BENCH_UNCLOSED = 16,         // dispatch leaves the stamp of the outbox as it is
 } eep_bench;
 
 #define EEP_STATIONS 7         // start, members read, rows issued, rows counted, flags sent, flags seen, end

@@ -117,6 +117,22 @@ EEP_API int eep_proxy_ended(eep_proxy* proxy, uint32_t id, int* descriptor);
 // For a rank that has said that it leaves (EEP_OWNER_LEFT): waits until every peer knows, and with it has got all that
 // it was owed in its groups. 0 if the deadline has passed.
 EEP_API uint32_t eep_proxy_take_leave(eep_proxy* proxy, uint64_t deadline_ns);
+// Kernels of a GPU ring at no page. From now on the proxy looks by itself whether they have written, the more often the
+// less time has passed since they last did.
+EEP_API void eep_proxy_watch(eep_proxy* proxy);
+
+// ---- ranks on a GPU: what kernels and the proxy share is memory of the host, at the same addresses for both ----
+// Towards ranks on other hosts the *landing* stands for the region of a rank on a GPU. It is memory of the host, laid
+// out as the region, and eep_proxy_start() is given it in place of the region. Kernels put there what is to be sent,
+// and carry from there to the region what has come.
+
+// `landing` is the address of as many bytes as a region has, zeroed; it must outlive the context. `remote` are the
+// ranks that may be on other hosts while the context lives. To be said before a graph is captured. A CPU needs no
+// landing, and refuses one.
+EEP_API int eep_span_hosts(eep_context* context, void* landing, const eep_rank_set* remote);
+// Lets kernels reach a mirror: before the table has it, and until the table has it no more.
+EEP_API int eep_show_mirror(eep_context* context, void* mirror, uint32_t own_incarnation);
+EEP_API int eep_hide_mirror(eep_context* context, void* mirror);
 
 #ifdef __cplusplus
 }

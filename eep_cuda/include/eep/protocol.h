@@ -31,7 +31,7 @@
 #define EEP_INLINE static inline
 #endif
 
-#define EEP_ABI_VERSION 8
+#define EEP_ABI_VERSION 9
 #define EEP_MAX_TOPK 16
 #define EEP_MAX_TOKENS 65535  // a count must fit its field of a flag
 #define EEP_SCALE_GROUP 128   // values that share one fp8 scale
@@ -97,9 +97,21 @@ typedef struct {
   uint32_t reserved;
 } eep_shape;
 
-// What both sides of a message must agree on; it travels beside the flag.
+// What both sides of a message must agree on; it travels beside the flag. So does the number of its pieces less one, in
+// bits of its own, on which they need not agree.
 EEP_INLINE uint64_t eep_envelope(uint32_t wire_type, uint32_t topk, uint32_t hidden) {
   return (uint64_t)hidden << 32 | (uint64_t)topk << 8 | wire_type;
+}
+
+// A GPU may send the tokens of a small round in pieces, so that no thread block waits for another: each says by itself
+// that its tokens are there. All pieces have the same flag and the same envelope.
+#define EEP_MAX_PIECES 4
+#define EEP_PIECES_SHIFT 16
+EEP_INLINE uint64_t eep_envelope_of_pieces(uint64_t envelope, uint32_t pieces) {
+  return envelope | (uint64_t)(pieces - 1) << EEP_PIECES_SHIFT;
+}
+EEP_INLINE uint32_t eep_envelope_pieces(uint64_t envelope) {
+  return (uint32_t)(envelope >> EEP_PIECES_SHIFT & (EEP_MAX_PIECES - 1)) + 1;
 }
 
 EEP_INLINE int eep_is_fp8(uint32_t type) { return type >= EEP_TYPE_FP8; }
@@ -109,7 +121,14 @@ EEP_INLINE uint64_t eep_element_bytes(uint32_t type) {
 
 // ---- the region ----
 
-// Everything a source signals, in one cache line per slot. Only that source writes it.
+// What a source says of a piece beside the first.
+typedef struct {
+  uint64_t dispatch_flag;
+  uint64_t envelope;
+} eep_piece;
+
+// Everything a source signals. Only that source writes it. The first cache line is all that there is to a round that is
+// sent in one piece.
 typedef struct {
   uint64_t dispatch_flag;
   uint64_t envelope;
@@ -117,6 +136,8 @@ typedef struct {
   uint64_t barrier_flag;    // the barrier that it has entered
   uint64_t barrier_before;  // the last one that it had entered when it came to the epoch of barrier_flag
   uint64_t reserved[3];
+  eep_piece further[EEP_MAX_PIECES - 1];
+  uint64_t reserved_too[2];
 } eep_mailbox;
 
 // Barriers count from 1 in every epoch, and ranks enter a view one after the other: a flag of a later epoch says that

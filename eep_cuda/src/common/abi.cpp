@@ -55,6 +55,7 @@ static const eep_abi_field kFields[] = {
     FIELD(eep_mailbox, combine_flag),
     FIELD(eep_mailbox, barrier_flag),
     FIELD(eep_mailbox, barrier_before),
+    FIELD(eep_mailbox, further),
     STRUCT(eep_shape),
     FIELD(eep_shape, max_ranks),
     FIELD(eep_shape, max_tokens),

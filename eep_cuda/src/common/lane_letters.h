@@ -26,7 +26,7 @@ struct Letter {
 };
 static_assert(sizeof(Letter) == 2 * sizeof(eep_lane_mailbox), "two ranks have four mailboxes: room for two letters");
 
-inline Letter& letter_of(const PartView& mirror, uint64_t half) {
+EEP_HOST_DEVICE inline Letter& letter_of(const PartView& mirror, uint64_t half) {
   return reinterpret_cast<Letter*>(mirror.base + mirror.at.lane_mailboxes)[half];
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/wait.h"
+#include "eep/hosts.h"
 
 namespace eep {
 
@@ -79,6 +80,12 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
 int eep_publish_deadline(eep_context*) { return EEP_OK; }
 int eep_tune(eep_context*, uint32_t, uint32_t) { return EEP_OK; }
 int eep_share_gpu(eep_context*) { return EEP_OK; }
+int eep_show_mirror(eep_context*, void*, uint32_t) { return EEP_OK; }
+int eep_hide_mirror(eep_context*, void*) { return EEP_OK; }
+
+int eep_span_hosts(eep_context*, void*, const eep_rank_set*) {
+  return eep::fail(EEP_ERROR_ARGUMENT, "a rank on a CPU needs no landing: the proxy reaches its region");
+}
 
 int eep_stamps(eep_context*, eep_block_stamps*, uint32_t) {
   return eep::fail(EEP_ERROR_ARGUMENT,

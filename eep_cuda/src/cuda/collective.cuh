@@ -23,6 +23,8 @@ struct BlockCall {
 int launch_move(const Home& home, const BlockCall& call, uint32_t parts, cudaStream_t stream);
 // all_reduce, reduce, reduce_scatter
 int launch_reduction(const Home& home, const BlockCall& call, uint32_t parts, cudaStream_t stream);
+// The same, for a rank that has a landing.
+int launch_far_reduction(const Home& home, const BlockCall& call, uint32_t parts, cudaStream_t stream);
 
 }  // namespace eep
 

@@ -11,10 +11,11 @@ namespace {
 constexpr uint64_t kHead = EEP_MAX_CUDA_RANKS * sizeof(uint64_t);
 constexpr uint64_t kLargestBlock = uint64_t{1} << 40;  // more than any GPU holds: a member that names more is lying
 
+template <bool kAcrossHosts>
 struct Move {
   const Home& home;
   const BlockCall& call;
-  Party& party;
+  Party<kAcrossHosts>& party;
   uint64_t capacity;  // bytes of a piece
   bool is_root;
   bool has_a_piece_per_place;
@@ -57,18 +58,29 @@ struct Move {
     const Slice piece_here = piece(call.bytes, i);
     return {from, static_cast<uint8_t*>(call.out) + piece_here.begin, piece_here.bytes};
   }
+
+  // What members on other hosts take of what this rank put there.
+  __device__ Reads reads(bool fills, uint64_t i) const {
+    if (!fills) return {};
+    const uint64_t head = call.kind == EEP_ALL_TO_ALL && i == 0 ? kHead : 0;
+    if (has_a_piece_per_place) return {party.active, head, kHead, capacity, most(call.bytes, i), home.shape.lane_bytes};
+    const uint64_t readers = call.kind == EEP_GATHER ? rank_bit(call.root) : party.active;
+    return {readers, head, kHead, 0, piece(call.bytes, i).bytes, home.shape.lane_bytes};
+  }
 };
 
 // all_to_all: says how much each member gets.
-__device__ void tell_sizes(const Move& move) {
-  const Party& party = move.party;
+template <bool kAcrossHosts>
+__device__ void tell_sizes(const Move<kAcrossHosts>& move) {
+  const Party<kAcrossHosts>& party = move.party;
   uint64_t* sizes = reinterpret_cast<uint64_t*>(move.payload(move.home.rank, party.half) - kHead);
   if (threadIdx.x < party.count) sizes[party.rank[threadIdx.x]] = move.call.in_bytes[party.position[threadIdx.x]];
 }
 
 // all_to_all: takes nothing from a member that sends another amount than we expect.
-__device__ void check_sizes(const Move& move) {
-  Party& party = move.party;
+template <bool kAcrossHosts>
+__device__ void check_sizes(const Move<kAcrossHosts>& move) {
+  Party<kAcrossHosts>& party = move.party;
   if (threadIdx.x < 32) {
     uint64_t wrong = 0;
     for (uint32_t place = threadIdx.x; place < party.count; place += 32) {
@@ -87,9 +99,10 @@ __device__ void check_sizes(const Move& move) {
   __syncthreads();
 }
 
+template <bool kAcrossHosts>
 __global__ void __launch_bounds__(kLaneThreads)
     move_kernel(const __grid_constant__ Home home, const __grid_constant__ BlockCall call) {
-  __shared__ Party party;
+  __shared__ Party<kAcrossHosts> party;
   __shared__ Copies copies;
   if (!join_party(home, call.lane, party)) return;
   const bool is_rooted = call.kind == EEP_BROADCAST || call.kind == EEP_GATHER || call.kind == EEP_SCATTER;
@@ -101,7 +114,7 @@ __global__ void __launch_bounds__(kLaneThreads)
   const bool by_place = call.kind == EEP_SCATTER || is_all_to_all;
   const uint64_t room = home.shape.lane_bytes - kHead;
   const uint64_t capacity = (by_place ? room / party.count : room) / sizeof(uint4) * sizeof(uint4);
-  const Move move{home, call, party, capacity, is_root, by_place};
+  const Move<kAcrossHosts> move{home, call, party, capacity, is_root, by_place};
   const Statement said{call.call, call.bytes, party.active, is_all_to_all};
   const bool fills = call.kind == EEP_ALL_GATHER || call.kind == EEP_GATHER || is_all_to_all ||
                      (is_root && (call.kind == EEP_BROADCAST || call.kind == EEP_SCATTER));
@@ -114,7 +127,7 @@ __global__ void __launch_bounds__(kLaneThreads)
     else if (fills)
       run_copies(copies, 1, move.most(call.bytes, i), [&](uint32_t) { return move.fill(party.own, i); });
     if (is_all_to_all && i == 0) tell_sizes(move);
-    meet(home, party, said);
+    meet(home, party, said, move.reads(fills, i));
     if (is_all_to_all && i == 0) {
       check_sizes(move);
       largest = party.largest;
@@ -132,10 +145,11 @@ __global__ void __launch_bounds__(kLaneThreads)
 
 }  // namespace
 
-cudaError_t load_moves() { return load_kernels(move_kernel); }
+cudaError_t load_moves() { return load_kernels(move_kernel<false>, move_kernel<true>); }
 
 int launch_move(const Home& home, const BlockCall& call, uint32_t parts, cudaStream_t stream) {
-  move_kernel<<<parts, kLaneThreads, 0, stream>>>(home, call);
+  const auto kernel = home.landing ? move_kernel<true> : move_kernel<false>;
+  kernel<<<parts, kLaneThreads, 0, stream>>>(home, call);
   return check_cuda(cudaGetLastError(), "a collective");
 }
 

@@ -4,6 +4,9 @@
 // and those of the CPU backend.
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
+#include "cuda/launch.h"
 #include "cuda/members.cuh"
 
 namespace eep {
@@ -20,20 +23,39 @@ struct Parts {
   uint32_t count;
 };
 
-// By one warp.
-__device__ void send_flags(const Home& home, uint32_t channel, const Members& members) {
+// What a rank answers its sources, loaded ahead of its use.
+struct Answer {
+  uint64_t corrupt;
+  uint32_t count[2];  // of the ranks that this lane speaks for
+};
+
+// By one warp, before it knows the members. What the experts wrote is released to all ranks here, by the one fence that
+// precedes all flags: it takes as long as a trip to memory, and so do the loads beside it. The stamp of the outbox says
+// since the dispatch which round it is of.
+__device__ Answer prepare_answer(const Home& home, uint32_t channel) {
   const eep_snapshot& snapshot = home.state->channels[channel].snapshot;
-  const uint64_t corrupt = home.state->trouble.corrupt;
-  const uint64_t stamp = eep_flag_make(members.epoch, members.round, 0);
-  if (threadIdx.x == 0) store_relaxed_sys(own_channel(home, channel).outbox_stamp(), stamp);
-  __syncwarp();
-  fence_sys();  // one fence releases what the experts wrote, and the stamp, to all ranks
-  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
+  Answer answer{load_now(&home.state->trouble.corrupt), {}};
+  for (uint32_t half = 0; half < 2; ++half)
+    answer.count[half] = *const_cast<const volatile uint32_t*>(&snapshot.count[threadIdx.x + 32 * half]);
+  fence_sys();
+  return answer;
+}
+
+// By the same warp.
+__device__ void send_flags(const Home& home, uint32_t channel, const Members& members, const Answer& answer) {
+  if (home.landing) {  // its stamp is looked at by a proxy, which wants it before the flags
+    if (threadIdx.x == 0)
+      store_relaxed_sys(landing_channel(home, channel).outbox_stamp(), eep_flag_make(members.epoch, members.round, 0));
+    __syncwarp();
+    fence_sys();
+  }
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t rank = threadIdx.x + 32 * half;
     if (!(members.reachable >> rank & 1)) continue;
     // The count tells the source whether we took its tokens: if not, it must not believe the sum.
-    const uint64_t count = corrupt >> rank & 1 ? 0 : snapshot.count[rank];
+    const uint64_t count = answer.corrupt >> rank & 1 ? 0 : answer.count[half];
     store_relaxed_sys(&channel_at(home, members.region[rank], channel).mailbox(members.slot[home.rank])->combine_flag,
-                      stamp | count);
+                      eep_flag_make(members.epoch, members.round, count));
   }
 }
 
@@ -143,15 +165,42 @@ __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, c
   }
 }
 
-template <uint32_t kPhases>
+// A rank that dropped us does not wait for us to finish reading. Its stamp tells. By one warp, when the block has
+// passed a barrier behind its sums.
+//
+// The stamp must be loaded after the rows, and no fence is needed for that: a sum is stored only when all its rows are
+// here, and the barrier only opens when the stores were issued. The rows and the stamp of a rank are memory of one GPU,
+// which every load of ours reaches, so a row of a later round is never followed by the stamp of this one. A fence would
+// wait for the stores of the sums.
+__device__ void check_stamps(const Home& home, uint32_t channel, const Members& members, uint64_t usable) {
+  const uint64_t expected = eep_flag_make(members.epoch, members.round, 0);
+  bool torn = false;
+  for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
+    if (usable >> rank & 1)
+      torn |= load_relaxed_sys(channel_at(home, members.region[rank], channel).outbox_stamp()) != expected;
+  if (__any_sync(~0u, torn) && threadIdx.x == 0) {
+    note(&home.state->trouble, EEP_STATUS_TORN);
+    show_trouble(&home.state->trouble, home.page);
+  }
+}
+
+template <uint32_t kPhases, typename Membership>
 __global__ void __launch_bounds__(kThreads, 1)
-    combine_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args) {
+    combine_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args,
+                   const __grid_constant__ Membership membership) {
   __shared__ Members members;
   __shared__ Parts parts[kTokensAtOnce];
   __shared__ uint64_t usable;
-  read_snapshot(home, args.channel, members);
-  if constexpr (kPhases & kSend)
-    if (blockIdx.x == 0 && threadIdx.x < 32) send_flags(home, args.channel, members);
+  await_kernel_before();
+  const bool answers = kPhases & kSend && blockIdx.x == 0 && threadIdx.x < 32;
+  const Answer answer = answers ? prepare_answer(home, args.channel) : Answer{};
+  if constexpr (std::is_same_v<Membership, FixedMembers>) {
+    if (threadIdx.x < 32) read_members(membership, home.state->channels[args.channel].snapshot.round, members);
+    __syncthreads();
+  } else {
+    read_snapshot(home, args.channel, members);
+  }
+  if (answers) send_flags(home, args.channel, members, answer);
   if constexpr (kPhases & kReceive) {
     // A block owns tokens blockIdx.x, + gridDim.x, ...; where their parts lie is found while the others get ready.
     const uint32_t owned = args.tokens > blockIdx.x ? (args.tokens - blockIdx.x - 1) / gridDim.x + 1 : 0;
@@ -166,6 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       waited = true;
       __syncthreads();
+      if (home.bench & EEP_BENCH_OVERLAP) let_next_kernel_begin();
       const uint32_t first = blockIdx.x + done * gridDim.x;
       // What a rank that did not answer left in its outbox is added all the same: the status says not to use the sum.
       if (home.shape.combine_type == EEP_TYPE_BF16)
@@ -174,18 +224,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         add_parts<false>(home, args, parts, first, gridDim.x, batch);
       __syncthreads();
     }
-    // A rank that dropped us does not wait for us to finish reading. Its stamp tells.
-    if (threadIdx.x < 32) {
-      fence_sys();
-      bool torn = false;
-      for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
-        if (usable >> rank & 1)
-          torn |= load_acquire_sys(channel_at(home, members.region[rank], args.channel).outbox_stamp()) !=
-                  eep_flag_make(members.epoch, members.round, 0);
-      if (__any_sync(~0u, torn) && threadIdx.x == 0) {
-        note(&home.state->trouble, EEP_STATUS_TORN);
-        show_trouble(&home.state->trouble, home.page);
-      }
+    if (owned && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED))
+      check_stamps(home, args.channel, members, usable);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      home.state->channels[args.channel].last_epoch = members.epoch;
+      home.state->channels[args.channel].last_round = members.round;
     }
   }
 }
@@ -196,23 +239,31 @@ template <bool kSendsFlags>
 __global__ void __launch_bounds__(EEP_MAX_CUDA_RANKS)
     wait_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args) {
   __shared__ Members members;
+  await_kernel_before();
+  const bool answers = kSendsFlags && threadIdx.x < 32;
+  const Answer answer = answers ? prepare_answer(home, args.channel) : Answer{};
   read_snapshot(home, args.channel, members);
   if (threadIdx.x >= 32) return;
-  if constexpr (kSendsFlags) send_flags(home, args.channel, members);
+  if (answers) send_flags(home, args.channel, members, answer);
   await_outboxes(home, args.channel, members, args.tokens);
+  let_next_kernel_begin();
 }
 
 template <bool kSendsFlags>
-int launch_wait(eep_context* context, const eep_combine_recv_args& args, void* stream) {
-  wait_kernel<kSendsFlags><<<1, EEP_MAX_CUDA_RANKS, 0, static_cast<cudaStream_t>(stream)>>>(context->home, args);
-  return check_cuda(cudaGetLastError(), "waiting for a combine");
+int launch_wait(eep_context* context, const eep_combine_recv_args& args, cudaStream_t stream, bool early) {
+  return check_cuda(launch(wait_kernel<kSendsFlags>, 1, EEP_MAX_CUDA_RANKS, stream, early, context->home, args),
+                    "waiting for a combine");
 }
 
 template <uint32_t kPhases>
-int launch(eep_context* context, const eep_combine_recv_args& args, void* stream) {
+int launch_combine(eep_context* context, const eep_combine_recv_args& args, cudaStream_t stream, bool early) {
   const uint32_t blocks = kPhases & kReceive ? context->blocks : 1;
-  combine_kernel<kPhases><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(context->home, args);
-  return check_cuda(cudaGetLastError(), "combine");
+  const cudaError_t error =
+      context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP)
+          ? launch(combine_kernel<kPhases, FixedMembers>, blocks, kThreads, stream, early, context->home, args,
+                   fixed_members(*context))
+          : launch(combine_kernel<kPhases, InMemory>, blocks, kThreads, stream, early, context->home, args, InMemory{});
+  return check_cuda(error, "combine");
 }
 
 int begin_send(eep_context* context, const eep_combine_send_args& args) {
@@ -237,8 +288,8 @@ int begin_receive(eep_context* context, const eep_combine_recv_args& args) {
 }  // namespace
 
 cudaError_t load_combine() {
-  return load_kernels(combine_kernel<kSend>, combine_kernel<kReceive>, combine_kernel<kSend | kReceive>,
-                      wait_kernel<false>, wait_kernel<true>);
+  return load_kernels(combine_kernel<kSend, InMemory>, combine_kernel<kReceive, InMemory>,
+                      combine_kernel<kSend | kReceive, InMemory>, wait_kernel<false>, wait_kernel<true>);
 }
 
 }  // namespace eep
@@ -248,22 +299,34 @@ int eep_combine_send(eep_context* context, const eep_combine_send_args* args, vo
   if (const int error = eep::publish(context, *args, stream)) return error;
   eep_combine_recv_args flags_only{};
   flags_only.channel = args->channel;
-  return eep::launch<eep::kSend>(context, flags_only, stream);
+  return eep::launch_combine<eep::kSend>(context, flags_only, static_cast<cudaStream_t>(stream),
+                                         !eep::is_published(*context, *args));
 }
 
 int eep_combine_recv(eep_context* context, const eep_combine_recv_args* args, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
   if (const int error = eep::begin_receive(context, *args)) return error;
+  if (const int error = eep::land_sums(context, args->channel, stream)) return error;
   if (context->shares_gpu)
-    if (const int error = eep::launch_wait<false>(context, *args, stream)) return error;
-  return eep::launch<eep::kReceive>(context, *args, stream);
+    if (const int error = eep::launch_wait<false>(context, *args, on, false)) return error;
+  return eep::launch_combine<eep::kReceive>(context, *args, on, context->shares_gpu);
 }
 
 int eep_combine(eep_context* context, const eep_combine_send_args* send, const eep_combine_recv_args* receive,
                 void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::publish(context, *send, stream)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  if (!context->shares_gpu) return eep::launch<eep::kSend | eep::kReceive>(context, *receive, stream);
-  if (const int error = eep::launch_wait<true>(context, *receive, stream)) return error;
-  return eep::launch<eep::kReceive>(context, *receive, stream);
+  const bool early = context->is_bench(EEP_BENCH_OVERLAP) || !eep::is_published(*context, *send);
+  if (context->home.landing) {
+    if (const int error = eep::launch_combine<eep::kSend>(context, *receive, on, early)) return error;
+    if (const int error = eep::land_sums(context, receive->channel, stream)) return error;
+    if (context->shares_gpu)
+      if (const int error = eep::launch_wait<false>(context, *receive, on, false)) return error;
+    return eep::launch_combine<eep::kReceive>(context, *receive, on, context->shares_gpu);
+  }
+  if (!context->shares_gpu) return eep::launch_combine<eep::kSend | eep::kReceive>(context, *receive, on, early);
+  if (const int error = eep::launch_wait<true>(context, *receive, on, early)) return error;
+  return eep::launch_combine<eep::kReceive>(context, *receive, on, true);
 }

@@ -30,6 +30,7 @@ uint32_t default_blocks(uint32_t max_ranks) {
 }  // namespace eep
 
 eep_context::~eep_context() {
+  eep::hide_all(this);
   cudaFree(home.state);
   cudaFree(packed_source);
   cudaFreeHost(lanes);
@@ -84,7 +85,7 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
       if (const int error = check_cuda(load(), "loading the kernels")) return error;
   }
   for (const auto load : {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier,
-                          eep::load_weights, eep::load_rows})
+                          eep::load_weights, eep::load_rows, eep::load_landing})
     if (const int error = check_cuda(load(), "loading the kernels")) return error;
   if (const int error = check_cuda(cudaDeviceSynchronize(), "creating a buffer")) return error;
   *out = context.release();
@@ -124,7 +125,7 @@ int eep_publish_deadline(eep_context* context) {
 int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench) {
   if (blocks > 1024) return eep::fail(EEP_ERROR_ARGUMENT, "a kernel takes at most 1024 blocks, got %u", blocks);
   if (blocks) context->blocks = blocks;
-  context->bench = bench;
+  context->home.bench = bench;
   return EEP_OK;
 }
 

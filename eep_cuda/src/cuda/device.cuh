@@ -77,6 +77,15 @@ __device__ inline void store_row(uint4* at, uint4 v) {
                : "memory");
 }
 
+// ---- kernels that overlap: see launch() in launch.h ----
+
+// Until the kernel before this one is over, if this one was launched early. Comes before anything that it wrote is
+// read, and before anything that it reads is written.
+__device__ inline void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel may take room on the GPU from now on. Never before a wait for peers is over: what waits may take
+// that room from the rank that it waits for.
+__device__ inline void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 __device__ inline uint64_t now_ns() {
   uint64_t value;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
@@ -118,18 +127,17 @@ struct WaitFor {
   uint64_t hopeless;  // eep_status bits: once one of them is noted, what is missing will not come, for that reason
 };
 
-// Waits, as one full warp, until `has_arrived(rank)` for each rank of `sources`; returns those for which it is true.
-// Ends on arrival, on a revoke of the epoch, on a word from outside not to wait, or at the deadline. Never traps.
-template <typename HasArrived>
-__device__ uint64_t wait_for(const WaitFor& wait, uint64_t sources, HasArrived has_arrived) {
+// Waits, as one full warp, until all of `sources` have arrived; returns those that have. `look(missing)`: which of
+// these have, as the warp sees it. Ends on arrival, on a revoke of the epoch, on a word from outside not to wait, or at
+// the deadline. Never traps.
+template <typename Look>
+__device__ uint64_t wait_by(const WaitFor& wait, uint64_t sources, Look look) {
   constexpr uint32_t kLooksBetweenGlances = 128;
   const uint32_t lane = threadIdx.x % 32;
   uint64_t arrived = 0, missing = sources, began_ns = 0;
   bool last_look = false;
   for (uint32_t looks = 1; missing; ++looks) {
-    const bool low = (missing >> lane & 1) && has_arrived(lane);
-    const bool high = (missing >> (lane + 32) & 1) && has_arrived(lane + 32);
-    arrived |= vote(low, high);
+    arrived |= look(missing);
     missing &= ~arrived;
     if (!missing || (looks % kLooksBetweenGlances && !last_look)) continue;
     uint64_t given_up = 0;
@@ -156,6 +164,17 @@ __device__ uint64_t wait_for(const WaitFor& wait, uint64_t sources, HasArrived h
     last_look = __shfl_sync(~0u, last_look, 0);
   }
   return arrived;
+}
+
+// The same, where each lane looks for itself: `has_arrived(rank)`.
+template <typename HasArrived>
+__device__ uint64_t wait_for(const WaitFor& wait, uint64_t sources, HasArrived has_arrived) {
+  const uint32_t lane = threadIdx.x % 32;
+  return wait_by(wait, sources, [&](uint64_t missing) {
+    const bool low = (missing >> lane & 1) && has_arrived(lane);
+    const bool high = (missing >> (lane + 32) & 1) && has_arrived(lane + 32);
+    return vote(low, high);
+  });
 }
 
 }  // namespace eep

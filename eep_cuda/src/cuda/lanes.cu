@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "common/checks.h"
+#include "common/mirrors.h"
 #include "cuda/collective.cuh"
 
 namespace eep {
@@ -51,8 +52,12 @@ int show_lanes(eep_context* context, uint32_t first, uint32_t count) {
 
 // The lane that `rank` has for a group, by its control page.
 uint32_t find_lane(const eep_context& context, uint32_t rank, uint64_t group, uint32_t last_known) {
-  auto* page = reinterpret_cast<eep_control_page*>(context.table.peers[rank].control);
+  const eep_peer& peer = context.table.peers[rank];
+  auto* page = reinterpret_cast<eep_control_page*>(peer.control);
   if (!page) return kUnknownLane;
+  // What a rank on another host says of itself, the proxy repeats behind the mirror.
+  if (peer.transport == EEP_TRANSPORT_REMOTE)
+    page = page_behind(reinterpret_cast<uint8_t*>(peer.region), context.home.at);
   if (last_known < context.home.shape.lanes && load_acquire(page->groups[last_known]) == group) return last_known;
   for (uint32_t lane = 0; lane < context.home.shape.lanes; ++lane)
     if (load_acquire(page->groups[lane]) == group) return lane;
@@ -94,6 +99,16 @@ int await_members(eep_context* context, Lane& lane, bool may_wait) {
     nanosleep(&nap, nullptr);
   }
   return has_changed ? show_lanes(context, static_cast<uint32_t>(&lane - context->lanes), 1) : EEP_OK;
+}
+
+// The flags that ranks on other hosts have left for the group that had this lane before. No member knows the lane yet.
+void clear_landing(const eep_context& context, uint32_t number) {
+  const Home& home = context.home;
+  if (!home.landing) return;
+  const LaneView lane(home.shape, home.at, home.landing, number);
+  for (uint32_t part = 0; part < home.shape.lane_parts; ++part)
+    for (uint32_t slot = 0; slot < home.at.slots; ++slot)
+      std::atomic_ref<uint64_t>(lane.part(part).mailbox(slot)->flag).store(0, std::memory_order_relaxed);
 }
 
 // ---- what a caller gives us ----
@@ -236,7 +251,13 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* number
   Lane* const end = context->lanes + shape.lanes;
   Lane* lane = std::find_if(context->lanes, end, [&](const Lane& open) { return open.group == group->id; });
   const bool is_new = lane == end;
-  if (is_new) lane = std::find_if(context->lanes, end, [](const Lane& open) { return !open.group; });
+  const auto is_free = [](const Lane& open) { return !open.group; };
+  // Of the last rounds of a group that was closed, a proxy may have some to send.
+  if (is_new)
+    lane = std::find_if(context->lanes, end, [&](const Lane& open) {
+      return is_free(open) && !load_acquire(context->control->groups[&open - context->lanes]);
+    });
+  if (lane == end) lane = std::find_if(context->lanes, end, is_free);
   if (lane == end)
     return fail(EEP_ERROR_ARGUMENT, "all %u lanes of this region serve a group; close one, or make more", shape.lanes);
   const Lane before = *lane;
@@ -260,6 +281,7 @@ int eep_lane_open(eep_context* context, const eep_group* group, uint32_t* number
     cudaMemset2DAsync(&context->home.state->parts[index]->epoch, sizeof(PartState), 0, sizeof(uint64_t), kMaxParts,
                       context->side);
     error = check_cuda(cudaStreamSynchronize(context->side), "opening a process group");
+    clear_landing(*context, index);
   }
   // Only now may the others write here. We find ourselves by our own page, as the others do.
   if (!error) std::atomic_ref<uint64_t>(context->control->groups[index]).store(group->id, std::memory_order_release);
@@ -280,7 +302,10 @@ int eep_lane_close(eep_context* context, uint32_t number) {
   using namespace eep;
   if (number >= context->home.shape.lanes || !context->lanes[number].group)
     return fail(EEP_ERROR_ARGUMENT, "lane %u serves no group: it was closed already, or never opened", number);
-  std::atomic_ref<uint64_t>(context->control->groups[number]).store(0, std::memory_order_release);
+  // A proxy sends the last rounds of a group before it tells of its end, and knows by this word that it has ended.
+  const uint64_t word =
+      context->home.landing ? eep_group_closed(context->lanes[number].group, context->table.epoch) : 0;
+  std::atomic_ref<uint64_t>(context->control->groups[number]).store(word, std::memory_order_release);
   context->lanes[number] = {};
   return show_lanes(context, number, 1);
 }

@@ -14,32 +14,9 @@
 #ifndef EEP_CUDA_LANES_CUH_
 #define EEP_CUDA_LANES_CUH_
 
-#include "cuda/device.cuh"
+#include "cuda/lane_landing.cuh"
 
 namespace eep {
-
-constexpr uint32_t kLaneThreads = 512;
-
-__device__ inline PartView part_at(const Home& home, uint8_t* base) { return {home.shape, home.at, base}; }
-
-// Who meets, as a block sees it in shared memory. A *place* counts the members that are in the view, in group order.
-struct Party {
-  uint64_t epoch, round, deadline_ns, group;
-  uint64_t active;    // the members in the view, by rank: what shares are counted by, the same on all of them
-  uint64_t present;   // those whose part is taken: this rank, and members that arrived with the same call
-  uint64_t largest;   // the largest number of bytes that a member named in the last meet()
-  uint32_t count;     // of active
-  uint32_t own;       // our place
-  uint32_t half;      // of our outbox, in this round
-  bool has_left_out;  // a member in the view was not told of every round of this epoch
-  uint32_t rank[EEP_MAX_CUDA_RANKS];      // by place
-  uint32_t position[EEP_MAX_CUDA_RANKS];  // by place: the position in the group, by which a caller gives its blocks
-  uint32_t slot[EEP_MAX_CUDA_RANKS];      // by rank
-  uint32_t half_of[EEP_MAX_CUDA_RANKS];   // by rank: which half of its outbox holds this round
-  uint8_t* part[EEP_MAX_CUDA_RANKS];      // by rank: our part in the lane that it has for this group
-
-  __device__ bool has(uint32_t rank_) const { return present >> rank_ & 1; }
-};
 
 __device__ inline uint64_t reduce_or(uint64_t value) {
   const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(value));
@@ -56,13 +33,19 @@ __device__ inline void complain(const Home& home, eep_status why) {
 // was told of an earlier round that used the same half, and would take those words for this round: sums of a round that
 // went on without it would pass as whole. So the stamps are cleared. Called by the thread that stamps; the fence before
 // our next flags orders this before them, and that member looks at a stamp only after it has seen such a flag.
-__device__ inline void forget_stamps(const PartView& own) {
-  for (uint32_t half = 0; half < 2; ++half) store_pair_relaxed_sys(own.stamp(half), 0, 0);
+template <bool kAcrossHosts>
+__device__ inline void forget_stamps(const Home& home, const Party<kAcrossHosts>& party) {
+  const PartView own = part_at(home, party.part[home.rank]);
+  for (uint32_t half = 0; half < 2; ++half) {
+    store_pair_relaxed_sys(own.stamp(half), 0, 0);
+    if constexpr (kAcrossHosts) stamp_landing(home, party, half, 0, 0);
+  }
 }
 
 // Reads the table and the lane, as every kernel does at its start. Called by all threads. False: there is nothing to
 // take part in, because this rank is not in its own view or the lane was closed under a graph.
-__device__ inline bool join_party(const Home& home, uint32_t number, Party& party) {
+template <bool kAcrossHosts>
+__device__ inline bool join_party(const Home& home, uint32_t number, Party<kAcrossHosts>& party) {
   if (threadIdx.x < 32) {
     const eep_peer_table& table = home.state->table;
     const Lane& lane = home.state->lanes[number];
@@ -70,7 +53,7 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
     const uint64_t dropped = home.state->trouble.dropped;
     bool is_met[2] = {false, false}, is_unmet = false;
     uint32_t rank_at[2] = {0, 0};
-    uint64_t ranks = 0;
+    uint64_t ranks = 0, remote_ranks = 0;
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t position = threadIdx.x + 32 * i;
       if (position >= lane.size) continue;
@@ -87,6 +70,7 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
       } else {
         is_met[i] = true;
         ranks |= rank_bit(rank);
+        if (kAcrossHosts && peer.transport == EEP_TRANSPORT_REMOTE) remote_ranks |= rank_bit(rank);
         party.slot[rank] = peer.slot;
         party.part[rank] = LaneView(home.shape, home.at, reinterpret_cast<uint8_t*>(peer.region), lane.lane_at[rank])
                                .part(blockIdx.x)
@@ -103,6 +87,13 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
       if (rank_at[i] == home.rank) party.own = place;
     }
     const uint64_t active = reduce_or(ranks);
+    if constexpr (kAcrossHosts) {
+      const uint64_t remote = reduce_or(remote_ranks);
+      if (threadIdx.x == 0) {
+        party.remote = remote;
+        party.landing = LaneView(home.shape, home.at, home.landing, number).part(blockIdx.x).base;
+      }
+    }
     const bool leaves_out = __any_sync(~0u, is_unmet);
     __syncwarp();  // one lane reads below what another wrote above
     if (threadIdx.x == 0) {
@@ -119,50 +110,73 @@ __device__ inline bool join_party(const Home& home, uint32_t number, Party& part
       if (!(active >> home.rank & 1))
         complain(home, EEP_STATUS_BAD_TABLE);
       else if (is_new_epoch && part.has_left_out)
-        forget_stamps(part_at(home, party.part[home.rank]));
+        forget_stamps(home, party);
     }
   }
   __syncthreads();
   return party.active >> home.rank & 1;
 }
 
-// What a member says of a round, beside its flag.
-struct Statement {
-  uint64_t call;
-  uint64_t bytes;
-  uint64_t taken;  // whose parts went into what its half holds; shares are counted by party.active
-  bool may_differ_in_bytes;
-};
-
-// Whether that half of `rank` holds our round. Both words of a stamp are one load, so they belong together.
-__device__ inline bool is_held(const Home& home, const Party& party, uint32_t rank, uint32_t half) {
+// Whether that half of `rank` holds our round. Both words of a stamp are one load, so they belong together. In a mirror
+// they are two: a proxy clears the stamp, names the group and then stamps.
+template <bool kAcrossHosts>
+__device__ inline bool is_held(const Home& home, const Party<kAcrossHosts>& party, uint32_t rank, uint32_t half) {
+  const uint64_t* words = part_at(home, party.part[rank]).stamp(half);
   uint64_t stamp, group;
-  load_pair_acquire_sys(part_at(home, party.part[rank]).stamp(half), stamp, group);
+  if (party.is_remote(rank)) {
+    if (load_acquire_sys(words + 1) != party.group) return false;
+    stamp = load_acquire_sys(words);
+    group = load_relaxed_sys(words + 1);
+  } else {
+    load_pair_acquire_sys(words, stamp, group);
+  }
   return stamp == eep_flag_make(party.epoch, party.round, 0) && group == party.group;
 }
 
 // The same, for what happens once in an epoch: not worth registers that the copies need.
-__device__ __noinline__ inline bool is_left_behind(const Home& home, const Party& party, uint32_t rank, uint32_t half) {
+template <bool kAcrossHosts>
+__device__ __noinline__ inline bool is_left_behind(const Home& home, const Party<kAcrossHosts>& party, uint32_t rank,
+                                                   uint32_t half) {
   return is_held(home, party, rank, half);
 }
 
-// The half in which `rank` has its part of our round, or one of these.
+// Where `rank` tells us of a round.
+template <bool kAcrossHosts>
+__device__ inline const eep_lane_mailbox* mailbox_of(const Home& home, const Party<kAcrossHosts>& party,
+                                                     uint32_t rank) {
+  if constexpr (kAcrossHosts)
+    if (party.is_remote(rank)) return part_at(home, party.landing).mailbox(party.slot[rank]);
+  return part_at(home, party.part[home.rank]).mailbox(party.slot[rank]);
+}
+
+// What a member says of our round, and the half in which it has its part of it, or one of these.
 enum : uint32_t { kNotYet = 2, kNever = 3 };
-__device__ inline uint32_t find_half(const Home& home, const Party& party, uint32_t rank) {
-  const eep_lane_mailbox* box = part_at(home, party.part[home.rank]).mailbox(party.slot[rank]);
+struct Heard {
+  uint32_t half;
+  uint64_t call, bytes, members;
+};
+template <bool kAcrossHosts>
+__device__ inline Heard hear(const Home& home, const Party<kAcrossHosts>& party, uint32_t rank) {
+  const eep_lane_mailbox* box = mailbox_of(home, party, rank);
   const uint64_t flag = load_acquire_sys(&box->flag);
   const uint32_t told = flag & 1;
   const bool is_here = eep_flag_is(flag, party.epoch, party.round), is_newer = eep_flag_epoch(flag) > party.epoch;
   // A member that saw our flag of this round may be one ahead already, or in a new epoch.
-  if (!is_here && !is_newer && !eep_flag_is(flag, party.epoch, party.round + 1)) return kNotYet;
-  if (load_relaxed_sys(&box->group) != party.group) return kNotYet;
-  if (is_newer && !is_left_behind(home, party, rank, 1 - told)) return kNever;
-  return is_here ? told : 1 - told;
+  if (!is_here && !is_newer && !eep_flag_is(flag, party.epoch, party.round + 1)) return {kNotYet, 0, 0, 0};
+  const uint32_t half = is_here ? told : 1 - told;
+  // All loads before the first use: one trip to memory instead of one after the other.
+  const uint64_t group = load_relaxed_sys(&box->group);
+  const Heard heard{half, load_relaxed_sys(&box->call[half]), load_relaxed_sys(&box->bytes[half]),
+                    load_relaxed_sys(&box->members[half])};
+  if (group != party.group) return {kNotYet, 0, 0, 0};
+  if (is_newer && !is_left_behind(home, party, rank, 1 - told)) return {kNever, 0, 0, 0};
+  return heard;
 }
 
 // A member made another call than we did, or met other ranks. A loss or a revoke makes members meet other ranks, so
 // where one is known it is the better reason.
-__device__ inline void note_mismatch(const Home& home, const Party& party, bool is_other_call) {
+template <bool kAcrossHosts>
+__device__ inline void note_mismatch(const Home& home, const Party<kAcrossHosts>& party, bool is_other_call) {
   Trouble* trouble = &home.state->trouble;
   if (load_relaxed_sys(&home.page->revoked_epoch) >= party.epoch)
     note(trouble, EEP_STATUS_REVOKED);
@@ -173,15 +187,25 @@ __device__ inline void note_mismatch(const Home& home, const Party& party, bool 
 // Called by all threads when our half is filled: tells the others and waits for theirs. Afterwards `party.present` are
 // those whose half may be read. With `writes_next` the other half of our outbox may be written at once, before
 // end_round().
-__device__ inline void meet(const Home& home, Party& party, const Statement& said, bool writes_next = false) {
+template <bool kAcrossHosts>
+__device__ inline void meet(const Home& home, Party<kAcrossHosts>& party, const Statement& said, const Reads& reads,
+                            bool writes_next = false) {
   const PartView own = part_at(home, party.part[home.rank]);
   __syncthreads();
+  if constexpr (kAcrossHosts) {
+    carry_half(home, party, reads);
+    __syncthreads();
+  }
   if (threadIdx.x < 32) {
     const uint64_t others = party.present & ~rank_bit(home.rank);
     const uint64_t stamp = eep_flag_make(party.epoch, party.round, 0);
-    if (threadIdx.x == 0) store_pair_relaxed_sys(own.stamp(party.half), stamp, party.group);
+    if (threadIdx.x == 0) {
+      store_pair_relaxed_sys(own.stamp(party.half), stamp, party.group);
+      if constexpr (kAcrossHosts) stamp_landing(home, party, party.half, stamp, party.group);
+    }
+    if constexpr (kAcrossHosts) write_letters(home, party, said, reads, others);
     for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
-      if (!(others >> rank & 1)) continue;
+      if (!(others >> rank & 1) || party.is_remote(rank)) continue;
       eep_lane_mailbox* box = part_at(home, party.part[rank]).mailbox(party.slot[home.rank]);
       store_relaxed_sys(&box->group, party.group);
       store_relaxed_sys(&box->call[party.half], said.call);
@@ -190,33 +214,29 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
     }
     __syncwarp();
     fence_sys();  // one fence releases the half, its stamp and what we say of it to all ranks
-    for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
-      if (others >> rank & 1)
-        store_relaxed_sys(&part_at(home, party.part[rank]).mailbox(party.slot[home.rank])->flag, stamp | party.half);
+    for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32) {
+      if (!(others >> rank & 1)) continue;
+      const PartView theirs = part_at(home, party.part[rank]);
+      uint64_t* flag = &theirs.mailbox(party.slot[home.rank])->flag;
+      if (party.is_remote(rank)) flag = &letter_of(theirs, party.half).flag;
+      store_relaxed_sys(flag, stamp | party.half);
+    }
 
     const WaitFor wait{home.page, &home.state->trouble, party.epoch, party.deadline_ns,
                        EEP_STATUS_MISMATCH | EEP_STATUS_REVOKED};
+    bool has_same_call[2] = {false, false}, has_same_ranks[2] = {false, false};
+    uint64_t largest = said.bytes;
     const uint64_t arrived = wait_for(wait, others, [&](uint32_t rank) {
-      const uint32_t half = find_half(home, party, rank);
-      if (half == kNever) note(&home.state->trouble, EEP_STATUS_REVOKED);  // the wait ends at its next glance
-      if (half > 1) return false;
-      party.half_of[rank] = half;
+      const Heard heard = hear(home, party, rank);
+      if (heard.half == kNever) note(&home.state->trouble, EEP_STATUS_REVOKED);  // the wait ends at its next glance
+      if (heard.half > 1) return false;
+      party.half_of[rank] = heard.half;
+      const uint32_t i = rank / 32;
+      has_same_call[i] = heard.call == said.call && (said.may_differ_in_bytes || heard.bytes == said.bytes);
+      has_same_ranks[i] = heard.members == party.active;
+      if (has_same_call[i]) largest = max(largest, heard.bytes);
       return true;
     });
-    bool has_same_call[2], has_same_ranks[2];
-    uint64_t largest = said.bytes;
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t rank = threadIdx.x + 32 * i;
-      has_same_call[i] = has_same_ranks[i] = false;
-      if (!(arrived >> rank & 1)) continue;
-      const eep_lane_mailbox* box = own.mailbox(party.slot[rank]);
-      const uint32_t half = party.half_of[rank];
-      const uint64_t bytes = load_relaxed_sys(&box->bytes[half]);
-      has_same_call[i] =
-          load_relaxed_sys(&box->call[half]) == said.call && (said.may_differ_in_bytes || bytes == said.bytes);
-      has_same_ranks[i] = load_relaxed_sys(&box->members[half]) == party.active;
-      if (has_same_call[i]) largest = max(largest, bytes);
-    }
     for (uint32_t step = 16; step; step /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
     const uint64_t called = arrived & vote(has_same_call[0], has_same_call[1]);
     const uint64_t agreed = called & vote(has_same_ranks[0], has_same_ranks[1]);
@@ -234,17 +254,18 @@ __device__ inline void meet(const Home& home, Party& party, const Statement& sai
   // stamp gone. Done before that half is written again, in the shadow of the pulling where that is later.
   if (threadIdx.x == 0) {
     store_pair_relaxed_sys(own.stamp(1 - party.half), 0, 0);
+    if constexpr (kAcrossHosts) stamp_landing(home, party, 1 - party.half, 0, 0);
     fence_sys();
   }
   if (writes_next) __syncthreads();
 }
 
 // Called by all threads when they have read what they need. A member that dropped us does not wait for that: its stamp
-// tells whether it has written its half again meanwhile.
-__device__ inline void end_round(const Home& home, Party& party) {
+// tells whether it has written its half again meanwhile. No fence lies between, as in a combine: see check_stamps().
+template <bool kAcrossHosts>
+__device__ inline void end_round(const Home& home, Party<kAcrossHosts>& party) {
   __syncthreads();
   if (threadIdx.x < 32) {
-    fence_sys();
     bool torn = false;
     for (uint32_t rank = threadIdx.x; rank < home.shape.max_ranks; rank += 32)
       if (rank != home.rank && party.has(rank)) torn |= !is_held(home, party, rank, party.half_of[rank]);
@@ -258,7 +279,8 @@ __device__ inline void end_round(const Home& home, Party& party) {
 }
 
 // Called by all threads after the last round: the next call goes on from here.
-__device__ inline void leave_party(const Home& home, uint32_t number, const Party& party) {
+template <bool kAcrossHosts>
+__device__ inline void leave_party(const Home& home, uint32_t number, const Party<kAcrossHosts>& party) {
   if (threadIdx.x == 0)
     home.state->parts[number][blockIdx.x] = {party.epoch, party.round - 1, party.half, party.has_left_out};
 }

@@ -12,12 +12,16 @@ struct Members {
   uint64_t deadline_ns;
   uint64_t active;
   uint64_t reachable;  // active, and not given up in this epoch: whom we write to and wait for
+  uint64_t remote;     // active, and on another host; only kernels that ask for it know
   uint32_t slot[EEP_MAX_CUDA_RANKS];
   uint64_t region[EEP_MAX_CUDA_RANKS];
 };
 
 // Nothing: the membership is in memory. Its place among the kernel's parameters is then as good as free.
 struct InMemory {};
+
+// The same, where some ranks may be on other hosts.
+struct AcrossHosts {};
 
 // The membership as a kernel parameter: what a build without elasticity would have. Only the benchmark uses it.
 struct FixedMembers {
@@ -28,14 +32,26 @@ struct FixedMembers {
   uint64_t region[EEP_MAX_CUDA_RANKS];
 };
 
+inline FixedMembers fixed_members(const eep_context& context) {
+  FixedMembers fixed{context.table.epoch, 0, context.table.deadline_ns, {}, {}};
+  for (uint32_t rank = 0; rank < context.table.max_ranks; ++rank) {
+    const eep_peer& peer = context.table.peers[rank];
+    fixed.active |= static_cast<uint64_t>(peer.active) << rank;
+    fixed.slot[rank] = peer.slot;
+    fixed.region[rank] = peer.region;
+  }
+  return fixed;
+}
+
 // The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs
 // less than a launch of its own; one of them leaves the snapshot for the combine. Called by one warp, the first.
+template <bool kAcrossHosts>
 __device__ inline void read_members(const Home& home, uint32_t channel, Members& members) {
   const eep_peer_table& table = home.state->table;
-  const eep_snapshot& last = home.state->channels[channel].snapshot;
+  const ChannelState& last = home.state->channels[channel];
   // All loads before the first use: one trip to memory instead of one after the other.
   const uint64_t epoch = load_now(&table.epoch), deadline_ns = load_now(&table.deadline_ns);
-  const uint64_t last_epoch = load_now(&last.epoch), last_round = load_now(&last.round);
+  const uint64_t last_epoch = load_now(&last.last_epoch), last_round = load_now(&last.last_round);
   const uint64_t dropped = load_now(&home.state->trouble.dropped);
   uint64_t region[2];
   uint4 entry[2];  // active, transport, incarnation, slot
@@ -45,9 +61,10 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
     region[half] = load_now(&peer.region);
     entry[half] = load_shared_row(reinterpret_cast<const uint4*>(&peer.active));
   }
-  bool is_active[2];
+  bool is_active[2], is_remote[2];
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t rank = threadIdx.x + 32 * half, incarnation = entry[half].z, slot = entry[half].w;
+    is_remote[half] = entry[half].y == EEP_TRANSPORT_REMOTE;
     is_active[half] = rank < home.shape.max_ranks && entry[half].x;
     if (!is_active[half]) continue;
     // A table that was scribbled over must cost us a peer, not the process.
@@ -61,6 +78,10 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
     members.region[rank] = region[half];
   }
   const uint64_t active = vote(is_active[0], is_active[1]);
+  if constexpr (kAcrossHosts) {
+    const uint64_t remote = active & vote(is_remote[0], is_remote[1]);
+    if (threadIdx.x == 0) members.remote = remote;
+  }
   if (threadIdx.x == 0) {
     members.epoch = epoch;
     members.round = (last_epoch == epoch ? last_round : 0) + 1;
@@ -71,17 +92,27 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
   __syncwarp();
 }
 
-__device__ inline void read_members(const FixedMembers& fixed, const ChannelState& last, Members& members) {
+__device__ inline void read_members(const FixedMembers& fixed, uint64_t round, Members& members) {
   for (uint32_t rank = threadIdx.x; rank < EEP_MAX_CUDA_RANKS; rank += 32) {
     members.slot[rank] = fixed.slot[rank];
     members.region[rank] = fixed.region[rank];
   }
   if (threadIdx.x == 0) {
     members.epoch = fixed.epoch;
-    members.round = last.snapshot.round + 1;
+    members.round = round;
     members.deadline_ns = fixed.deadline_ns;
     members.active = members.reachable = fixed.active;
   }
+}
+
+// The ranks on other hosts, as the table has them. Called by one full warp.
+__device__ inline uint64_t remote_ranks(const Home& home) {
+  const eep_peer_table& table = home.state->table;
+  const uint32_t lane = threadIdx.x % 32;
+  const auto is_remote = [&](uint32_t rank) {
+    return table.peers[rank].active && table.peers[rank].transport == EEP_TRANSPORT_REMOTE;
+  };
+  return vote(is_remote(lane), is_remote(lane + 32));
 }
 
 // The membership of the dispatch that this combine belongs to. Called by all threads.

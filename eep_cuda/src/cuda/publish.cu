@@ -15,6 +15,7 @@ __device__ void copy_row(uint8_t* to, const uint8_t* from, uint64_t bytes) {
 // rank layout: a warp per inbox row that wanted an expert here.
 __global__ void __launch_bounds__(kThreads)
     publish_by_rank(const __grid_constant__ Home home, const __grid_constant__ eep_combine_send_args args) {
+  let_next_kernel_begin();
   const eep_snapshot& snapshot = home.state->channels[args.channel].snapshot;
   const ChannelView own = own_channel(home, args.channel);
   const uint32_t lane = threadIdx.x % 32;
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     publish_by_expert(const __grid_constant__ Home home, const __grid_constant__ eep_combine_send_args args,
                       const int32_t* packed_source) {
+  let_next_kernel_begin();
   const ChannelView own = own_channel(home, args.channel);
   const uint64_t rows_per_expert = static_cast<uint64_t>(home.shape.max_ranks) * home.shape.max_tokens;
   const uint32_t expert = blockIdx.y;
@@ -56,17 +58,24 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t load_publish() { return load_kernels(publish_by_rank, publish_by_expert); }
 
+bool is_published(const eep_context& context, const eep_combine_send_args& args) {
+  const Home& home = context.home;
+  return home.shape.layout == EEP_LAYOUT_RANK &&
+         args.x == home.region + args.channel * home.at.channel_bytes + home.at.outbox;
+}
+
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream) {
+  if (is_published(*context, args)) return put_outputs(context, args, stream);
   const Home& home = context->home;
   const auto on = static_cast<cudaStream_t>(stream);
   if (home.shape.layout == EEP_LAYOUT_RANK) {
-    if (args.x == home.region + args.channel * home.at.channel_bytes + home.at.outbox) return EEP_OK;
     publish_by_rank<<<context->blocks * 4, kThreads, 0, on>>>(home, args);
   } else {
     const dim3 grid(std::max(1u, context->blocks * 8 / home.shape.local_experts), home.shape.local_experts);
     publish_by_expert<<<grid, kThreads, 0, on>>>(home, args, context->packed_source_of(args.channel));
   }
-  return check_cuda(cudaGetLastError(), "publishing expert outputs");
+  if (const int error = check_cuda(cudaGetLastError(), "publishing expert outputs")) return error;
+  return put_outputs(context, args, stream);
 }
 
 }  // namespace eep

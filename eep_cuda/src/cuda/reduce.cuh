@@ -83,7 +83,8 @@ __device__ S apply(uint32_t reduction, S a, S b) {
 }
 
 // One vector's worth of sums. `kAdds` leaves nothing to decide per element: sums and averages are what servers ask for.
-template <typename T, bool kAdds>
+// `kAverages`: an average may be asked for.
+template <typename T, bool kAdds, bool kAverages>
 struct VectorSum {
   using Sum = typename Element<T>::Sum;
   static constexpr uint32_t kValues = sizeof(uint4) / sizeof(T);
@@ -117,7 +118,7 @@ struct VectorSum {
 #pragma unroll
     for (uint32_t i = 0; i < kValues; ++i) {
       Sum value = sum[i];
-      if constexpr (kAdds && !std::is_same_v<Sum, bool>)
+      if constexpr (kAverages && !std::is_same_v<Sum, bool>)
         if (reduction == EEP_AVG) value = static_cast<Sum>(value / static_cast<Sum>(taken));
       vector.value[i] = Element<T>::store(value);
     }

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <vector>
 
 #include "common/checks.h"
 #include "common/region_views.h"
@@ -22,8 +24,12 @@ struct Trouble {
 
 struct ChannelState {
   eep_snapshot snapshot;  // membership of the round, written once per dispatch and read by its combine
-  uint64_t verdict;       // the flag of the round whose sources are settled in the snapshot
-  uint32_t senders_done;  // blocks of the dispatch that have put all their rows
+  uint64_t last_epoch;    // of the last round that was combined: no dispatch writes what its own blocks count from
+  uint64_t last_round;
+  uint64_t verdict;                           // the flag of the round whose sources are settled in the snapshot
+  uint32_t senders_done;                      // blocks of a dispatch in one piece that have put all their rows
+  uint64_t landed;                            // the ranks on other hosts whose rows of the round are in the landing
+  uint32_t landed_count[EEP_MAX_CUDA_RANKS];  // and how many
 };
 
 // Of a kernel that waits on a GPU which other ranks need meanwhile. A waiting block fills a multiprocessor. Libraries
@@ -70,6 +76,8 @@ struct Home {
   eep_shape shape;
   eep_region_layout at;
   uint32_t rank;
+  uint32_t bench;    // eep_bench: what a benchmark wants otherwise
+  uint8_t* landing;  // memory of the host that stands for the region towards other hosts; null: there are none
 };
 
 // A channel of a region that is mapped here, and of our own.
@@ -78,6 +86,9 @@ __device__ inline ChannelView channel_at(const Home& home, uint64_t region, uint
 }
 __device__ inline ChannelView own_channel(const Home& home, uint32_t channel) {
   return {home.shape, home.at, home.region, channel};
+}
+__device__ inline ChannelView landing_channel(const Home& home, uint32_t channel) {
+  return {home.shape, home.at, home.landing, channel};
 }
 
 // expert layout: the rows that a channel packs for all local experts
@@ -96,10 +107,10 @@ struct eep_context {
   eep_control_page* control = nullptr;
   bool is_registered = false;        // the control page, with the GPU
   uint32_t blocks = 0;               // per kernel: what may spin at once must fit on the GPU at once
-  uint32_t bench = 0;                // eep_bench
   bool shares_gpu = false;           // with ranks that have work for it while we wait
   int32_t* packed_source = nullptr;  // expert layout: the inbox row behind each packed row, for each channel
   eep::Lane* lanes = nullptr;        // the host's copy, in pinned memory
+  std::map<const void*, std::vector<void*>> shown;  // what of a landing or a mirror is registered with the GPU
   cudaStream_t side = nullptr;  // for what must reach the kernels while some of them run, or while a graph is captured
   struct {
     uint32_t phase;
@@ -111,6 +122,7 @@ struct eep_context {
   eep_context(const eep_context&) = delete;
   ~eep_context();  // lets go of whatever was had so far, so that half a buffer leaves nothing behind
 
+  bool is_bench(eep_bench what) const { return (home.bench & what) != 0; }
   // Of a channel: one dispatch is combined while another is in flight.
   int32_t* packed_source_of(uint32_t channel) const { return packed_source + channel * eep::packed_rows(home.shape); }
   eep::Turn turn(uint32_t channel) const {
@@ -125,8 +137,20 @@ namespace eep {
 int pack(eep_context* context, const eep_dispatch_recv_args& args, void* stream);
 // Looks up where the members of all groups have their lanes, and shows it to the kernels. Part of showing a new view.
 int find_lanes(eep_context* context);
-// either layout: nothing to do where the experts wrote the outbox themselves
+// Whether the experts wrote the outbox themselves.
+bool is_published(const eep_context& context, const eep_combine_send_args& args);
+// either layout: nothing to do where they did
 int publish(eep_context* context, const eep_combine_send_args& args, void* stream);
+
+// What passes between the region and the landing; nothing where no rank is on another host.
+// After a dispatch has sent, before it receives: rows of other hosts land.
+int land_rows(eep_context* context, const eep_dispatch_recv_args& args, void* stream);
+// After expert outputs were published, before their flags: what goes to other hosts is put into the landing.
+int put_outputs(eep_context* context, const eep_combine_send_args& args, void* stream);
+// Before a combine receives: flags of other hosts land.
+int land_sums(eep_context* context, uint32_t channel, void* stream);
+// Takes the landing and all mirrors from the kernels.
+void hide_all(eep_context* context);
 
 // Loads kernels into the context now rather than at their first launch: loading waits for the GPU to be idle, and by
 // then a kernel of ours may be waiting for a rank that waits for us.
@@ -144,8 +168,10 @@ cudaError_t load_publish();
 cudaError_t load_barrier();
 cudaError_t load_moves();
 cudaError_t load_reductions();
+cudaError_t load_far_reductions();
 cudaError_t load_weights();
 cudaError_t load_rows();
+cudaError_t load_landing();
 
 }  // namespace eep
 

@@ -184,6 +184,7 @@ bool LaneTraffic::apply(const eep_signal& signal) {
       if (signal.words[1] == EEP_OWNER_LEFT) owes_farewell_ = true;
       store_release(page().revoked_epoch, signal.words[2]);
       store_release(page().state, signal.words[1]);
+      has_page_ = true;
       ring_all(control_);
       return true;
     case kGroup:

@@ -27,6 +27,9 @@ class LaneTraffic {
   // Whether that signal was one of ours. What it says is checked before it is used.
   bool apply(const eep_signal& signal);
 
+  // Whether the peer has told of all groups that it had when the link began: they come before its first page.
+  bool has_introduced_itself() const { return has_page_; }
+
   // Whether kernels have begun to wait for a lane of that peer since this was asked last.
   bool take_knock();
   // Whether kernels have written for that peer, or waited for it.
@@ -37,7 +40,7 @@ class LaneTraffic {
   bool is_farewelled() const { return is_farewelled_; }
 
  private:
-  static constexpr uint32_t kMostParts = 3;  // of a lane on a CPU
+  static constexpr uint32_t kMostParts = 64;  // of a lane on a GPU; a CPU has 3
 
   // What was sent of one of our lanes.
   struct Own {
@@ -78,8 +81,8 @@ class LaneTraffic {
   std::vector<Own> own_;
   std::vector<There> there_;
   uint32_t knocks_ = 0;
-  uint64_t told_state_ = EEP_OWNER_ALONE, told_revoked_ = 0;
-  bool is_used_ = false, owes_farewell_ = false, is_farewelled_ = false;
+  uint64_t told_state_ = ~uint64_t{0}, told_revoked_ = 0;  // no state: the first page is always sent
+  bool has_page_ = false, is_used_ = false, owes_farewell_ = false, is_farewelled_ = false;
 };
 
 }  // namespace eep::hosts

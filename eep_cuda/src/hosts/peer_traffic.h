@@ -20,7 +20,7 @@ class PeerTraffic {
   int connect(const eep_link_offer& offer, const eep_link_secret& secret);
   // Does what can be done without waiting. Whether that was anything.
   bool turn();
-  bool is_up() const { return has_heard_ && has_greeted_; }
+  bool is_up() const { return has_heard_ && has_greeted_ && (!pair_.shape.lanes || lanes_.has_introduced_itself()); }
   // A message is begun, and the network takes no more of it just now.
   bool is_held_up() const { return is_begun_; }
   // Whether nothing that we owe can still be lost by closing the link.

@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,6 +30,11 @@ constexpr std::chrono::microseconds kLookForLeave{200};
 // arrived meanwhile is read then. So it need not wake for each message of a step.
 constexpr std::chrono::milliseconds kSpared{1};
 constexpr int kSparedSleepMs = 2;
+// How a proxy looks after kernels of a GPU, which ring at no page. While a step runs there is something to move every
+// few hundred microseconds, and each nap is time that a rank waits. Between steps it naps longer, and most of the time.
+constexpr std::chrono::microseconds kWatched{200}, kShortNap{50}, kLongNap{1000};
+constexpr std::chrono::milliseconds kStepsRun{200};
+constexpr unsigned long kTimerSlackNs = 1000;  // the kernel would make each nap 50 us longer
 
 std::mutex proxies_mutex;
 std::map<const eep_control_page*, eep_proxy*> proxies;  // by the page at which they wait
@@ -153,6 +159,11 @@ bool eep_proxy::take_leave(uint64_t deadline_ns) {
   }
 }
 
+void eep_proxy::watch() {
+  is_watching_ = true;
+  wake();
+}
+
 PeerTraffic* eep_proxy::find(uint32_t id) {
   const auto found = peers_.find(id);
   if (found != peers_.end()) return found->second.get();
@@ -163,7 +174,9 @@ PeerTraffic* eep_proxy::find(uint32_t id) {
 // ---- the thread ----
 
 void eep_proxy::run() {
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   uint32_t looks = 0;
+  auto moved_at = std::chrono::steady_clock::now();
   while (!is_stopping_) {
     while (visitors_.load()) sched_yield();
     const uint32_t doorbell = std::atomic_ref<uint32_t>(waits_.doorbell).load(std::memory_order_seq_cst);
@@ -174,6 +187,9 @@ void eep_proxy::run() {
     is_called_ = false;
     if (turn()) {
       looks = 0;
+      moved_at = std::chrono::steady_clock::now();
+    } else if (is_watching_) {
+      nap(std::chrono::steady_clock::now() - moved_at);
     } else if (++looks < kLooksBeforeSleep) {
       sched_yield();
     } else {
@@ -199,6 +215,21 @@ void eep_proxy::sleep(uint32_t doorbell) {
   if (std::atomic_ref<uint32_t>(waits_.doorbell).load(std::memory_order_seq_cst) == doorbell)
     poll(waited.data(), waited.size(), is_held_up ? kSleepHeldUpMs : kSleepMs);
   is_asleep_.store(false, std::memory_order_seq_cst);
+  uint64_t rings;
+  if (read(wake_, &rings, sizeof rings) < 0) return;  // it was something else
+}
+
+// Kernels may write at any moment, and nothing tells. `idle`: for how long nothing has moved.
+void eep_proxy::nap(std::chrono::nanoseconds idle) {
+  std::vector<pollfd> waited{{wake_, POLLIN, 0}};
+  bool is_held_up = false;
+  if (idle < kWatched || !may_sleep(waited, is_held_up)) {
+    sched_yield();
+    return;
+  }
+  const std::chrono::nanoseconds longest = idle < kStepsRun ? kShortNap : kLongNap;
+  const timespec most{0, static_cast<long>(longest.count())};
+  ppoll(waited.data(), waited.size(), &most, nullptr);
   uint64_t rings;
   if (read(wake_, &rings, sizeof rings) < 0) return;  // it was something else
 }
@@ -324,5 +355,7 @@ int eep_proxy_is_up(eep_proxy* proxy, uint32_t id, uint32_t* is_up) { return pro
 int eep_proxy_dismiss(eep_proxy* proxy, uint32_t id) { return proxy->dismiss(id); }
 
 int eep_proxy_ended(eep_proxy* proxy, uint32_t id, int* descriptor) { return proxy->ended(id, *descriptor); }
+
+void eep_proxy_watch(eep_proxy* proxy) { proxy->watch(); }
 
 uint32_t eep_proxy_take_leave(eep_proxy* proxy, uint64_t deadline_ns) { return proxy->take_leave(deadline_ns); }

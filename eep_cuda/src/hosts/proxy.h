@@ -27,6 +27,7 @@ struct eep_proxy {
   int dismiss(uint32_t id);
   int ended(uint32_t id, int& descriptor);
   bool take_leave(uint64_t deadline_ns);
+  void watch();
 
   // ---- for Loan: a kernel that waits for links does the work of the thread meanwhile ----
   // The proxy that waits at that page; null if there is none, or if its work is lent already.
@@ -55,6 +56,7 @@ struct eep_proxy {
   bool is_spared() const;
   void sleep_spared(uint32_t doorbell);
   void sleep(uint32_t doorbell);
+  void nap(std::chrono::nanoseconds idle);
   bool may_sleep(std::vector<pollfd>& waited, bool& is_held_up);
   void wake();
   eep::hosts::PeerTraffic* find(uint32_t id);
@@ -70,7 +72,7 @@ struct eep_proxy {
   uint32_t last_id_ = 0;
   std::mutex mutex_;
   std::atomic<uint32_t> visitors_{0};
-  std::atomic<bool> is_stopping_{false}, is_asleep_{false}, is_lent_{false}, is_called_{false};
+  std::atomic<bool> is_stopping_{false}, is_asleep_{false}, is_lent_{false}, is_called_{false}, is_watching_{false};
   std::atomic<int64_t> spared_until_ns_{0};
   int wake_ = -1;  // an eventfd
   std::thread thread_, bell_;

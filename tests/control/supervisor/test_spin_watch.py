@@ -23,6 +23,7 @@ from tests.membership.membership_host import Host
 
 DEADLINE = 0.5
 ALL = (0, 1, 2, 3)
+LONG, UNSEEN = 4, 8
 RunWord = tuple[int, int] | None
 
 
@@ -35,22 +36,35 @@ class WatchedHost:
         self.told.append(event)
 
 
+def word(count: int, *says: int) -> int:
+    """That of a rank that runs."""
+    return 16 * count | 2 | sum(says)
+
+
 def same(now: float) -> RunWord:
-    return (8, 7)
+    return (word(1), 7)
 
 
 def spins(now: float) -> ThreadTimes:
     return ThreadTimes(ran=now, waited=0.0, others_ran=0.01 * now, faults=9)
 
 
+def gets_on(now: float) -> RunWord:
+    return (word(1 + int(now * 1e6)), 7)
+
+
 def watch(
-    seconds: float, word: Callable[[float], RunWord], times: Callable[[float], ThreadTimes | None], late: float = 0.0
+    seconds: float,
+    says: Callable[[float], RunWord],
+    times: Callable[[float], ThreadTimes | None],
+    late: float = 0.0,
+    others: Callable[[float], RunWord] = gets_on,
 ) -> list[tuple[float, Event]]:
-    """When a host is told what, within so long, of rank 2, whose word and times are these; the others get on."""
+    """When a host is told what, within so long, of rank 2, whose word and times are these; the others get on, by default."""
     host, now = WatchedHost(), 0.0
     looks = SpinWatch(
         host,
-        lambda rank: word(now) if rank == 2 else (int(now * 1e6) + 8, 7),
+        lambda rank: says(now) if rank == 2 else others(now),
         lambda rank: 100 + rank,
         lambda pid, thread: times(now) if (pid, thread) == (102, 7) else spins(now),
     )
@@ -69,22 +83,35 @@ def test_a_rank_that_spins_is_told_once_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "times"),
+    ("says", "times"),
     [
-        (lambda now: (int(now * 2) * 8 + 8, 7), spins),
+        (lambda now: (word(1 + int(now * 2)), 7), spins),
         (lambda now: None, spins),
+        (lambda now: (word(1, LONG), 7), spins),
         (same, lambda now: None),
         (same, lambda now: replace(spins(now), ran=0.7 * now)),
         (same, lambda now: replace(spins(now), faults=int(4 * now))),
         (same, lambda now: replace(spins(now), others_ran=0.5 * now)),
         (same, lambda now: replace(spins(now), others_ran=-now)),
     ],
-    ids=["gets on", "may wait", "has a child", "sleeps", "touches memory", "is not alone", "a thread ends"],
+    ids=["gets on", "may wait", "may take long", "has a child", "sleeps", "touches memory", "is not alone", "a thread ends"],
 )
 def test_a_rank_is_not_told_that(
-    word: Callable[[float], RunWord], times: Callable[[float], ThreadTimes | None]
+    says: Callable[[float], RunWord], times: Callable[[float], ThreadTimes | None]
 ) -> None:
-    assert watch(60.0, word, times) == []
+    assert watch(60.0, says, times) == []
+
+
+def test_a_rank_that_may_wait_unseen_is_told_if_all_others_get_on_or_wait() -> None:
+    for others in (gets_on, lambda now: None):
+        ((_, told),) = watch(2.0, lambda now: (word(1, UNSEEN), 7), spins, others=others)
+        assert isinstance(told, Stalled)
+        assert (told.rank, told.kind) == (2, StallKind.SPINS)
+
+
+def test_a_rank_that_may_wait_unseen_is_not_told_while_another_does_not_get_on() -> None:
+    """That one may be what its kernels wait for."""
+    assert watch(60.0, lambda now: (word(1, UNSEEN), 7), spins, others=lambda now: (word(1, LONG), 7)) == []
 
 
 def test_time_for_which_a_rank_waits_for_a_processor_does_not_count() -> None:
@@ -101,7 +128,7 @@ def test_a_supervisor_that_was_stopped_itself_has_not_seen_a_rank_spin_for_so_lo
 def test_ranks_that_are_not_in_a_view_that_runs_are_left_alone() -> None:
     host, now = WatchedHost(), 0.0
     host.state = replace(host.state, revoked=host.state.epoch)
-    looks = SpinWatch(host, lambda rank: (8, 7), lambda rank: 100, lambda pid, thread: spins(now))
+    looks = SpinWatch(host, lambda rank: (word(1), 7), lambda rank: 100, lambda pid, thread: spins(now))
     for number in range(100):
         now = number * PAUSE
         looks.look(now)
@@ -110,8 +137,8 @@ def test_ranks_that_are_not_in_a_view_that_runs_are_left_alone() -> None:
 
 def test_a_rank_that_gets_on_costs_no_question_to_the_kernel() -> None:
     asked: list[int] = []
-    host, words = WatchedHost(), iter(range(8, 10**6, 8))
-    looks = SpinWatch(host, lambda rank: (next(words) | 2, 7), lambda rank: 100, lambda pid, thread: asked.append(pid))
+    host, counts = WatchedHost(), iter(range(10**6))
+    looks = SpinWatch(host, lambda rank: (word(next(counts)), 7), lambda rank: 100, lambda pid, thread: asked.append(pid))
     for number in range(10):
         looks.look(number * PAUSE)
     assert asked == []

@@ -78,9 +78,6 @@ class NoWords:
     def run_word_of(self, rank: int) -> tuple[int, int] | None:
         return None
 
-    def short_run_word_of(self, rank: int) -> tuple[int, int] | None:
-        return None
-
 
 def test_the_status_says_for_how_long_a_rank_that_starts_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     mark: list[int | None] = [7]

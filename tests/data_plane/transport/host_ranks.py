@@ -1,4 +1,5 @@
-"""Ranks on two hosts: half of them in each of two network namespaces, with a rendezvous of its own."""
+"""Ranks on two hosts: half of them on each, with a rendezvous of its own. A host is a network namespace, or just an address
+of the loopback network."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ class HostsConfig(moe.Config):
     """A mixture of experts whose ranks ``r`` run on host ``r * hosts // ranks``."""
 
     namespaces: tuple[str, ...] = ()
+    """None: all hosts are in the namespace of the test."""
     addresses: tuple[str, ...] = ()
     provider: str = "tcp"
     key: bytes = b"k" * 32
 
     def host_of(self, rank: int) -> int:
-        return rank * len(self.namespaces) // self.max_ranks
+        return rank * len(self.addresses) // self.max_ranks
 
 
 class HostRankProgram(RankProgram):
@@ -36,7 +38,8 @@ class HostRankProgram(RankProgram):
     def __init__(self, rank: int, path: str, config: HostsConfig, timeout_ms: float, incarnation: int | None) -> None:
         torch.set_num_threads(1)
         host = config.host_of(rank)
-        network_namespaces.enter(config.namespaces[host])
+        if config.namespaces:
+            network_namespaces.enter(config.namespaces[host])
         base = pathlib.Path(path)
         hosts = RemoteHosts(
             frozenset(other for other in range(config.max_ranks) if config.host_of(other) != host),
@@ -50,6 +53,9 @@ class HostRankProgram(RankProgram):
             rank, str(base / f"host{host}"), timeout_ms=timeout_ms, incarnation=incarnation, hosts=hosts
         )
 
+    def start_alone(self) -> None:
+        self.buffer.start_alone()
+
     def threads(self) -> int:
         """How many this process has."""
         return len(list(pathlib.Path("/proc/self/task").iterdir()))
@@ -61,8 +67,14 @@ class HostRankProgram(RankProgram):
 class HostRanks(Ranks):
     """Views are given, as by a control plane."""
 
-    def __init__(self, path: pathlib.Path, config: HostsConfig, timeout_ms: float = 60_000) -> None:
-        super().__init__(eep.Rendezvous(path), config, timeout_ms, HostRankProgram)
+    def __init__(
+        self,
+        path: pathlib.Path,
+        config: HostsConfig,
+        timeout_ms: float = 60_000,
+        program: type[HostRankProgram] = HostRankProgram,
+    ) -> None:
+        super().__init__(eep.Rendezvous(path), config, timeout_ms, program)
         self.lives = [0] * config.max_ranks
         self.epoch = 0
 

@@ -7,10 +7,10 @@ from eep.abi.link import NativeTransport
 from eep.errors import EepError
 
 
-def why_no_links() -> str | None:
+def why_no_links(backend: str = "cpu") -> str | None:
     """Why there can be no links here, or None."""
     try:
-        NativeTransport(native.load(), "tcp", "127.0.0.1").close()
-    except EepError as error:
+        NativeTransport(native.load(backend), "tcp", "127.0.0.1").close()
+    except (EepError, OSError) as error:
         return str(error)
     return None

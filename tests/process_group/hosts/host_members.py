@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -54,6 +55,8 @@ class HostMember(MemberProgram):
             incarnation=self.incarnation,
             chunk_bytes=self.config.chunk_bytes,
             remote=remote,
+            devices=self.config.devices,
+            device_timeout_ms=self.timeout / timedelta(milliseconds=1),
         )
         dist.init_process_group(
             "eep",
@@ -82,6 +85,8 @@ class StoreMember(MemberProgram):
             chunk_bytes=self.config.chunk_bytes,
             rendezvous=f"{self.path}/host{host}",
             host=eep.pg.Host(f"127.0.0.{host + 1}", key),
+            devices=self.config.devices,
+            device_timeout_ms=self.timeout / timedelta(milliseconds=1),
         )
         dist.init_process_group(
             "eep",

@@ -166,7 +166,7 @@ def test_a_rank_says_that_it_waits_for_its_device_and_then_that_it_runs() -> Non
     assert said == ["gets on", "is done", "runs"]
 
 
-def test_steps_in_which_no_rank_prefills_have_no_reason_to_take_long_on_a_cpu() -> None:
+def test_steps_in_which_no_rank_prefills_have_no_reason_to_take_long() -> None:
     here, said = plane(64), list[bool]()
     here.may_take_long = said.append
     for prefills in (True, False, False, True):

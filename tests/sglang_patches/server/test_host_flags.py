@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from eep.errors import EepError
+from eep.experts.backup import transfer_engine
 from sglang_patches.options import HostOptions, ServerOptions
 from sglang_patches.server import expert_slots, host_flags
 from tests.data_plane.transport.requirements import why_no_links
@@ -81,7 +83,6 @@ def test_a_flag_that_is_missing_is_named(key_file: str, missing: str) -> None:
     ("changes", "said"),
     [
         ({"tp_size": 5}, "cannot be shared evenly"),
-        ({"device": "cuda"}, "reach no further than one host"),
         ({"enable_eplb": True}, "--enable-eplb"),
         ({"eep_backup": "live"}, "--eep-backup"),
         ({"eep_on_lost_coverage": "mask"}, "--eep-on-lost-coverage"),
@@ -94,6 +95,16 @@ def test_a_flag_that_is_missing_is_named(key_file: str, missing: str) -> None:
 )
 def test_what_is_refused(key_file: str, changes: dict[str, Any], said: str) -> None:
     assert said in refusal(key_file, **changes)
+
+
+@needs_links
+def test_ranks_on_a_gpu_need_no_mooncake(key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise EepError("there is no Mooncake")
+
+    monkeypatch.setattr(transfer_engine, "require_mooncake", fail)
+    assert "there is no Mooncake" in refusal(key_file)
+    assert parse(key_file, device="cuda") is not None
 
 
 @needs_links

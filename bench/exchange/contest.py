@@ -1,0 +1,179 @@
+"""Compares what a round of dispatch and combine takes with what it would take otherwise: without what survival costs, with
+kernels that overlap, on a GPU that is shared, with room for more tokens, in the other layout.
+
+Ranks are processes on one GPU, under MPS. All contenders of a shape take turns in the same processes, and each has delivered
+right before it is timed. A ratio is that of the medians of two neighbouring blocks; told are the median of all and the
+quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from bench.common.arguments import add_files, make_parser
+from bench.common.copy_rate import copy_rate
+from bench.common.provenance import provenance
+from bench.common.result_files import write_results
+from bench.exchange.cuda_fleet import CudaFleet, start_cuda_ranks
+from bench.exchange.cuda_rank import Case
+from bench.exchange.cuda_report import floor_us
+
+HIDDEN = 7168
+FIXED = {"fixed": True, "unchecked": True, "unclosed": True}
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "eep": {},
+    "fixed": FIXED,
+    "no table": {"fixed": True},
+    "no check": {"unchecked": True},
+    "no closing": {"unclosed": True},
+    "overlap": {"overlaps": True},
+    "room for 4096": {"capacity": 4096},
+    "shared": {"shares_gpu": True},
+    "by expert": {"layout": "expert"},
+}
+TEXTS = {
+    "eep": "a plain buffer with room for just these tokens",
+    "fixed": "membership in launch parameters, no look for torn outboxes, no closing of sources: no rank may be lost",
+    "no table": "membership in launch parameters",
+    "no check": "no look for torn outboxes",
+    "no closing": "no closing of sources",
+    "overlap": "kernels begin while the one before them ends",
+    "room for 4096": "a buffer for so many tokens",
+    "shared": "kernels that wait leave room for other ranks",
+    "by expert": "rows packed by expert",
+}
+
+
+def main() -> int:
+    options = parse()
+    if not torch.cuda.is_available():
+        print("this machine has no CUDA device")
+        return 1
+    head = provenance()
+    head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
+    head["setting"] = {"hidden": HIDDEN, "blocks": options.blocks, "replays": options.replays}
+    shapes = []
+    with start_cuda_ranks("processes", max(options.ranks)) as fleet:
+        rate = fleet.ask_one(copy_rate)
+        head["copy_gb_per_s"] = rate / 1e3
+        for ranks in options.ranks:
+            for wire in options.wires:
+                for tokens in options.tokens:
+                    shapes.append(measure(fleet, Case(ranks, tokens, HIDDEN, wire), options, rate))
+                    print(line(shapes[-1]), flush=True)
+    told = {**head, "shapes": shapes}
+    if not options.no_files:
+        write_results(options.results / "contest-cuda", told, page(told))
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = make_parser(
+        "bench.exchange.contest",
+        __doc__,
+        "Needs a GPU and an MPS daemon (tests/gpu/with_mps.sh). Files: contest-cuda.json and contest-cuda.md.\n\n"
+        "examples:\n"
+        "  python -m bench.exchange.contest                                       everything, five minutes\n"
+        "  python -m bench.exchange.contest --ranks 8 --tokens 1,8 --only eep,fixed --no-files",
+    )
+    parser.add_argument("--ranks", type=_numbers, default=[8, 4], help="numbers of ranks (default: 8,4)")
+    parser.add_argument(
+        "--tokens", type=_numbers, default=[1, 8, 32, 128, 512, 1024], help="per rank (default: 1,8,32,128,512,1024)"
+    )
+    parser.add_argument("--wires", type=_names, default=["bf16", "fp8"], help="formats of rows (default: bf16,fp8)")
+    parser.add_argument("--only", type=_names, default=list(CONTENDERS), help="these contenders, eep among them")
+    parser.add_argument("--blocks", type=int, default=10, help="turns of each contender (default: 10)")
+    parser.add_argument("--replays", type=int, default=4, help="graphs of 20 rounds in a block (default: 4)")
+    add_files(parser)
+    options = parser.parse_args()
+    if unknown := set(options.only) - set(CONTENDERS):
+        parser.error(f"no contender is called {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")
+    if "eep" not in options.only:
+        parser.error("--only must name eep, with which the others are compared")
+    if options.blocks < 2 or options.replays < 1 or min(options.tokens) < 1 or min(options.ranks) < 2:
+        parser.error("--blocks must be at least 2, --replays and --tokens 1, --ranks 2")
+    return options
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def measure(fleet: CudaFleet, case: Case, options: argparse.Namespace, rate: float) -> dict[str, Any]:
+    """One shape, all contenders."""
+    cases = [replace(case, **CONTENDERS[name]) for name in options.only]
+    times = fleet.contest(cases, options.blocks, options.replays)
+    blocks = {
+        name: [statistics.median(seen[at : at + options.replays]) for at in range(0, len(seen), options.replays)]
+        for name, seen in zip(options.only, times, strict=True)
+    }
+    return {
+        "ranks": case.ranks,
+        "tokens": case.tokens,
+        "wire": case.wire,
+        "floor_us": round(floor_us(case, rate), 2),
+        "contenders": {
+            name: {"round_us": spread(blocks[name]), "over_eep": spread(ratios(blocks[name], blocks["eep"]))}
+            for name in options.only
+        },
+    }
+
+
+def ratios(blocks: list[float], of: list[float]) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(blocks, of, strict=True)]
+
+
+def spread(values: list[float]) -> list[float]:
+    """The median and the quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [round(value, 4) for value in (middle, low, high)]
+
+
+def line(shape: dict[str, Any]) -> str:
+    told = ", ".join(f"{name} {found['round_us'][0]:.1f}" for name, found in shape["contenders"].items())
+    return f"{shape['ranks']} ranks, {shape['tokens']:>4} tokens, {shape['wire']:<4}: {told}; floor {shape['floor_us']:.1f}"
+
+
+def page(told: dict[str, Any]) -> str:
+    machine, names = told["machine"], list(told["shapes"][0]["contenders"])
+    others = [name for name in names if name != "eep"]
+    lines = [
+        "# A round of dispatch and combine, and what it would take otherwise",
+        "",
+        f"`{told['command']}`, commit {told['commit']}, {told['date']}.",
+        f"{machine['gpu']}, shared by the ranks under MPS; torch {machine['torch']}; a copy moves "
+        f"{told['copy_gb_per_s']:.0f} GB/s.",
+        f"Hidden {told['setting']['hidden']}, top-8 of 256 experts; {told['setting']['blocks']} blocks of "
+        f"{told['setting']['replays']} graphs of 20 rounds each, in turns; the slowest rank counts.",
+        "",
+        *(f"- {name}: {TEXTS[name]}" for name in names),
+        "",
+        "Microseconds a round, median (quartiles); of the others, how many times as long as `eep`.",
+        "",
+        f"| ranks, wire | tokens | byte floor | eep | {' | '.join(others)} |",
+        f"|---|---:|---:|---:|{'---:|' * len(others)}",
+    ]
+    for shape in told["shapes"]:
+        found = shape["contenders"]
+        middle, low, high = found["eep"]["round_us"]
+        cells = [f"{middle:.1f} ({low:.1f} to {high:.1f})"]
+        for name in others:
+            middle, low, high = found[name]["over_eep"]
+            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+        head = f"| {shape['ranks']}, {shape['wire']} | {shape['tokens']} | {shape['floor_us']:.1f} | "
+        lines.append(head + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
