@@ -1,5 +1,5 @@
 """Compares what a round of dispatch and combine takes with what it would take otherwise: without what survival costs, with
-kernels that overlap, on a GPU that is shared, with room for more tokens, in the other layout.
+kernels that do not overlap, on a GPU that is shared, with room for more tokens, in the other layout.
 
 Ranks are processes on one GPU, under MPS. All contenders of a shape take turns in the same processes, and each has delivered
 right before it is timed. A ratio is that of the medians of two neighbouring blocks; told are the median of all and the
@@ -32,7 +32,8 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "no table": {"fixed": True},
     "no check": {"unchecked": True},
     "no closing": {"unclosed": True},
-    "overlap": {"overlaps": True},
+    "apart": {"overlaps": False},
+    "wide": {"wide": True},
     "room for 4096": {"capacity": 4096},
     "shared": {"shares_gpu": True},
     "by expert": {"layout": "expert"},
@@ -43,7 +44,8 @@ TEXTS = {
     "no table": "membership in launch parameters",
     "no check": "no look for torn outboxes",
     "no closing": "no closing of sources",
-    "overlap": "kernels begin while the one before them ends",
+    "apart": "each kernel begins when the one before it is over",
+    "wide": "blocks of many threads for few tokens, too",
     "room for 4096": "a buffer for so many tokens",
     "shared": "kernels that wait leave room for other ranks",
     "by expert": "rows packed by expert",

@@ -42,8 +42,10 @@ class Case:
     """Nobody looks whether an outbox changed while it was read."""
     unclosed: bool = False
     """A dispatch does not say that the outbox is of another round."""
-    overlaps: bool = False
+    overlaps: bool = True
     """Whether kernels begin while the one before them ends."""
+    wide: bool = False
+    """Whether blocks have many threads for few tokens, too."""
     capacity: int = 0
     """For how many tokens the buffer has room; 0: for those of the case."""
     shares_gpu: bool = False
@@ -73,6 +75,7 @@ class CudaExchangeRank:
             max_ranks=case.ranks,
             max_tokens=case.capacity or case.tokens,
             shares_gpu=case.shares_gpu,
+            overlaps=case.overlaps,
             hidden=case.hidden,
             topk=case.topk,
             local_experts=case.experts // case.ranks,
@@ -94,7 +97,7 @@ class CudaExchangeRank:
         self.buffer.connect_ranks(range(self.case.ranks))
         stamped = self.case.stamped and self.buffer.rank == 0
         asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
-        asked |= native.BENCH_OVERLAP * self.case.overlaps
+        asked |= native.BENCH_WIDE * self.case.wide
         asked |= native.BENCH_UNCHECKED * self.case.unchecked | native.BENCH_UNCLOSED * self.case.unclosed
         self.buffer.context.tune(0, asked)
 

@@ -18,10 +18,10 @@ from eep.abi.functions import PROTOTYPES, NativeLibrary
 from eep.abi.library_file import why_not_loaded
 from eep.abi.structures import (
     BENCH_FIXED_MEMBERSHIP,
-    BENCH_OVERLAP,
     BENCH_STAMPS,
     BENCH_UNCHECKED,
     BENCH_UNCLOSED,
+    BENCH_WIDE,
     LAYOUTS,
     MAX_TOKENS,
     MAX_TOPK,
@@ -42,10 +42,10 @@ from eep.errors import EepError, EpochRevoked
 __all__ = [
     "ABI_VERSION",
     "BENCH_FIXED_MEMBERSHIP",
-    "BENCH_OVERLAP",
     "BENCH_STAMPS",
     "BENCH_UNCHECKED",
     "BENCH_UNCLOSED",
+    "BENCH_WIDE",
     "LAYOUTS",
     "MAX_TOKENS",
     "MAX_TOPK",

@@ -46,6 +46,7 @@ class Buffer(Endpoint):
         timeout_ms: float = 1000,
         sms: int | None = None,
         shares_gpu: bool = False,
+        overlaps: bool = True,
         claims: bool = True,
         hosts: RemoteHosts | None = None,
     ) -> None:
@@ -61,6 +62,10 @@ class Buffer(Endpoint):
         other ranks run on this GPU and have work for it between dispatch and combine. A waiting kernel then takes hardly
         any multiprocessor. Otherwise matrix products that start in clusters might find no room, and every rank would wait
         until the deadline.
+
+        With ``overlaps``, which is not for ranks that share a GPU, a kernel that is launched behind one of ours takes its
+        place while ours runs, if it was launched for that (programmatic dependent launch). As such kernels have to, it
+        must wait until ours is over before it reads what ours wrote.
         """
         shape = BufferShape(
             max_ranks=max_ranks,
@@ -92,6 +97,8 @@ class Buffer(Endpoint):
         self.shares_gpu = shares_gpu
         if shares_gpu:
             self.context.share_gpu()
+        if not overlaps:
+            self.context.keep_apart()
         self._tensors = [
             ChannelTensors(self.shape, self.layout_of_region, self.region, channel, self.device)
             for channel in range(channels)

@@ -14,6 +14,8 @@ _LEAST_BETWEEN_STEPS_MS = 10_000.0
 _PREFILL_FACTOR = 30
 _STEPS = 2
 """A step may have to run again when the next has begun already."""
+_FEW_TOKENS = 64
+"""A rank computes so many soon, be they of a prompt: a step that decodes has as many."""
 
 
 def between_steps_ms(timeout_ms: float) -> float:
@@ -22,7 +24,7 @@ def between_steps_ms(timeout_ms: float) -> float:
 
 
 class StepPatience:
-    """The patience of a rank on a CPU, which follows the steps.
+    """The patience of a rank, which follows the steps. On a GPU no layer takes long, so there it is for the host only.
 
     It ends at half the time after which a rank counts as stalled: a rank that waits makes no progress.
     """
@@ -35,18 +37,21 @@ class StepPatience:
         self._prefill_ms = max(timeout_ms, longest)
         # Peers of a rank that has just joined may run a step again of which it was not told.
         self._prefills = deque([True], maxlen=_STEPS)
+        self._long = deque([True], maxlen=_STEPS)
 
-    def begin(self, prefills: bool) -> None:
-        """A step begins. ``prefills``: at least one rank prefills in it."""
+    def begin(self, prefills: bool, tokens: int) -> None:
+        """A step begins. ``prefills``: at least one rank prefills in it; ``tokens``: the most that a rank has in it."""
         self._prefills.append(prefills)
+        self._long.append(prefills and tokens > _FEW_TOKENS)
 
     @property
-    def for_prefill(self) -> bool:
-        return any(self._prefills)
+    def for_long_work(self) -> bool:
+        """Whether a rank may honestly compute for long before it hears from its peers again."""
+        return any(self._long)
 
     @property
     def within_step_ms(self) -> float:
-        return self._prefill_ms if self.for_prefill else self._timeout_ms
+        return self._prefill_ms if any(self._prefills) else self._timeout_ms
 
     @property
     def between_steps_ms(self) -> float:

@@ -153,6 +153,7 @@ class RankDataPlane:
                 incarnation=None if awaited else int(os.environ[INCARNATION]),
                 timeout_ms=self.patience.within_step_ms if self.device == "cpu" else facts.options.timeout_ms,
                 shares_gpu=facts.options.shares_gpu,
+                overlaps=False,  # SGLang has had kernels that did not wait for the one before them: see cuda/routers.py
                 claims=not awaited,
                 hosts=host_access.remote_hosts(facts.options, f"tokens-{number}"),
             )
@@ -202,10 +203,11 @@ class RankDataPlane:
             )
         return Passage(DECODE_STEP)
 
-    def allow_for(self, prefills: bool) -> None:
-        """Wait for peers for as long as the step that begins may take. ``prefills``: at least one rank does so in it."""
-        self.patience.begin(prefills)
-        self.may_take_long(self.patience.for_prefill)
+    def allow_for(self, prefills: bool, sizes: Iterable[int]) -> None:
+        """Wait for peers for as long as the step that begins may take. ``prefills``: at least one rank does so in it;
+        ``sizes``: how many tokens each rank has."""
+        self.patience.begin(prefills, max(sizes))
+        self.may_take_long(self.patience.for_long_work)
         if self.device == "cpu":
             for buffer in self.buffers:
                 if buffer.timeout_ms != self.patience.within_step_ms:

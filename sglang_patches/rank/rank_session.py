@@ -40,6 +40,7 @@ from eep.recovery.step_overhead import StepOverhead
 from eep.recovery.words import BytesExchange, WordExchange
 from eep.view import View
 from sglang_patches import expert_backup, garbage_collector
+from sglang_patches.cuda import kernel_compiler
 from sglang_patches.rank import host_access, next_life, own_device, process_groups
 from sglang_patches.rank.expert_weights import ExpertWeights
 from sglang_patches.rank.kv import cache_room
@@ -95,6 +96,7 @@ class RankSession:
             self._plane.may_take_long = self.joined.member.may_take_long
             if self._facts.device != "cpu":
                 self.joined.member.may_wait_unseen()
+                kernel_compiler.tell(self.joined.member.advance)
             self.overhead = self._measured(self.joined)
             if (asked := self._facts.options.balance) is not None:
                 policy = BalancePolicy(asked.every, asked.least, asked.layers)

@@ -53,7 +53,7 @@ def _all_gather(original: Callable[..., None], info: Any, device: Any, group: An
             group.set_timeout(timedelta(milliseconds=plane.patience.between_steps_ms))
         end_if_removed(plane.rank, lambda: _collect(gather, plane.patience.between_steps_ms / 1000))
         next_life.look_whether_free()
-        plane.allow_for(prefills=info.is_extend_in_batch)
+        plane.allow_for(prefills=info.is_extend_in_batch, sizes=info.global_num_tokens)
         plane.run()
     plane.use_for(all_decode=info.can_run_decode_cuda_graph, sizes=info.global_num_tokens)
 

@@ -30,7 +30,8 @@ def add_stall_flags(add: Callable[..., object]) -> None:
         metavar="S",
         default=None,
         help="How long a rank that runs may sleep, though it waits for no peer, no device and no other program, or compute "
-        "by itself where no rank prefills, before the supervisor relaunches it; 0: for ever (default: 0.5).",
+        "by itself where no rank prefills more than 64 tokens, before the supervisor relaunches it; 0: for ever "
+        "(default: 0.5).",
     )
 
 

@@ -111,9 +111,9 @@ ENUMERATIONS = {
     "eep_bench": {
         "BENCH_FIXED_MEMBERSHIP": native.BENCH_FIXED_MEMBERSHIP,
         "BENCH_STAMPS": native.BENCH_STAMPS,
-        "BENCH_OVERLAP": native.BENCH_OVERLAP,
         "BENCH_UNCHECKED": native.BENCH_UNCHECKED,
         "BENCH_UNCLOSED": native.BENCH_UNCLOSED,
+        "BENCH_WIDE": native.BENCH_WIDE,
     },
     "eep_fault_action": {"FAULT_OFF": 0} | {f"FAULT_{name.upper()}": value for name, value in ACTIONS.items()},
     "eep_error": numbers(structures.ErrorCode),

@@ -12,8 +12,9 @@
 namespace {
 
 constexpr uint32_t kThreads = 1024, kReaders = 16, kFillers = 16;
+constexpr uint64_t kLongestNs = 20'000'000'000;  // a reader ends by itself, whatever becomes of the writer
 
-__global__ void set_stamp(uint64_t* stamp, uint64_t round) { eep::store_relaxed_sys(stamp, round); }
+__global__ void set_word(uint64_t* word, uint64_t value) { eep::store_relaxed_sys(word, value); }
 
 __global__ void fill(uint4* rows, uint32_t vectors, uint32_t round) {
   for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < vectors; i += gridDim.x * kThreads)
@@ -28,12 +29,18 @@ struct Seen {
 
 template <bool kStampFirst>
 __global__ void __launch_bounds__(kThreads)
-    read(const uint64_t* stamp, const uint4* rows, uint32_t vectors, uint4* sums, const uint32_t* stop, Seen* seen) {
+    read(const uint64_t* stamp, const uint4* rows, uint32_t vectors, uint4* sums, const uint64_t* stop, Seen* seen) {
   __shared__ uint32_t newest, oldest;
+  __shared__ bool is_over;
   const uint32_t each = vectors / gridDim.x, begin = blockIdx.x * each;
-  while (!*static_cast<const volatile uint32_t*>(stop)) {
-    if (threadIdx.x == 0) newest = 0, oldest = ~0u;
+  const uint64_t began_ns = eep::now_ns();
+  while (true) {
+    if (threadIdx.x == 0) {
+      newest = 0, oldest = ~0u;
+      is_over = eep::load_relaxed_sys(stop) || eep::now_ns() - began_ns > kLongestNs;
+    }
     __syncthreads();
+    if (is_over) return;
     uint64_t now = 0;
     if (kStampFirst && threadIdx.x == 0) now = eep::load_relaxed_sys(stamp);
     __syncthreads();
@@ -60,37 +67,36 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kStampFirst>
 Seen run(uint32_t vectors, uint32_t rounds) {
-  uint64_t* stamp;
+  uint64_t *stamp, *stop;
   uint4 *rows, *sums;
-  uint32_t* stop;
-  Seen* seen;
+  Seen *seen, found;
   cudaMalloc(&stamp, sizeof *stamp);
+  cudaMalloc(&stop, sizeof *stop);
   cudaMalloc(&rows, vectors * sizeof *rows);
   cudaMalloc(&sums, vectors * sizeof *sums);
-  cudaMallocManaged(&seen, sizeof *seen);
-  cudaMallocHost(&stop, sizeof *stop);
-  cudaMemset(stamp, 0, sizeof *stamp);
-  cudaMemset(rows, 0, vectors * sizeof *rows);
-  *stop = 0;
-  *seen = {};
+  cudaMalloc(&seen, sizeof *seen);
+  cudaMemset(stop, 0, sizeof *stop);
+  cudaMemset(seen, 0, sizeof *seen);
   cudaStream_t writer, reader;
   cudaStreamCreateWithFlags(&writer, cudaStreamNonBlocking);
   cudaStreamCreateWithFlags(&reader, cudaStreamNonBlocking);
+  // The first launch of a kernel loads it, which would wait for the kernel that reads, which waits for the writer.
+  set_word<<<1, 1, 0, writer>>>(stamp, 0);
+  fill<<<kFillers, kThreads, 0, writer>>>(rows, vectors, 0);
   cudaDeviceSynchronize();
   read<kStampFirst><<<kReaders, kThreads, 0, reader>>>(stamp, rows, vectors, sums, stop, seen);
   for (uint32_t round = 1; round <= rounds; ++round) {
-    set_stamp<<<1, 1, 0, writer>>>(stamp, round);
+    set_word<<<1, 1, 0, writer>>>(stamp, round);
     fill<<<kFillers, kThreads, 0, writer>>>(rows, vectors, round);
   }
-  cudaStreamSynchronize(writer);
-  *static_cast<volatile uint32_t*>(stop) = 1;
-  const cudaError_t error = cudaDeviceSynchronize();
+  set_word<<<1, 1, 0, writer>>>(stop, 1);
+  cudaDeviceSynchronize();
+  const cudaError_t error = cudaMemcpy(&found, seen, sizeof found, cudaMemcpyDeviceToHost);
   if (error != cudaSuccess) {
     std::fprintf(stderr, "CUDA says %s\n", cudaGetErrorString(error));
     std::exit(2);
   }
-  const Seen found = *seen;
-  cudaFree(stamp), cudaFree(rows), cudaFree(sums), cudaFree(seen), cudaFreeHost(stop);
+  cudaFree(stamp), cudaFree(stop), cudaFree(rows), cudaFree(sums), cudaFree(seen);
   cudaStreamDestroy(writer), cudaStreamDestroy(reader);
   return found;
 }

@@ -51,13 +51,17 @@ EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench);
 // thread blocks wait, in kernels of their own; otherwise all blocks of a kernel do, which saves two launches a layer.
 // To be said before a graph is captured. A CPU answers EEP_OK.
 EEP_API int eep_share_gpu(eep_context* context);
+// CUDA: a kernel that follows one of ours begins when ours is over. Otherwise one that was launched for it
+// (programmatic dependent launch) takes its place before, and has to wait by itself until ours is over, as all kernels
+// that are launched so have to. To be said before a graph is captured. A CPU answers EEP_OK.
+EEP_API int eep_keep_apart(eep_context* context);
 
 typedef enum {
   EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory
   EEP_BENCH_STAMPS = 2,            // dispatch notes when each block passes its stations
-  EEP_BENCH_OVERLAP = 4,           // kernels begin while the one before them ends, whatever that is
-  EEP_BENCH_UNCHECKED = 8,         // combine does not look whether an outbox changed while it was read
-  EEP_BENCH_UNCLOSED = 16,         // dispatch leaves the stamp of the outbox as it is
+  EEP_BENCH_UNCHECKED = 4,         // combine does not look whether an outbox changed while it was read
+  EEP_BENCH_UNCLOSED = 8,          // dispatch leaves the stamp of the outbox as it is
+  EEP_BENCH_WIDE = 16,             // blocks have many threads for few tokens, too
 } eep_bench;
 
 #define EEP_STATIONS 7         // start, members read, rows issued, rows counted, flags sent, flags seen, end

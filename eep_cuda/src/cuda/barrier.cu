@@ -19,7 +19,7 @@ __device__ inline eep_barrier_word read_word(const eep_mailbox* mailbox, bool is
 
 __global__ void barrier_kernel(const __grid_constant__ Home home, uint64_t deadline_ns) {
   __shared__ Members members;
-  read_members<true>(home, 0, members);
+  read_members<true>(home, 0, read_table(home), members);
   DeviceState& state = *home.state;
   const uint64_t epoch = members.epoch;
   const bool is_first = state.barrier_epoch != epoch;

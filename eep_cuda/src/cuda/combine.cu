@@ -12,7 +12,9 @@
 namespace eep {
 namespace {
 
-constexpr uint32_t kThreads = 1024, kWarps = kThreads / 32;
+constexpr uint32_t kMostNarrowTokens = 16;  // beyond, a block with few threads has too little on its way
+// Two narrow blocks have room on a multiprocessor, so that the next kernel is there before this one is over.
+constexpr uint32_t kNarrow = 512, kWide = 1024;
 constexpr uint32_t kTokensAtOnce = 64;  // whose sources a block keeps in shared memory
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 
@@ -138,7 +140,7 @@ struct Sum {
 };
 
 // A thread adds up 16 bytes of a token, the loads of up to eight parts in flight at once: rarely are there more.
-template <bool kBf16>
+template <bool kBf16, uint32_t kWarps>
 __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, const Parts* parts, uint32_t first_token,
                           uint32_t stride, uint32_t tokens) {
   constexpr uint32_t kAtOnce = 8;
@@ -184,14 +186,16 @@ __device__ void check_stamps(const Home& home, uint32_t channel, const Members& 
   }
 }
 
-template <uint32_t kPhases, typename Membership>
-__global__ void __launch_bounds__(kThreads, 1)
+template <uint32_t kPhases, typename Membership, uint32_t kThreads>
+__global__ void __launch_bounds__(kThreads, kWide / kThreads)
     combine_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args,
                    const __grid_constant__ Membership membership) {
   __shared__ Members members;
   __shared__ Parts parts[kTokensAtOnce];
   __shared__ uint64_t usable;
+  constexpr uint32_t kWarps = kThreads / 32;
   await_kernel_before();
+  if (home.overlaps) let_next_kernel_begin();
   const bool answers = kPhases & kSend && blockIdx.x == 0 && threadIdx.x < 32;
   const Answer answer = answers ? prepare_answer(home, args.channel) : Answer{};
   if constexpr (std::is_same_v<Membership, FixedMembers>) {
@@ -215,13 +219,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       waited = true;
       __syncthreads();
-      if (home.bench & EEP_BENCH_OVERLAP) let_next_kernel_begin();
       const uint32_t first = blockIdx.x + done * gridDim.x;
       // What a rank that did not answer left in its outbox is added all the same: the status says not to use the sum.
       if (home.shape.combine_type == EEP_TYPE_BF16)
-        add_parts<true>(home, args, parts, first, gridDim.x, batch);
+        add_parts<true, kWarps>(home, args, parts, first, gridDim.x, batch);
       else
-        add_parts<false>(home, args, parts, first, gridDim.x, batch);
+        add_parts<false, kWarps>(home, args, parts, first, gridDim.x, batch);
       __syncthreads();
     }
     if (owned && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED))
@@ -255,15 +258,23 @@ int launch_wait(eep_context* context, const eep_combine_recv_args& args, cudaStr
                     "waiting for a combine");
 }
 
+template <uint32_t kPhases, uint32_t kThreads>
+cudaError_t launch_kernel(eep_context* context, const eep_combine_recv_args& args, cudaStream_t stream, bool early) {
+  const uint32_t blocks = kPhases & kReceive ? context->blocks : 1;
+  if (context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP))
+    return launch(combine_kernel<kPhases, FixedMembers, kThreads>, blocks, kThreads, stream, early, context->home, args,
+                  fixed_members(*context));
+  return launch(combine_kernel<kPhases, InMemory, kThreads>, blocks, kThreads, stream, early, context->home, args,
+                InMemory{});
+}
+
 template <uint32_t kPhases>
 int launch_combine(eep_context* context, const eep_combine_recv_args& args, cudaStream_t stream, bool early) {
-  const uint32_t blocks = kPhases & kReceive ? context->blocks : 1;
-  const cudaError_t error =
-      context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP)
-          ? launch(combine_kernel<kPhases, FixedMembers>, blocks, kThreads, stream, early, context->home, args,
-                   fixed_members(*context))
-          : launch(combine_kernel<kPhases, InMemory>, blocks, kThreads, stream, early, context->home, args, InMemory{});
-  return check_cuda(error, "combine");
+  constexpr bool kReceives = (kPhases & kReceive) != 0;
+  const bool narrow = !kReceives || (args.tokens <= kMostNarrowTokens && !context->is_bench(EEP_BENCH_WIDE));
+  const auto kernel = narrow ? launch_kernel<kPhases, kNarrow> : launch_kernel < kPhases,
+             kReceives ? kWide : kNarrow > ;
+  return check_cuda(kernel(context, args, stream, early || context->home.overlaps), "combine");
 }
 
 int begin_send(eep_context* context, const eep_combine_send_args& args) {
@@ -287,9 +298,16 @@ int begin_receive(eep_context* context, const eep_combine_recv_args& args) {
 
 }  // namespace
 
+template <uint32_t kThreads>
+cudaError_t load_receivers() {
+  return load_kernels(combine_kernel<kReceive, InMemory, kThreads>,
+                      combine_kernel<kSend | kReceive, InMemory, kThreads>);
+}
+
 cudaError_t load_combine() {
-  return load_kernels(combine_kernel<kSend, InMemory>, combine_kernel<kReceive, InMemory>,
-                      combine_kernel<kSend | kReceive, InMemory>, wait_kernel<false>, wait_kernel<true>);
+  for (const auto load : {load_receivers<kNarrow>, load_receivers<kWide>})
+    if (const cudaError_t error = load()) return error;
+  return load_kernels(combine_kernel<kSend, InMemory, kNarrow>, wait_kernel<false>, wait_kernel<true>);
 }
 
 }  // namespace eep
@@ -318,7 +336,7 @@ int eep_combine(eep_context* context, const eep_combine_send_args* send, const e
   if (const int error = eep::begin_send(context, *send)) return error;
   if (const int error = eep::publish(context, *send, stream)) return error;
   if (const int error = eep::begin_receive(context, *receive)) return error;
-  const bool early = context->is_bench(EEP_BENCH_OVERLAP) || !eep::is_published(*context, *send);
+  const bool early = !eep::is_published(*context, *send);
   if (context->home.landing) {
     if (const int error = eep::launch_combine<eep::kSend>(context, *receive, on, early)) return error;
     if (const int error = eep::land_sums(context, receive->channel, stream)) return error;

@@ -17,6 +17,9 @@ namespace eep {
 namespace {
 
 constexpr uint32_t kMostDirectTokens = 32;  // beyond, all blocks together are faster than each by itself
+constexpr uint32_t kMostNarrowTokens = 16;  // beyond, a block with few threads has too little on its way
+// Two narrow blocks have room on a multiprocessor, so that the next kernel is there before this one is over.
+constexpr uint32_t kNarrow = 512, kWide = 1024;
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 
 // ---- flags and the verdict ----
@@ -45,8 +48,9 @@ __device__ void send_flags(const Home& home, const eep_dispatch_send_args& args,
 }
 
 // Of a piece, by one thread of the block that has put it.
+template <uint32_t kThreads>
 __device__ void send_flag(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                          const Share<true>& share) {
+                          const Share<true, kThreads>& share) {
   if (share.piece() >= share.pieces || !(members.reachable >> share.rank() & 1)) return;
   const uint64_t envelope = eep_envelope(args.wire_type, args.topk, home.shape.hidden);
   const ChannelView inbox = channel_at(home, members.region[share.rank()], args.channel);
@@ -148,8 +152,8 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
 
 // `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers. Where two kernels make one dispatch,
 // both are told of both halves.
-template <uint32_t kPhases, typename Membership, bool kEncodes, bool kDirect, bool kStamped>
-__global__ void __launch_bounds__(kDispatchThreads, 1)
+template <uint32_t kPhases, typename Membership, bool kEncodes, bool kDirect, uint32_t kThreads, bool kStamped>
+__global__ void __launch_bounds__(kThreads, kWide / kThreads)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
                     const __grid_constant__ eep_dispatch_recv_args receive,
                     const __grid_constant__ Membership membership) {
@@ -159,19 +163,23 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   constexpr bool kAcrossHosts = std::is_same_v<Membership, AcrossHosts>;
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
+  constexpr bool kReadsTable = (kPhases & kSend) != 0 && !std::is_same_v<Membership, FixedMembers>;
+  Entries entries;
+  if (kReadsTable && threadIdx.x < 32) entries = read_table(home);
+  for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
   await_kernel_before();
+  if (home.overlaps) let_next_kernel_begin();
   const Stopwatch<kStamped> stopwatch(home);
-  for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kDispatchThreads) slot_counts[slot] = 0;
   if constexpr (kPhases & kSend) {
     // One warp reads the table before it loads rows, so that this does not queue behind the rows of all the others.
     if (threadIdx.x < 32) {
-      if constexpr (std::is_same_v<Membership, FixedMembers>)
-        read_members(membership, channel.last_round + 1, members);
+      if constexpr (kReadsTable)
+        read_members<kAcrossHosts>(home, number, entries, members);
       else
-        read_members<kAcrossHosts>(home, number, members);
+        read_members(membership, channel.last_round + 1, members);
     }
-    const Share<kDirect> share(home, send);
-    const Choice first = load_routing(home, send, share, first_choice<kDirect>());
+    const Share<kDirect, kThreads> share(home, send);
+    const Choice first = load_routing(home, send, share, first_choice<kDirect, kThreads>());
     const auto prepare = [&] {
       __syncthreads();
       stopwatch.stamp(kMembersRead);
@@ -217,39 +225,44 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   }
   // Of two kernels for one dispatch the first clears: it has more blocks.
   if (home.shape.layout == EEP_LAYOUT_RANK && receive.count && !(kPhases == kReceive && send.x))
-    clear_routing(home, receive);
+    clear_routing<kThreads>(home, receive);
   if constexpr (kPhases & kReceive) {
     const bool settles = is_last && threadIdx.x < 32;
     if (settles) settle_sources(home, receive, members, slot_counts);
     if (home.shape.layout == EEP_LAYOUT_RANK) {  // packing has kernels of its own
       if (!is_last && threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
       __syncthreads();
-      if (home.bench & EEP_BENCH_OVERLAP) let_next_kernel_begin();
       stopwatch.stamp(kFlagsSeen);
-      take_routing(home, receive, members, slot_counts);
+      take_routing<kThreads>(home, receive, members, slot_counts);
     }
     if (settles) close_sources(home, receive, members);
   }
   stopwatch.stamp(kEnded);
 }
 
-template <uint32_t kPhases, bool kEncodes, bool kDirect>
+template <uint32_t kPhases, bool kEncodes, bool kDirect, uint32_t kThreads>
 cudaError_t launch_kernel(eep_context* context, const eep_dispatch_send_args& send,
                           const eep_dispatch_recv_args& receive, cudaStream_t stream, bool early) {
   const bool only_waits = kPhases == kReceive && context->shares_gpu;
   const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
   if constexpr (kPhases == kSend && !kDirect)
     if (context->home.landing)
-      return launch(dispatch_kernel<kSend, AcrossHosts, kEncodes, false, false>, blocks, kDispatchThreads, stream,
-                    early, context->home, send, receive, AcrossHosts{});
+      return launch(dispatch_kernel<kSend, AcrossHosts, kEncodes, false, kWide, false>, blocks, kWide, stream, early,
+                    context->home, send, receive, AcrossHosts{});
   if (context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP))
-    return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, false>, blocks, kDispatchThreads, stream,
+    return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, kThreads, false>, blocks, kThreads, stream,
                   early, context->home, send, receive, fixed_members(*context));
   if (context->is_bench(EEP_BENCH_STAMPS))
-    return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, true>, blocks, kDispatchThreads, stream, early,
-                  context->home, send, receive, InMemory{});
-  return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, false>, blocks, kDispatchThreads, stream, early,
+    return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, kThreads, true>, blocks, kThreads, stream,
+                  early, context->home, send, receive, InMemory{});
+  return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, kThreads, false>, blocks, kThreads, stream, early,
                 context->home, send, receive, InMemory{});
+}
+
+template <uint32_t kPhases, bool kDirect, uint32_t kThreads>
+auto choose_kernel(bool encodes) {
+  return encodes    ? launch_kernel < kPhases, (kPhases & kSend) != 0, kDirect,
+         kThreads > : launch_kernel<kPhases, false, kDirect, kThreads>;
 }
 
 // `early`: what is before it on the stream is the other half of this dispatch.
@@ -261,10 +274,12 @@ int launch_dispatch(eep_context* context, const eep_dispatch_send_args& send, co
   const bool encodes = kSends && eep_is_fp8(send.wire_type);
   const bool direct =
       kSends && !context->home.landing && send.tokens <= kMostDirectTokens && pieces_of(context->home, context->blocks);
-  const auto kernel = encodes  ? direct ? launch_kernel<kPhases, kSends, kSends> : launch_kernel<kPhases, kSends, false>
-                       : direct ? launch_kernel<kPhases, false, kSends>
-                               : launch_kernel<kPhases, false, false>;
-  const cudaError_t error = kernel(context, send, receive, on, early || context->is_bench(EEP_BENCH_OVERLAP));
+  const bool narrow = direct && send.tokens <= kMostNarrowTokens && !context->is_bench(EEP_BENCH_WIDE);
+  constexpr uint32_t kLeast = kSends ? kNarrow : kWide;
+  const auto kernel = narrow   ? choose_kernel<kPhases, kSends, kLeast>(encodes)
+                      : direct ? choose_kernel<kPhases, kSends, kWide>(encodes)
+                               : choose_kernel<kPhases, false, kWide>(encodes);
+  const cudaError_t error = kernel(context, send, receive, on, early || context->home.overlaps);
   if (const int failed = check_cuda(error, "dispatch")) return failed;
   if (kPhases & kReceive && context->home.shape.layout == EEP_LAYOUT_EXPERT) return pack(context, receive, stream);
   return EEP_OK;
@@ -291,19 +306,20 @@ int begin_receive(eep_context* context, const eep_dispatch_recv_args& args) {
 
 }  // namespace
 
-template <uint32_t kPhases, bool kDirect>
+template <uint32_t kPhases, bool kDirect, uint32_t kThreads>
 cudaError_t load_senders() {
-  return load_kernels(dispatch_kernel<kPhases, InMemory, false, kDirect, false>,
-                      dispatch_kernel<kPhases, InMemory, true, kDirect, false>);
+  return load_kernels(dispatch_kernel<kPhases, InMemory, false, kDirect, kThreads, false>,
+                      dispatch_kernel<kPhases, InMemory, true, kDirect, kThreads, false>);
 }
 
 cudaError_t load_dispatch() {
-  for (const auto load : {load_senders<kSend, false>, load_senders<kSend, true>, load_senders<kSend | kReceive, false>,
-                          load_senders<kSend | kReceive, true>})
+  for (const auto load : {load_senders<kSend, false, kWide>, load_senders<kSend, true, kWide>,
+                          load_senders<kSend, true, kNarrow>, load_senders<kSend | kReceive, false, kWide>,
+                          load_senders<kSend | kReceive, true, kWide>, load_senders<kSend | kReceive, true, kNarrow>})
     if (const cudaError_t error = load()) return error;
-  return load_kernels(dispatch_kernel<kSend, AcrossHosts, false, false, false>,
-                      dispatch_kernel<kSend, AcrossHosts, true, false, false>,
-                      dispatch_kernel<kReceive, InMemory, false, false, false>);
+  return load_kernels(dispatch_kernel<kSend, AcrossHosts, false, false, kWide, false>,
+                      dispatch_kernel<kSend, AcrossHosts, true, false, kWide, false>,
+                      dispatch_kernel<kReceive, InMemory, false, false, kWide, false>);
 }
 
 }  // namespace eep

@@ -1,4 +1,4 @@
-// Launches of kernels, which may begin while the one before them ends.
+// Launches of kernels, which may get their place on the GPU while the one before them ends.
 #ifndef EEP_CUDA_LAUNCH_H_
 #define EEP_CUDA_LAUNCH_H_
 
@@ -8,9 +8,9 @@
 
 namespace eep {
 
-// `early`: the kernel before it on the stream is one of ours. Then the launch itself takes no time of its own: the
-// kernel gets its place as soon as all blocks of the other have come to let_next_kernel_begin(), and waits there by
-// await_kernel_before(). A kernel of others may rely on the order of whole kernels, so it is never let in early.
+// `early`: programmatic dependent launch. The launch itself then takes no time of its own: the kernel gets its place as
+// soon as all blocks of the kernel before it have ended, or said that it may, and waits there by await_kernel_before().
+// It reads and writes nothing that others do before that wait is over, so that no kernel before it need know.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 blocks, uint32_t threads, cudaStream_t stream, bool early,
                    const Arguments&... arguments) {

@@ -43,39 +43,49 @@ inline FixedMembers fixed_members(const eep_context& context) {
   return fixed;
 }
 
-// The prologue of a dispatch: reads the peer table and counts the round. Every block does it for itself, which costs
-// less than a launch of its own; one of them leaves the snapshot for the combine. Called by one warp, the first.
-template <bool kAcrossHosts>
-__device__ inline void read_members(const Home& home, uint32_t channel, Members& members) {
-  const eep_peer_table& table = home.state->table;
-  const ChannelState& last = home.state->channels[channel];
-  // All loads before the first use: one trip to memory instead of one after the other.
-  const uint64_t epoch = load_now(&table.epoch), deadline_ns = load_now(&table.deadline_ns);
-  const uint64_t last_epoch = load_now(&last.last_epoch), last_round = load_now(&last.last_round);
-  const uint64_t dropped = load_now(&home.state->trouble.dropped);
+// What the peer table says of the ranks that a lane speaks for. Loads only: they are on their way together.
+struct Entries {
+  uint64_t epoch, deadline_ns;
   uint64_t region[2];
   uint4 entry[2];  // active, transport, incarnation, slot
+};
+
+// The host writes the table only when no kernel of ours runs, so it may be read before the kernel before this one is
+// over.
+__device__ inline Entries read_table(const Home& home) {
+  const eep_peer_table& table = home.state->table;
   static_assert(offsetof(eep_peer, active) == 16 && offsetof(eep_peer, slot) == 28 && sizeof(eep_peer) % 16 == 0);
+  Entries said{load_now(&table.epoch), load_now(&table.deadline_ns), {}, {}};
   for (uint32_t half = 0; half < 2; ++half) {
-    const eep_peer& peer = table.peers[threadIdx.x + 32 * half];
-    region[half] = load_now(&peer.region);
-    entry[half] = load_shared_row(reinterpret_cast<const uint4*>(&peer.active));
+    const eep_peer& peer = table.peers[threadIdx.x % 32 + 32 * half];
+    said.region[half] = load_now(&peer.region);
+    said.entry[half] = load_shared_row(reinterpret_cast<const uint4*>(&peer.active));
   }
+  return said;
+}
+
+// The prologue of a dispatch: checks what the table says, and counts the round. Every block does it for itself, which
+// costs less than a launch of its own; one of them leaves the snapshot for the combine. Called by one warp, the first.
+template <bool kAcrossHosts>
+__device__ inline void read_members(const Home& home, uint32_t channel, const Entries& said, Members& members) {
+  const ChannelState& last = home.state->channels[channel];
+  const uint64_t last_epoch = load_now(&last.last_epoch), last_round = load_now(&last.last_round);
+  const uint64_t dropped = load_now(&home.state->trouble.dropped);
   bool is_active[2], is_remote[2];
   for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t rank = threadIdx.x + 32 * half, incarnation = entry[half].z, slot = entry[half].w;
-    is_remote[half] = entry[half].y == EEP_TRANSPORT_REMOTE;
-    is_active[half] = rank < home.shape.max_ranks && entry[half].x;
+    const uint32_t rank = threadIdx.x + 32 * half, incarnation = said.entry[half].z, slot = said.entry[half].w;
+    is_remote[half] = said.entry[half].y == EEP_TRANSPORT_REMOTE;
+    is_active[half] = rank < home.shape.max_ranks && said.entry[half].x;
     if (!is_active[half]) continue;
     // A table that was scribbled over must cost us a peer, not the process.
-    if (!region[half] || slot != eep_slot_of(rank, incarnation, home.shape.max_ranks)) {
+    if (!said.region[half] || slot != eep_slot_of(rank, incarnation, home.shape.max_ranks)) {
       note(&home.state->trouble, EEP_STATUS_BAD_TABLE);
       show_trouble(&home.state->trouble, home.page);
       is_active[half] = false;
       continue;
     }
     members.slot[rank] = slot;
-    members.region[rank] = region[half];
+    members.region[rank] = said.region[half];
   }
   const uint64_t active = vote(is_active[0], is_active[1]);
   if constexpr (kAcrossHosts) {
@@ -83,9 +93,9 @@ __device__ inline void read_members(const Home& home, uint32_t channel, Members&
     if (threadIdx.x == 0) members.remote = remote;
   }
   if (threadIdx.x == 0) {
-    members.epoch = epoch;
-    members.round = (last_epoch == epoch ? last_round : 0) + 1;
-    members.deadline_ns = deadline_ns;
+    members.epoch = said.epoch;
+    members.round = (last_epoch == said.epoch ? last_round : 0) + 1;
+    members.deadline_ns = said.deadline_ns;
     members.active = active;
     members.reachable = active & ~dropped;
   }

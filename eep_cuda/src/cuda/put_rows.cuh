@@ -15,8 +15,8 @@ __device__ inline int64_t load_choice(const eep_dispatch_send_args& args, uint32
 
 // The ranks into whose inboxes a token goes, as one full warp. Of those on other hosts one stands for all: a row has
 // the same number everywhere, so one copy in the landing serves all links.
-template <bool kAcrossHosts, bool kDirect>
-__device__ inline uint64_t targets_of(const Home& home, const Members& members, const Share<kDirect>& share,
+template <bool kAcrossHosts, bool kDirect, uint32_t kThreads>
+__device__ inline uint64_t targets_of(const Home& home, const Members& members, const Share<kDirect, kThreads>& share,
                                       int64_t choice) {
   const uint64_t hosts = hosts_of(home, choice) & members.reachable & share.ranks();
   if constexpr (!kAcrossHosts) return hosts;
@@ -35,9 +35,9 @@ __device__ inline ChannelView inbox_for(const Home& home, const Members& members
 // Moves rows of 16-byte vectors as they are. Each warp takes `V` vectors a lane of one token, all loads in flight at
 // once. `prepare` runs once, by all threads, while the first of them are on their way: before it, only one warp knows
 // anything of the members.
-template <uint32_t V, bool kExact, bool kAcrossHosts, bool kDirect, typename Prepare>
+template <uint32_t V, bool kExact, bool kAcrossHosts, bool kDirect, uint32_t kThreads, typename Prepare>
 __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                         const Share<kDirect>& share, Prepare prepare) {
+                         const Share<kDirect, kThreads>& share, Prepare prepare) {
   const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden * eep_element_bytes(args.x_type) / sizeof(uint4);
   const uint32_t chunks = (vectors + 32 * V - 1) / (32 * V), items = share.tokens * chunks;
   const uint64_t row_bytes = static_cast<uint64_t>(vectors) * sizeof(uint4);
@@ -73,9 +73,9 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
 // encodes all of them in place, and then sends the same registers to one rank after the other. With `kAhead` the next
 // item of the warp is on its way meanwhile. A usual number of tokens gives a warp one or two items; without that, all
 // warps would first load, then encode, then store.
-template <bool kF32, uint32_t V, bool kAhead, bool kAcrossHosts, bool kDirect, typename Prepare>
+template <bool kF32, uint32_t V, bool kAhead, bool kAcrossHosts, bool kDirect, uint32_t kThreads, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                                   const Share<kDirect>& share, Prepare prepare) {
+                                   const Share<kDirect, kThreads>& share, Prepare prepare) {
   constexpr uint32_t kValues = kEncodedAtOnce, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
   constexpr uint32_t kGroups = 32 / kLanesPerGroup;  // that a warp encodes at once
   const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;

@@ -6,8 +6,6 @@
 
 namespace eep {
 
-constexpr uint32_t kDispatchThreads = 1024;
-
 // How many blocks send to each rank directly; 0 if they are too few, or the ranks too many.
 __host__ __device__ inline uint32_t pieces_of(const Home& home, uint32_t blocks) {
   if (home.shape.max_ranks > 32 / EEP_MAX_PIECES) return 0;
@@ -17,12 +15,12 @@ __host__ __device__ inline uint32_t pieces_of(const Home& home, uint32_t blocks)
 
 // ---- at the source ----
 
-// Which tokens a block sends, and to which ranks.
+// Which tokens a block sends, and to which ranks. `kThreads` is how many threads a block has.
 //
 // In one piece, every block sends some parts of all tokens to all ranks. Neighbouring parts go to different blocks, so
 // that few tokens still use all of them. Directly, a block sends every so many tokens, to one rank, and nothing else:
 // so it can tell that rank by itself when they are there.
-template <bool kDirect>
+template <bool kDirect, uint32_t kThreads>
 struct Share {
   uint32_t ranks_in_all, pieces, tokens;  // of this block
 
@@ -39,7 +37,7 @@ struct Share {
   __device__ uint32_t first_item() const {
     return kDirect ? threadIdx.x / 32 : threadIdx.x / 32 * gridDim.x + blockIdx.x;
   }
-  __device__ uint32_t stride() const { return (kDirect ? 1 : gridDim.x) * (kDispatchThreads / 32); }
+  __device__ uint32_t stride() const { return (kDirect ? 1 : gridDim.x) * (kThreads / 32); }
 };
 
 // One of the choices that a thread tells the others, loaded ahead of its use.
@@ -48,29 +46,30 @@ struct Choice {
   float weight;
 };
 
-template <bool kDirect>
-__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args, const Share<kDirect>& share,
-                                      uint32_t i) {
+template <bool kDirect, uint32_t kThreads>
+__device__ inline Choice load_routing(const Home& home, const eep_dispatch_send_args& args,
+                                      const Share<kDirect, kThreads>& share, uint32_t i) {
   const uint32_t per_rank = share.tokens * args.topk;
   if (i >= (kDirect ? 1 : home.shape.max_ranks) * per_rank) return {-1, 0.0f};
   const uint32_t choice = i % per_rank, place = share.token(choice / args.topk) * args.topk + choice % args.topk;
   return {args.topk_idx[place], args.topk_weights ? args.topk_weights[place] : 1.0f};
 }
 
-template <bool kDirect>
+template <bool kDirect, uint32_t kThreads>
 __device__ inline uint32_t first_choice() {
-  return (kDirect ? 0 : blockIdx.x * kDispatchThreads) + threadIdx.x;
+  return (kDirect ? 0 : blockIdx.x * kThreads) + threadIdx.x;
 }
 
 // Tells every reachable rank of the share which of its experts each token wants. `next` is this thread's first choice.
-template <bool kDirect>
+template <bool kDirect, uint32_t kThreads>
 __device__ inline void put_routing(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                                   const Share<kDirect>& share, Choice next) {
+                                   const Share<kDirect, kThreads>& share, Choice next) {
   const uint32_t per_rank = share.tokens * args.topk, experts = home.shape.local_experts;
-  const uint32_t stride = (kDirect ? 1 : gridDim.x) * kDispatchThreads;
+  const uint32_t stride = (kDirect ? 1 : gridDim.x) * kThreads;
   const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * experts;
   bool misrouted = false;
-  for (uint32_t i = first_choice<kDirect>(); i < (kDirect ? 1 : home.shape.max_ranks) * per_rank; i += stride) {
+  for (uint32_t i = first_choice<kDirect, kThreads>(); i < (kDirect ? 1 : home.shape.max_ranks) * per_rank;
+       i += stride) {
     const uint32_t rank = kDirect ? share.rank() : i / per_rank, choice = i % per_rank;
     const auto [expert, weight] = next;
     next = load_routing(home, args, share, i + stride);
@@ -93,12 +92,11 @@ __device__ inline void put_routing(const Home& home, const eep_dispatch_send_arg
 // ---- at the destination ----
 // The caller's metadata has a place for every token that any slot has room for, and a place without a token says -1. A
 // block owns every so many chunks of it. It clears them while the flags are still on their way, so that room costs
-// nothing; when the flags are here, it looks only at the chunks that have tokens.
+// nothing; when the flags are here, it looks only at the chunks that have tokens. A chunk has a place for each thread.
 
-constexpr uint32_t kChunk = kDispatchThreads;  // places
-
+template <uint32_t kChunk>
 __device__ inline void clear_routing(const Home& home, const eep_dispatch_recv_args& args) {
-  constexpr uint32_t kVectors = kChunk / 4, kAtOnce = kDispatchThreads / kVectors;
+  constexpr uint32_t kVectors = kChunk / 4, kAtOnce = 4;
   const uint32_t places = home.at.slots * home.shape.max_tokens * args.topk;
   const bool is_aligned = reinterpret_cast<uintptr_t>(args.topk_idx) % sizeof(int4) == 0;
   for (uint32_t chunk = blockIdx.x + threadIdx.x / kVectors * gridDim.x; chunk * kChunk < places;
@@ -113,6 +111,7 @@ __device__ inline void clear_routing(const Home& home, const eep_dispatch_recv_a
 }
 
 // Copies the metadata of the sources that arrived, checked. By blocks that have cleared theirs.
+template <uint32_t kChunk>
 __device__ inline void take_routing(const Home& home, const eep_dispatch_recv_args& args, const Members& members,
                                     const uint32_t* slot_counts) {
   const ChannelView inbox = own_channel(home, args.channel);

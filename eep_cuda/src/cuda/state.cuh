@@ -76,8 +76,9 @@ struct Home {
   eep_shape shape;
   eep_region_layout at;
   uint32_t rank;
-  uint32_t bench;    // eep_bench: what a benchmark wants otherwise
-  uint8_t* landing;  // memory of the host that stands for the region towards other hosts; null: there are none
+  uint32_t bench;     // eep_bench: what a benchmark wants otherwise
+  uint32_t overlaps;  // whether the next kernel may take its place while one of ours runs
+  uint8_t* landing;   // memory of the host that stands for the region towards other hosts; null: there are none
 };
 
 // A channel of a region that is mapped here, and of our own.

@@ -10,8 +10,8 @@ from sglang_patches.rank.patience import StepPatience, between_steps_ms
 def decoding(timeout_ms: float = 1000.0, stall_timeout_s: float = 60.0) -> StepPatience:
     """After steps in which no rank prefills."""
     patience = StepPatience(timeout_ms, stall_timeout_s)
-    patience.begin(prefills=False)
-    patience.begin(prefills=False)
+    patience.begin(prefills=False, tokens=8)
+    patience.begin(prefills=False, tokens=8)
     return patience
 
 
@@ -31,7 +31,7 @@ def test_where_no_rank_prefills_a_rank_waits_for_as_long_as_it_was_told() -> Non
 )
 def test_where_a_rank_prefills_all_wait_longer(timeout_ms: float, stall_timeout_s: float, milliseconds: float) -> None:
     patience = decoding(timeout_ms, stall_timeout_s)
-    patience.begin(prefills=True)
+    patience.begin(prefills=True, tokens=8)
     assert patience.within_step_ms == patience.between_steps_ms == milliseconds
 
 
@@ -39,10 +39,21 @@ def test_a_rank_allows_for_the_step_before_which_may_run_again() -> None:
     patience = decoding()
     waits = []
     for prefills in (True, False, False):
-        patience.begin(prefills)
+        patience.begin(prefills, tokens=8)
         waits.append(patience.within_step_ms)
     assert waits == [30_000.0, 30_000.0, 1000.0]
 
 
 def test_a_rank_that_has_just_joined_allows_for_a_step_of_which_it_was_not_told() -> None:
     assert StepPatience(1000.0, 60.0).within_step_ms == 30_000.0
+
+
+def test_a_rank_has_no_reason_to_compute_for_long_where_prompts_are_short() -> None:
+    patience = decoding()
+    assert not patience.for_long_work
+    for tokens, is_long in ((64, False), (65, True), (1, True), (1, False)):
+        patience.begin(prefills=True, tokens=tokens)
+        assert patience.for_long_work == is_long, "nor in the step after one"
+    patience.begin(prefills=False, tokens=1000)
+    assert not patience.for_long_work, "a step that only decodes has no long layer"
+    assert StepPatience(1000.0, 60.0).for_long_work, "what a rank that has just joined was not told of"

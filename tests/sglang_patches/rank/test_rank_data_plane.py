@@ -109,7 +109,7 @@ def test_on_a_cpu_a_rank_waits_longer_in_a_step_that_prefills(device: str, milli
     here.device = device
     buffers: Any = [SimpleNamespace(timeout_ms=1000.0)]
     here.buffers = buffers
-    here.allow_for(prefills=True)
+    here.allow_for(prefills=True, sizes=[8, 0])
     assert buffers[0].timeout_ms == milliseconds
 
 
@@ -166,9 +166,9 @@ def test_a_rank_says_that_it_waits_for_its_device_and_then_that_it_runs() -> Non
     assert said == ["gets on", "is done", "runs"]
 
 
-def test_steps_in_which_no_rank_prefills_have_no_reason_to_take_long() -> None:
+def test_steps_in_which_no_rank_prefills_much_have_no_reason_to_take_long() -> None:
     here, said = plane(64), list[bool]()
     here.may_take_long = said.append
-    for prefills in (True, False, False, True):
-        here.allow_for(prefills=prefills)
-    assert said == [True, True, False, True], "the results of a step are handed out in the next"
+    for prefills, tokens in ((True, 500), (False, 1), (False, 1), (True, 20), (True, 500)):
+        here.allow_for(prefills=prefills, sizes=[1, tokens, 0])
+    assert said == [True, True, False, False, True], "the results of a step are handed out in the next"
