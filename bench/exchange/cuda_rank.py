@@ -42,7 +42,7 @@ class Case:
     """Nobody looks whether an outbox changed while it was read."""
     unclosed: bool = False
     """A dispatch does not say that the outbox is of another round."""
-    overlaps: bool = True
+    overlaps: bool = False
     """Whether kernels begin while the one before them ends."""
     wide: bool = False
     """Whether blocks have many threads for few tokens, too."""

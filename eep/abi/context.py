@@ -142,9 +142,9 @@ class NativeContext:
         """Other ranks run on this GPU: only a few thread blocks wait from now on."""
         self._check(self._library.eep_share_gpu(self._handle))
 
-    def keep_apart(self) -> None:
-        """From now on no kernel takes its place while one of ours runs."""
-        self._check(self._library.eep_keep_apart(self._handle))
+    def overlap(self) -> None:
+        """From now on the next kernel may take its place while one of ours ends."""
+        self._check(self._library.eep_overlap(self._handle))
 
     def span_hosts(self, landing: int, remote: int) -> None:
         """Ranks of the bit mask ``remote`` may be on other hosts. ``landing`` is the address of host memory that stands for

@@ -46,7 +46,7 @@ class Buffer(Endpoint):
         timeout_ms: float = 1000,
         sms: int | None = None,
         shares_gpu: bool = False,
-        overlaps: bool = True,
+        overlaps: bool = False,
         claims: bool = True,
         hosts: RemoteHosts | None = None,
     ) -> None:
@@ -63,9 +63,9 @@ class Buffer(Endpoint):
         any multiprocessor. Otherwise matrix products that start in clusters might find no room, and every rank would wait
         until the deadline.
 
-        With ``overlaps``, which is not for ranks that share a GPU, a kernel that is launched behind one of ours takes its
-        place while ours runs, if it was launched for that (programmatic dependent launch). As such kernels have to, it
-        must wait until ours is over before it reads what ours wrote.
+        With ``overlaps`` our kernels take their place while the kernel before them ends, and let the one behind them do
+        the same if it was launched for that (programmatic dependent launch). As such kernels have to, it must wait until
+        ours is over before it reads what ours wrote. Not all do.
         """
         shape = BufferShape(
             max_ranks=max_ranks,
@@ -97,8 +97,8 @@ class Buffer(Endpoint):
         self.shares_gpu = shares_gpu
         if shares_gpu:
             self.context.share_gpu()
-        if not overlaps:
-            self.context.keep_apart()
+        if overlaps:
+            self.context.overlap()
         self._tensors = [
             ChannelTensors(self.shape, self.layout_of_region, self.region, channel, self.device)
             for channel in range(channels)

@@ -153,7 +153,6 @@ class RankDataPlane:
                 incarnation=None if awaited else int(os.environ[INCARNATION]),
                 timeout_ms=self.patience.within_step_ms if self.device == "cpu" else facts.options.timeout_ms,
                 shares_gpu=facts.options.shares_gpu,
-                overlaps=False,  # SGLang has had kernels that did not wait for the one before them: see cuda/routers.py
                 claims=not awaited,
                 hosts=host_access.remote_hosts(facts.options, f"tokens-{number}"),
             )

@@ -22,11 +22,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.parametrize("vectors", [16 * 64, 16 * 1024, 16 * 16 * 1024], ids=["16 KiB", "256 KiB", "4 MiB"])
+@pytest.mark.parametrize("vectors", [1 << 18, 1 << 20, 1 << 22], ids=["4 MiB", "16 MiB", "64 MiB"])
 def test_a_stamp_behind_rows_is_never_older_than_they_are(program: Path, vectors: int) -> None:
-    done = subprocess.run(
-        [str(program), str(vectors), "20000"], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = subprocess.run([str(program), str(vectors), "5000"], capture_output=True, text=True, check=True, timeout=120)
     behind, before = ([int(count) for count in line.split()] for line in done.stdout.splitlines())
     reads, mixed, newer = behind
     assert newer == 0, f"{newer} of {reads} reads found a row that was newer than the stamp"

@@ -51,10 +51,11 @@ EEP_API int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench);
 // thread blocks wait, in kernels of their own; otherwise all blocks of a kernel do, which saves two launches a layer.
 // To be said before a graph is captured. A CPU answers EEP_OK.
 EEP_API int eep_share_gpu(eep_context* context);
-// CUDA: a kernel that follows one of ours begins when ours is over. Otherwise one that was launched for it
-// (programmatic dependent launch) takes its place before, and has to wait by itself until ours is over, as all kernels
-// that are launched so have to. To be said before a graph is captured. A CPU answers EEP_OK.
-EEP_API int eep_keep_apart(eep_context* context);
+// CUDA: the kernel behind one of ours, if it was launched for that (programmatic dependent launch), takes its place as
+// soon as ours waits for no peer any more, and ours take theirs so, too. A kernel that is launched so has to wait until
+// the one before it is over, before it reads what that one wrote. To be said before a graph is captured. A CPU answers
+// EEP_OK.
+EEP_API int eep_overlap(eep_context* context);
 
 typedef enum {
   EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory

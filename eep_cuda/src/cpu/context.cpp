@@ -80,7 +80,7 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
 int eep_publish_deadline(eep_context*) { return EEP_OK; }
 int eep_tune(eep_context*, uint32_t, uint32_t) { return EEP_OK; }
 int eep_share_gpu(eep_context*) { return EEP_OK; }
-int eep_keep_apart(eep_context*) { return EEP_OK; }
+int eep_overlap(eep_context*) { return EEP_OK; }
 int eep_show_mirror(eep_context*, void*, uint32_t) { return EEP_OK; }
 int eep_hide_mirror(eep_context*, void*) { return EEP_OK; }
 

@@ -195,7 +195,6 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
   __shared__ uint64_t usable;
   constexpr uint32_t kWarps = kThreads / 32;
   await_kernel_before();
-  if (home.overlaps) let_next_kernel_begin();
   const bool answers = kPhases & kSend && blockIdx.x == 0 && threadIdx.x < 32;
   const Answer answer = answers ? prepare_answer(home, args.channel) : Answer{};
   if constexpr (std::is_same_v<Membership, FixedMembers>) {
@@ -219,6 +218,7 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
       }
       waited = true;
       __syncthreads();
+      if (home.overlaps) let_next_kernel_begin();
       const uint32_t first = blockIdx.x + done * gridDim.x;
       // What a rank that did not answer left in its outbox is added all the same: the status says not to use the sum.
       if (home.shape.combine_type == EEP_TYPE_BF16)

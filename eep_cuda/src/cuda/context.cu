@@ -58,7 +58,6 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
   context->home.shape = *shape;
   context->home.at = eep_region_layout_of(shape);
   context->home.rank = rank;
-  context->home.overlaps = 1;
   context->blocks = blocks;
   if (const int error = check_cuda(cudaHostRegister(control, sizeof *control, cudaHostRegisterMapped),
                                    "the control page cannot be shown to the GPU"))
@@ -132,12 +131,11 @@ int eep_tune(eep_context* context, uint32_t blocks, uint32_t bench) {
 
 int eep_share_gpu(eep_context* context) {
   context->shares_gpu = true;
-  // The next kernel might take the room that the rank needs for which ours waits.
-  return eep_keep_apart(context);
+  return EEP_OK;
 }
 
-int eep_keep_apart(eep_context* context) {
-  context->home.overlaps = 0;
+int eep_overlap(eep_context* context) {
+  context->home.overlaps = 1;
   return EEP_OK;
 }
 

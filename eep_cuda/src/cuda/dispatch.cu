@@ -168,7 +168,6 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
   if (kReadsTable && threadIdx.x < 32) entries = read_table(home);
   for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
   await_kernel_before();
-  if (home.overlaps) let_next_kernel_begin();
   const Stopwatch<kStamped> stopwatch(home);
   if constexpr (kPhases & kSend) {
     // One warp reads the table before it loads rows, so that this does not queue behind the rows of all the others.
@@ -232,6 +231,7 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
     if (home.shape.layout == EEP_LAYOUT_RANK) {  // packing has kernels of its own
       if (!is_last && threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
       __syncthreads();
+      if (home.overlaps) let_next_kernel_begin();
       stopwatch.stamp(kFlagsSeen);
       take_routing<kThreads>(home, receive, members, slot_counts);
     }

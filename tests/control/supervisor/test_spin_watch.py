@@ -94,7 +94,16 @@ def test_a_rank_that_spins_is_told_once_its_time_is_over() -> None:
         (same, lambda now: replace(spins(now), others_ran=0.5 * now)),
         (same, lambda now: replace(spins(now), others_ran=-now)),
     ],
-    ids=["gets on", "may wait", "may take long", "has a child", "sleeps", "touches memory", "is not alone", "a thread ends"],
+    ids=[
+        "gets on",
+        "may wait",
+        "may take long",
+        "has a child",
+        "sleeps",
+        "touches memory",
+        "is not alone",
+        "a thread ends",
+    ],
 )
 def test_a_rank_is_not_told_that(
     says: Callable[[float], RunWord], times: Callable[[float], ThreadTimes | None]
@@ -138,7 +147,9 @@ def test_ranks_that_are_not_in_a_view_that_runs_are_left_alone() -> None:
 def test_a_rank_that_gets_on_costs_no_question_to_the_kernel() -> None:
     asked: list[int] = []
     host, counts = WatchedHost(), iter(range(10**6))
-    looks = SpinWatch(host, lambda rank: (word(next(counts)), 7), lambda rank: 100, lambda pid, thread: asked.append(pid))
+    looks = SpinWatch(
+        host, lambda rank: (word(next(counts)), 7), lambda rank: 100, lambda pid, thread: asked.append(pid)
+    )
     for number in range(10):
         looks.look(number * PAUSE)
     assert asked == []
