@@ -37,6 +37,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "room for 4096": {"capacity": 4096},
     "shared": {"shares_gpu": True},
     "by expert": {"layout": "expert"},
+    "fp8 combine": {"combine": "fp8"},
 }
 TEXTS = {
     "eep": "a plain buffer with room for just these tokens",
@@ -49,6 +50,7 @@ TEXTS = {
     "room for 4096": "a buffer for so many tokens",
     "shared": "kernels that wait leave room for other ranks",
     "by expert": "rows packed by expert",
+    "fp8 combine": "outputs travel back as fp8, encoded by a kernel of its own",
 }
 
 

@@ -36,6 +36,7 @@ class Case:
     stamped: bool = False
     """Whether rank 0 notes when the blocks of its dispatches pass each station, for :meth:`CudaFleet.stations`."""
     layout: str = "rank"
+    combine: str | None = None
     fixed: bool = False
     """Membership as launch parameters instead of the table in memory, as in a build without elasticity."""
     unchecked: bool = False
@@ -80,6 +81,7 @@ class CudaExchangeRank:
             topk=case.topk,
             local_experts=case.experts // case.ranks,
             wire=case.wire,
+            combine=case.combine,
             layout=case.layout,
             device="cuda",
             timeout_ms=20_000,
