@@ -40,8 +40,7 @@ from eep.recovery.step_overhead import StepOverhead
 from eep.recovery.words import BytesExchange, WordExchange
 from eep.view import View
 from sglang_patches import expert_backup, garbage_collector
-from sglang_patches.cuda import kernel_compiler
-from sglang_patches.rank import host_access, next_life, own_device, process_groups
+from sglang_patches.rank import host_access, kernel_compiler, next_life, own_device, process_groups
 from sglang_patches.rank.expert_weights import ExpertWeights
 from sglang_patches.rank.kv import cache_room
 from sglang_patches.rank.model_facts import ModelFacts, get_facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_patches.cuda import kernel_compiler
+from sglang_patches.rank import kernel_compiler
 
 triton = pytest.importorskip("triton", reason="Triton comes with SGLang")
 
