@@ -51,6 +51,10 @@ class Case:
     """For how many tokens the buffer has room; 0: for those of the case."""
     shares_gpu: bool = False
     """Whether kernels that wait leave room for the work of other ranks."""
+    flashinfer: str = ""
+    """The library of FlashInfer's kernels, if it is they that are measured."""
+    threads: int = 256
+    """Of a block of FlashInfer's."""
 
 
 def routing(case: Case, rank: int) -> torch.Tensor:
