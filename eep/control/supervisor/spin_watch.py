@@ -6,8 +6,9 @@ this holds, look after look:
 
 - its progress word has not changed. It says that the rank waits for no peer and no device, and that it has no reason to
   compute for long: no rank prefills in this step or the one before;
-- where its device may make it wait unseen, so that it spins until its kernels are done, it is the only rank of the host
-  that runs and does not get on: its kernels may wait for those of a rank that hangs;
+- where its device may make it wait unseen, so that it spins until its kernels are done, it is the only rank of the view
+  that runs and does not get on: its kernels may wait for those of a rank that hangs. Of ranks on other hosts this watch
+  sees nothing, so there it judges none;
 - its thread hardly sleeps: it runs, or waits for a processor;
 - it touches no memory that it had not touched before, as a list does that grows;
 - it works alone: other threads of the process hardly run, and the process has no child.
@@ -102,8 +103,9 @@ class SpinWatch(RunWatch):
 
     def _see(self, now: float) -> Mapping[int, Standstill]:
         looks, seen, all_still = {}, {}, list(self._still_ranks())
+        may_wait_for_others = len(all_still) > 1 or not self._sees_the_view()
         for still in all_still:
-            if may_take_long(still.word) or (may_wait_unseen(still.word) and len(all_still) > 1):
+            if may_take_long(still.word) or (may_wait_unseen(still.word) and may_wait_for_others):
                 continue
             rank, times = still.rank, self._times(still.pid, still.thread)
             if times is None:
@@ -115,6 +117,11 @@ class SpinWatch(RunWatch):
             seen[rank] = after_look(before, still.incarnation, still.word, times.ran, 1.5 * PAUSE)
         self._looks = looks
         return seen
+
+    def _sees_the_view(self) -> bool:
+        """Whether all its ranks are on this host."""
+        state = self._host.state
+        return state.instance is not None and all(rank in state.ranks for rank in state.instance.view.active)
 
     def _event(self, rank: int, seen: Standstill) -> Event:
         return Stalled(rank, seen.incarnation, seen.seconds, StallKind.SPINS)

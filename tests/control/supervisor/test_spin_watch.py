@@ -123,6 +123,20 @@ def test_a_rank_that_may_wait_unseen_is_not_told_while_another_does_not_get_on()
     assert watch(60.0, lambda now: (word(1, UNSEEN), 7), spins, others=lambda now: (word(1, LONG), 7)) == []
 
 
+@pytest.mark.parametrize(("says", "is_told"), [(UNSEEN, False), (0, True)], ids=["may wait unseen", "runs"])
+def test_where_ranks_of_other_hosts_are_in_the_view_a_rank_that_may_wait_unseen_is_not_told(
+    says: int, is_told: bool
+) -> None:
+    """Its kernels may wait for one of those, of which nothing is seen here."""
+    host, now = WatchedHost(), 0.0
+    host.state = replace(host.state, ranks={2: host.state.ranks[2]})
+    looks = SpinWatch(host, lambda rank: (word(1, says), 7), lambda rank: 102, lambda pid, thread: spins(now))
+    for number in range(20):
+        now = number * PAUSE
+        looks.look(now)
+    assert bool(host.told) == is_told
+
+
 def test_time_for_which_a_rank_waits_for_a_processor_does_not_count() -> None:
     ((when, told),) = watch(60.0, same, lambda now: ThreadTimes(now / 10, 0.9 * now, 0.0, 9))
     assert when > 10 * DEADLINE

@@ -53,7 +53,7 @@ def test_a_rank_has_no_reason_to_compute_for_long_where_prompts_are_short() -> N
     assert not patience.for_long_work
     for tokens, is_long in ((64, False), (65, True), (1, True), (1, False)):
         patience.begin(prefills=True, tokens=tokens)
-        assert patience.for_long_work == is_long, "nor in the step after one"
+        assert patience.for_long_work == is_long
     patience.begin(prefills=False, tokens=1000)
     assert not patience.for_long_work, "a step that only decodes has no long layer"
     assert StepPatience(1000.0, 60.0).for_long_work, "what a rank that has just joined was not told of"
