@@ -92,7 +92,7 @@ build-gpu:  ## the native libraries with the CMake, g++ and nvcc that are there
 test-gpu: build-gpu  ## the GPU tests, with MPS and without; needs only the Python, torch and pytest that are there
 	bash tests/gpu/with_mps.sh $(PYTHON) -m pytest --ignore tests/gpu/sglang tests/gpu
 	$(PYTHON) -m pytest --ignore tests/gpu/sglang tests/gpu -k "two_and_eight or thousand"
-	$(PYTHON) -m pytest tests/gpu/test_hosts.py tests/gpu/test_groups_over_hosts.py -k "killed or alone or leave or lost"
+	$(PYTHON) -m pytest -m without_mps tests/gpu
 
 test-gpu-sglang: build-gpu  ## the SGLang server with several ranks on one GPU; needs a Python that has SGLang for CUDA
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree

@@ -3,6 +3,7 @@ of the SGLang server, ``make test-gpu-sglang``."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import pytest
@@ -18,5 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            if "CUDA_MPS_PIPE_DIRECTORY" in os.environ and item.get_closest_marker("without_mps"):
+                item.add_marker(pytest.mark.skip(reason="kills ranks, which needs a GPU without MPS: 'make test-gpu'"))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from tests.data_plane.transport.requirements import why_no_links
-from tests.gpu.test_hosts import kills
 from tests.process_group.collective_calls import values
 from tests.process_group.hosts.host_members import HostMembers, HostsConfig
 
@@ -57,7 +56,7 @@ def test_bytes_that_move_arrive(group: HostMembers, length: int) -> None:
                 assert all(torch.equal(a, b) for a, b in zip(here[rank], there[rank], strict=True)), (name, rank)
 
 
-@kills
+@pytest.mark.without_mps
 def test_a_rank_is_lost_and_comes_back(group: HostMembers) -> None:
     check_sums(group, ALL, 1, 5000)
     for rank in (0, 1, 3):

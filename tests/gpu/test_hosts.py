@@ -7,13 +7,13 @@ F/usr/lib/x86_64-linux-gnu and F/lib/x86_64-linux-gnu into one folder L, and
 F/usr/lib/libpsm1/libpsm_infinipath.so.1.16 as L/libpsm_infinipath.so.1: 4 MB. Build with CPLUS_INCLUDE_PATH=F/usr/include,
 and run with LD_LIBRARY_PATH=L.
 
-Tests that kill a rank need a GPU without MPS, where ranks take turns.
+A GPU that uses memory of a process faults when that is killed, and MPS shares the fault with all processes. So tests that
+kill a rank run without MPS, where ranks take turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Iterator
 
@@ -33,8 +33,6 @@ CONFIG = HostsConfig(device="cuda", addresses=("127.0.0.1", "127.0.0.2"), hidden
 
 _reason = why_no_links("cuda")
 pytestmark = pytest.mark.skipif(_reason is not None, reason=str(_reason))
-# A GPU that uses memory of a host faults when the process is killed that had it, and MPS shares that fault with all.
-kills = pytest.mark.skipif("CUDA_MPS_PIPE_DIRECTORY" in os.environ, reason="kills ranks, which needs a GPU without MPS")
 
 
 class HostGpuProgram(HostRankProgram):
@@ -91,7 +89,7 @@ def test_large_and_small_rounds_take_turns(tmp_path: pathlib.Path) -> None:
         group.check_steps(ONE_EACH, seed=1, count=16)
 
 
-@kills
+@pytest.mark.without_mps
 def test_captured_graphs_replay_while_a_rank_is_killed_and_returns(tmp_path: pathlib.Path) -> None:
     config = dataclasses.replace(CONFIG, hidden=2048)
     with HostRanks(tmp_path / "r", config, SOON_MS, HostGraphProgram) as group:
@@ -123,7 +121,7 @@ def check_replays(group: HostRanks, ranks: tuple[int, ...], seed: int, count: in
         assert done == count
 
 
-@kills
+@pytest.mark.without_mps
 @pytest.mark.parametrize("point", ["hosts.mid_rows", "hosts.after_rows", "hosts.received"])
 @pytest.mark.parametrize("skip", [0, 3, 9])
 def test_a_rank_is_killed_in_the_middle_of_what_its_proxy_does(group: HostRanks, point: str, skip: int) -> None:
@@ -164,7 +162,7 @@ def test_barriers_cross(group: HostRanks) -> None:
         group.all(ALL, "barrier")
 
 
-@kills
+@pytest.mark.without_mps
 def test_a_rank_that_is_alone_on_its_host_waits_for_no_link(group: HostRanks) -> None:
     group[2].kill()
     group[3].kill()
@@ -172,7 +170,7 @@ def test_a_rank_that_is_alone_on_its_host_waits_for_no_link(group: HostRanks) ->
     group.check_steps((0, 1), seed=3, count=5)
 
 
-@kills
+@pytest.mark.without_mps
 def test_lives_that_come_and_go_leave_nothing_behind(group: HostRanks) -> None:
     held = []
     for cycle in range(4):
