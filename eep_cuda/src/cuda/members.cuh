@@ -50,8 +50,8 @@ struct Entries {
   uint4 entry[2];  // active, transport, incarnation, slot
 };
 
-// The host writes the table only when no kernel of ours runs, so it may be read before the kernel before this one is
-// over.
+// The host writes the table only when no kernel of ours runs, but for the deadline, which may change at any time. So it
+// may be read before the kernel before this one is over.
 __device__ inline Entries read_table(const Home& home) {
   const eep_peer_table& table = home.state->table;
   static_assert(offsetof(eep_peer, active) == 16 && offsetof(eep_peer, slot) == 28 && sizeof(eep_peer) % 16 == 0);
