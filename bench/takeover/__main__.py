@@ -1,10 +1,11 @@
 """How soon a lost rank is back as a spare, how much a server still does while ranks are lost all the time, and whether
 anything grows.
 
-Starts the server with four ranks and a spare for each, and drives a load whose every token is checked. Three phases: calm;
-*kills*, each when all spares are ready; a *storm*, with a kill every --every seconds whether they are ready or not. Told are
-the tokens per second of calm and storm, in turns; the time from each kill until the rank is back; and what the processes hold
-before the first kill and after the last.
+Starts the server with four ranks and a spare for each, and drives a load whose every token is checked. Its phases: calm;
+*kills*, each when all spares are ready; a *storm*, with a kill every --every seconds whether they are ready or not; and with
+--spare-kills, a storm in which only spares are killed, so that all it costs is to prepare them. Told are the tokens per
+second of calm and storms, in turns, and how they go after a kill; the time from each kill until the rank is back; and what
+the processes hold before the first kill, after the single ones, and after each storm.
 
 When --seconds are over, no further storm begins, and one that has begun kills no more.
 
@@ -21,9 +22,8 @@ import random
 import sys
 import tempfile
 import time
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.common.drilled_server import (
@@ -37,7 +37,8 @@ from bench.common.drilled_server import (
 from bench.common.provenance import provenance
 from bench.common.result_files import write_results
 from bench.failover.kills import kill_now, need_spares
-from bench.takeover.holdings import holdings_of
+from bench.takeover.holdings import Holdings, holdings_of
+from bench.takeover.phases import Phase, calm, storm, storm_of_spares
 from bench.takeover.report import TIMES, page
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
@@ -48,20 +49,6 @@ from eep.drill.story import Fault, Story
 RANKS = 4
 WITHIN = 240.0
 """Seconds for a rank to be back, and for spares to be ready."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    kills: int
-    """None of them: calm."""
-    began: float
-    ended: float
-
-    def told(self, token_times: Sequence[float]) -> dict[str, float]:
-        """To be asked when the load has ended: an answer counts when it is whole."""
-        seconds = self.ended - self.began
-        tokens = bisect_left(token_times, self.ended) - bisect_left(token_times, self.began)
-        return {"kills": self.kills, "seconds": round(seconds, 2), "tokens_per_second": round(tokens / seconds, 1)}
 
 
 def main() -> int:
@@ -79,6 +66,7 @@ def parse() -> argparse.Namespace:
     add("--kills", type=int, default=20, help="how many, each when all spares are ready (default: 20)")
     add("--storms", type=int, default=2, help="how many storms, with a calm before each (default: 2)")
     add("--storm-kills", type=int, default=8, help="kills in a storm (default: 8)")
+    add("--spare-kills", type=int, default=0, help="kills of spares, after the storms (default: 0)")
     add("--every", type=float, default=2.0, help="seconds between kills in a storm (default: 2)")
     add("--calm", type=float, default=8.0, help="seconds of calm before a storm (default: 8)")
     add("--spares", type=int, default=RANKS, help=f"how many to keep (default: {RANKS})")
@@ -98,7 +86,17 @@ def parse() -> argparse.Namespace:
     add("--seed", type=int, default=1, help="decides the order of ranks (default: 1)")
     add("--out", type=Path, default=RESULTS, help="where the results go (default: bench/results)")
     options = parser.parse_args()
-    least = {"kills": 1, "storms": 0, "storm_kills": 1, "every": 0.1, "calm": 1, "spares": 1, "clients": 1, "tokens": 2}
+    least = {
+        "kills": 1,
+        "storms": 0,
+        "storm_kills": 1,
+        "spare_kills": 0,
+        "every": 0.1,
+        "calm": 1,
+        "spares": 1,
+        "clients": 1,
+        "tokens": 2,
+    }
     for name, value in least.items():
         if getattr(options, name) < value:
             parser.error(f"--{name.replace('_', '-')} must be at least {value}, got {getattr(options, name)}")
@@ -125,19 +123,10 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         need_spares(story.target, options.spares)
         with load:
             time.sleep(2.0)  # until every kernel is loaded that the load needs
-            before = holdings_of(server)
+            held = [(0, holdings_of(server))]
             backs = kill_in_turn(story, options, choose)
-            phases: list[Phase] = []
-            for _ in range(options.storms):
-                if time.monotonic() + options.calm > end:
-                    say("the time is over: no further storm")
-                    break
-                phases.append(calm(options.calm))
-                phases.append(storm(story, options, choose, end))
-                if not story.wait_until_all_run(RANKS, WITHIN):
-                    raise RuntimeError("after a storm not all ranks came back")
-                need_spares(story.target, options.spares)
-            after = holdings_of(server)
+            held.append((len(backs), holdings_of(server)))
+            phases = go_through_phases(story, options, choose, end, lambda: holdings_of(server), held)
         story.close()
     left = server.leftovers()
     head["setting"] = {
@@ -149,13 +138,39 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     told = {
         "kills": [{name: round(getattr(fault, name), 4) for name in TIMES} for fault in backs],
         "phases": [phase.told(times) for phase in phases],
-        "before": asdict(before),
-        "after": asdict(after),
+        "held": [{"kills": kills, **asdict(each)} for kills, each in held],
     }
     text = page(head, told)
     say(text)
     write_results(options.out / f"takeover-{options.device}", {**head, **told}, text)
     return exit_code(load, left)
+
+
+def go_through_phases(
+    story: Story,
+    options: argparse.Namespace,
+    choose: random.Random,
+    end: float,
+    look: Callable[[], Holdings],
+    held: list[tuple[int, Holdings]],
+) -> list[Phase]:
+    """``held`` is told what the processes hold after each storm, with all spares ready."""
+    phases: list[Phase] = []
+    for number in range(options.storms + (options.spare_kills > 0)):
+        if time.monotonic() + options.calm > end:
+            say("the time is over: no further storm")
+            break
+        phases.append(calm(options.calm))
+        if number < options.storms:
+            phases.append(storm(story, options.storm_kills, options.every, choose, end, WITHIN))
+            if not story.wait_until_all_run(RANKS, WITHIN):
+                raise RuntimeError("after a storm not all ranks came back")
+        else:
+            phases.append(storm_of_spares(story, options.spare_kills, options.every, choose, end))
+        say(f"over: {phases[-1].kind}, {len(phases[-1].moments)} kills")
+        need_spares(story.target, options.spares)
+        held.append((held[-1][0] + len(phases[-1].moments), look()))
+    return phases
 
 
 def shortened(answers: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -180,28 +195,6 @@ def kill_in_turn(story: Story, options: argparse.Namespace, choose: random.Rando
             found.append(fault)
             say(f"kill {len(found):3} of {options.kills}: {fault}")
     return found
-
-
-def calm(seconds: float) -> Phase:
-    began = time.monotonic()
-    time.sleep(seconds)
-    return Phase(0, began, time.monotonic())
-
-
-def storm(story: Story, options: argparse.Namespace, choose: random.Random, end: float) -> Phase:
-    """Ranks in an order of chance, but none twice before each of the others was killed. No kill comes after ``end``."""
-    began, order, kills = time.monotonic(), list[int](), 0
-    while len(order) < options.storm_kills:
-        order += choose.sample(range(RANKS), RANKS)
-    for number, rank in enumerate(order[: options.storm_kills]):
-        time.sleep(max(0.0, began + number * options.every - time.monotonic()))
-        story.wait_until_all_run(RANKS, WITHIN)
-        if kills and time.monotonic() > end:
-            break
-        kill_now(story, rank)
-        kills += 1
-    time.sleep(max(0.0, began + kills * options.every - time.monotonic()))
-    return Phase(kills, began, time.monotonic())
 
 
 if __name__ == "__main__":

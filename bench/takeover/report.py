@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bench.common.drilled_server import origin_lines
+from bench.takeover.phases import EDGES, SPARES, STORM
 
 TIMES = {
     "noticed": "the view without the rank is committed",
@@ -35,21 +37,14 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
             f"{setting['tokens']} tokens.",
             "",
             f"{requests['answered']} requests, {requests['failed']} failed, {requests['wrong']} with a wrong token; "
-            f"{len(kills) + sum(each['kills'] for each in phases)} kills.",
+            f"{len(kills) + sum(each['kills'] for each in phases if each['kind'] == STORM)} kills.",
             "",
             f"| milliseconds from SIGKILL until, of {len(kills)} kills with all spares ready | p50 | p99 | most |",
             "|---|---:|---:|---:|",
             *(f"| {text} | {_cells([each[name] * 1e3 for each in kills])} |" for name, text in TIMES.items()),
             "",
             *_storms(phases, setting["every"]),
-            "| all processes of the server together | before the first kill | after the last, with all spares ready |",
-            "|---|---:|---:|",
-            *(
-                f"| {text} | {told['before'][name]} | {told['after'][name]} |"
-                for name, text in _HELD.items()
-                if told["before"][name] is not None
-            ),
-            "",
+            *_holdings(told["held"]),
         ]
     )
 
@@ -59,18 +54,57 @@ def _storms(phases: Sequence[dict[str, Any]], every: float) -> list[str]:
         return []
     pairs = list(zip(phases[::2], phases[1::2], strict=True))
     ratios = [storm["tokens_per_second"] / calm["tokens_per_second"] for calm, storm in pairs]
-    return [
+    lines = [
         f"| tokens per second | calm | a kill every {every:g} s | |",
         "|---|---:|---:|---:|",
         *(
-            f"| {calm['seconds']:.0f} s, then {storm['kills']} kills in {storm['seconds']:.0f} s "
+            f"| {calm['seconds']:.0f} s, then {storm['kills']} kills{_of(storm)} in {storm['seconds']:.0f} s "
             f"| {calm['tokens_per_second']:.0f} | {storm['tokens_per_second']:.0f} | {ratio:.3f} |"
             for (calm, storm), ratio in zip(pairs, ratios, strict=True)
         ),
         "",
-        f"A kill every {every:g} s leaves {100 * statistics.fmean(ratios):.1f} % of the tokens per second.",
+    ]
+    of_ranks = [ratio for (_, storm), ratio in zip(pairs, ratios, strict=True) if storm["kind"] == STORM]
+    if of_ranks:
+        lines += [
+            f"A kill every {every:g} s leaves {100 * statistics.fmean(of_ranks):.1f} % of the tokens per second.",
+            "",
+        ]
+    lines += [
+        "How it goes after a kill: of the tokens per second in the calm before, the mean of all kills.",
+        "",
+        f"| seconds since | {_joined(f'{since:g} to {until:g}' for since, until in pairwise(EDGES))} |",
+        f"|---|{'---:|' * (len(EDGES) - 1)}",
+        *(
+            f"| {storm['kills']} kills{_of(storm)} "
+            f"| {_joined(round(rate / calm['tokens_per_second'], 2) for rate in storm['after_kills'])} |"
+            for calm, storm in pairs
+        ),
         "",
     ]
+    return lines
+
+
+def _of(storm: dict[str, Any]) -> str:
+    return " of spares" if storm["kind"] == SPARES else ""
+
+
+def _holdings(held: Sequence[dict[str, Any]]) -> list[str]:
+    return [
+        "| all processes of the server together, with all spares ready, after | "
+        f"{_joined(str(each['kills']) + ' kills' for each in held)} |",
+        f"|---|{'---:|' * len(held)}",
+        *(
+            f"| {text} | {_joined(each[name] for each in held)} |"
+            for name, text in _HELD.items()
+            if held[0][name] is not None
+        ),
+        "",
+    ]
+
+
+def _joined(cells: Iterable[object]) -> str:
+    return " | ".join(map(str, cells))
 
 
 def _cells(values: Sequence[float]) -> str:

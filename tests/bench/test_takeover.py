@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bench.takeover.__main__ import Phase, shortened
+import pytest
+
+from bench.takeover.__main__ import shortened
+from bench.takeover.phases import EDGES, Phase, after
 from bench.takeover.report import page
 
 HEAD = {
@@ -24,18 +27,33 @@ def test_answers_are_of_many_lengths() -> None:
 
 
 def test_a_phase_counts_the_tokens_that_came_in_it() -> None:
-    told = Phase(2, 10.0, 14.0).told([9.9, 10.0, 12.0, 13.9, 14.0])
-    assert told == {"kills": 2, "seconds": 4.0, "tokens_per_second": 0.8}
+    told = Phase("calm", (), 10.0, 14.0).told([9.9, 10.0, 12.0, 13.9, 14.0])
+    assert told == {"kind": "calm", "kills": 0, "seconds": 4.0, "tokens_per_second": 0.8, "after_kills": []}
+
+
+def test_what_comes_after_kills_is_the_mean_of_all_of_them() -> None:
+    every_ms = [each / 1000 for each in range(10_000)]
+    assert after(every_ms, [1.0, 5.0]) == pytest.approx([1000.0] * (len(EDGES) - 1), rel=0.03)
+    with_a_pause = [each for each in every_ms if not 5.0 <= each < 5.1]
+    assert after(with_a_pause, [1.0, 5.0])[:3] == pytest.approx([500, 500, 1000], rel=0.05)
 
 
 def test_a_page_has_all_kills_and_the_mean_of_the_storms() -> None:
-    calm = {"kills": 0, "seconds": 8.0, "tokens_per_second": 100.0}
-    storms = [{"kills": 8, "seconds": 16.0, "tokens_per_second": rate} for rate in (90.0, 80.0)]
+    rates = [100.0] * (len(EDGES) - 1)
+    calm = {"kind": "calm", "kills": 0, "seconds": 8.0, "tokens_per_second": 100.0, "after_kills": []}
+    storms = [
+        {"kind": kind, "kills": 8, "seconds": 16.0, "tokens_per_second": rate, "after_kills": rates}
+        for kind, rate in (("storm", 90.0), ("storm", 80.0), ("spares", 95.0))
+    ]
     kills = [{"noticed": 0.002, "running": 0.02, "rejoined": back} for back in (0.1, 0.3, 0.2)]
-    told = {"kills": kills, "phases": [calm, storms[0], calm, storms[1]], "before": HELD, "after": HELD}
-    text = page(HEAD, told)
+    held = [{"kills": number, **HELD} for number in (0, 3, 19)]
+    phases = [each for storm in storms for each in (calm, storm)]
+    text = page(HEAD, {"kills": kills, "phases": phases, "held": held})
     assert "19 kills" in text
     assert "| the rank is back, and all run | 200 | 298 | 300 |" in text
     assert "leaves 85.0 % of the tokens" in text
+    assert "then 8 kills of spares in 16 s | 100 | 95 | 0.950 |" in text
+    assert "| 8 kills | 1.0 |" in text
+    assert "| open descriptors | 900 | 900 | 900 |" in text
     assert "device memory" not in text
-    assert "kill every" not in page(HEAD, {**told, "phases": []})
+    assert "kill every" not in page(HEAD, {"kills": kills, "phases": [], "held": held})
