@@ -56,8 +56,9 @@ class Buffer(Endpoint):
         Expert ``e`` is slot ``e % local_experts`` of rank ``e // local_experts``. ``wire`` is what travels: ``f32``,
         ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (scales sent
         as exponents). With ``combine="fp8"`` what the experts give travels back as ``fp8`` too, half of the bytes of bf16,
-        and each output is rounded to three bits behind its first one. A control plane gives ``incarnation``; without one, the rank takes the next unused number. For
-        ``claims`` and ``hosts`` see :class:`eep.data_plane.endpoint.Endpoint`.
+        and each output is rounded to three bits behind its first one. A control plane gives ``incarnation``; without one,
+        the rank takes the next unused number. For ``claims`` and ``hosts`` see
+        :class:`eep.data_plane.endpoint.Endpoint`.
 
         ``sms`` is how many multiprocessors of a GPU a kernel takes: by default all divided by ``max_ranks``, 32 at most.
         Ranks that share a GPU wait for each other, so their kernels must fit on it together. ``shares_gpu`` says that
