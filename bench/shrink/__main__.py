@@ -28,7 +28,7 @@ from bench.common.drilled_server import (
 )
 from bench.common.provenance import provenance
 from bench.common.result_files import write_results
-from bench.failover.kills import brought_in, kill_now
+from bench.failover.kills import brought_in, kill_now, need_spares
 from bench.shrink.loss import WINDOW, Loss, lines_until, loss_of
 from bench.shrink.report import page
 from eep.drill.devices import DEVICES, Device
@@ -105,7 +105,8 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         with load:
             time.sleep(WINDOW)
             for number in options.lose:
-                story.target.wait_for_spares(options.spares)
+                need_spares(story.target, options.spares)
+                say(f"{options.spares} spares are ready, and {number} of {options.ranks} ranks are lost next")
                 time.sleep(2 * WINDOW)
                 losses.append(lose(story, server, choose.sample(range(options.ranks), number), options.ranks))
                 say(f"{number} of {options.ranks} lost, and back after {losses[-1][0].back - losses[-1][0].at:.2f} s")
@@ -135,7 +136,7 @@ def lose(story: Story, server: Server, lost: list[int], ranks: int) -> tuple[Los
     lives = {rank: known[rank].incarnation for rank in lost}
     faults = [kill_now(story, rank) for rank in lost]
     if not story.wait_until_back(ranks, lives, WITHIN):
-        raise RuntimeError(f"ranks {lost} were lost and did not all come back")
+        raise RuntimeError(f"ranks {lost} were lost and did not all come back\n{server.log[-3000:]}")
     loss = loss_of(story.views, lives, faults[0].at)
     assert loss is not None
     return loss, brought_in(lines_until(server.log[before:], loss.epoch))

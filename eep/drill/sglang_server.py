@@ -102,7 +102,10 @@ class Server:
         self._look_for_shared_memory()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            # The log may be in a folder that is about to go.
+            print(f"the end of the server's log:\n{self.log[-6000:]}", file=sys.stderr, flush=True)
         self.stop()
 
     @property

@@ -12,6 +12,7 @@ constexpr uint32_t kMostNarrowTokens = 16;  // beyond, a block with few threads 
 // Two narrow blocks have room on a multiprocessor, so that the next kernel is there before this one is over.
 constexpr uint32_t kNarrow = 512, kWide = 1024;
 constexpr uint32_t kTokensAtOnce = 64;  // whose sources a block keeps in shared memory
+constexpr uint32_t kMostSharers = 16;   // more have nothing left to share
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 
 // What a rank answers its sources, loaded ahead of its use.
@@ -118,6 +119,21 @@ __device__ void check_stamps(const Home& home, uint32_t channel, const Members& 
   }
 }
 
+// Of few tokens each is shared by several blocks: those of a group own tokens group, + groups, ..., and each adds up
+// every so many columns of them. One block alone would take long to load all rows of a token.
+struct Ownership {
+  uint32_t sharers, groups, group, tokens;
+
+  __device__ Ownership(uint32_t tokens_in_all, bool shares) : sharers(1) {
+    while (shares && sharers < kMostSharers && 2 * sharers * tokens_in_all <= gridDim.x) sharers *= 2;
+    groups = gridDim.x / sharers;
+    group = blockIdx.x / sharers;
+    tokens = group < groups && group < tokens_in_all ? (tokens_in_all - group - 1) / groups + 1 : 0;
+  }
+  __device__ uint32_t token(uint32_t number) const { return group + number * groups; }
+  __device__ Columns columns() const { return {blockIdx.x % sharers, sharers}; }
+};
+
 // `kEncoded`: outputs travel as fp8. In a kernel of its own, which needs more registers.
 template <uint32_t kPhases, typename Membership, uint32_t kThreads, bool kEncoded>
 __global__ void __launch_bounds__(kThreads, kWide / kThreads)
@@ -138,13 +154,13 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
   }
   if (answers) send_flags(home, args.channel, members, answer);
   if constexpr (kPhases & kReceive) {
-    // A block owns tokens blockIdx.x, + gridDim.x, ...; where their parts lie is found while the others get ready.
-    const uint32_t owned = args.tokens > blockIdx.x ? (args.tokens - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    // Where the parts of its tokens lie is found while the others get ready.
+    const Ownership own(args.tokens, kThreads == kNarrow);
     bool waited = false;
-    for (uint32_t done = 0; done < owned || !waited; done += kTokensAtOnce) {
-      const uint32_t batch = done < owned ? min(owned - done, kTokensAtOnce) : 0;
+    for (uint32_t done = 0; done < own.tokens || !waited; done += kTokensAtOnce) {
+      const uint32_t batch = done < own.tokens ? min(own.tokens - done, kTokensAtOnce) : 0;
       for (uint32_t i = threadIdx.x / 32; i < batch; i += kWarps)
-        find_parts(home, args, members, blockIdx.x + (done + i) * gridDim.x, parts[i]);
+        find_parts(home, args, members, own.token(done + i), parts[i]);
       if (!waited && threadIdx.x < 32) {
         const uint64_t ready = await_outboxes(home, args.channel, members, args.tokens);
         if (threadIdx.x == 0) usable = ready;
@@ -152,17 +168,17 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
       waited = true;
       __syncthreads();
       if (home.overlaps) let_next_kernel_begin();
-      const uint32_t first = blockIdx.x + done * gridDim.x;
+      const uint32_t first = own.token(done);
       // What a rank that did not answer left in its outbox is added all the same: the status says not to use the sum.
       if constexpr (kEncoded)
-        add_parts<EEP_TYPE_FP8, kWarps>(home, args, parts, first, gridDim.x, batch);
+        add_parts<EEP_TYPE_FP8, kWarps>(home, args, parts, first, own.groups, batch, own.columns());
       else if (home.shape.combine_type == EEP_TYPE_BF16)
-        add_parts<EEP_TYPE_BF16, kWarps>(home, args, parts, first, gridDim.x, batch);
+        add_parts<EEP_TYPE_BF16, kWarps>(home, args, parts, first, own.groups, batch, own.columns());
       else
-        add_parts<EEP_TYPE_F32, kWarps>(home, args, parts, first, gridDim.x, batch);
+        add_parts<EEP_TYPE_F32, kWarps>(home, args, parts, first, own.groups, batch, own.columns());
       __syncthreads();
     }
-    if (owned && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED))
+    if (own.tokens && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED))
       check_stamps(home, args.channel, members, usable);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       home.state->channels[args.channel].last_epoch = members.epoch;

@@ -50,16 +50,21 @@ struct Sum {
   }
 };
 
+// Which columns of a row a block adds up: of every `sharers` pieces of 32 threads' worth, that with number `first`.
+struct Columns {
+  uint32_t first, sharers;
+};
+
 // The loads of several parts are on their way at once; rarely are there more parts than that.
 template <uint32_t kType, uint32_t kWarps>
 __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, const Parts* parts, uint32_t first_token,
-                          uint32_t stride, uint32_t tokens) {
+                          uint32_t stride, uint32_t tokens, Columns columns) {
   constexpr uint32_t kAtOnce = kType == EEP_TYPE_FP8 ? 4 : 8;
   const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden / Sum<kType>::kValues;
-  const uint32_t chunks = (vectors + 31) / 32;
+  const uint32_t chunks = ((vectors + 31) / 32 + columns.sharers - 1 - columns.first) / columns.sharers;
   for (uint32_t item = threadIdx.x / 32; item < tokens * chunks; item += kWarps) {
     const Parts& of_token = parts[item / chunks];
-    const uint32_t vector = item % chunks * 32 + lane;
+    const uint32_t vector = (item % chunks * columns.sharers + columns.first) * 32 + lane;
     if (vector >= vectors) continue;
     Sum<kType> sum;
     for (uint32_t first = 0; first < of_token.count; first += kAtOnce) {
