@@ -30,6 +30,7 @@ class Config:
     combine: str | None = None
     device: str = "cpu"
     shares_gpu: bool = False
+    overlaps: bool = False
     room: int | None = None
     """For how many tokens of a rank buffers have room; None for a whole batch."""
 
@@ -47,6 +48,7 @@ class Config:
             combine=self.combine,
             device=self.device,
             shares_gpu=self.shares_gpu,
+            overlaps=self.overlaps,
             **more,  # type: ignore[arg-type]
         )
 
