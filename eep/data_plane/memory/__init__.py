@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 if TYPE_CHECKING:
     import torch
+
+
+class MemoryKind(Protocol):
+    """A class of memory, or what makes memory in its place."""
+
+    def create(self, label: str, size: int) -> Memory: ...
+
+    def placeholder(self, size: int) -> Memory: ...
 
 
 class Memory(Protocol):
@@ -46,6 +55,14 @@ class Memory(Protocol):
         mapped. What was there is lost; the addresses stay."""
         ...
 
+    def gain_of(self, offset: int, size: int) -> int:
+        """How many bytes there are to be had if this range is given up."""
+        ...
+
+    def cost_of(self, offset: int, size: int) -> int:
+        """How many bytes it takes, at most, to have memory behind this range."""
+        ...
+
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:
         """A tensor over part of the memory, with a storage of its own; it keeps the mapping alive."""
         ...
@@ -64,3 +81,44 @@ def memory_of(device_type: str) -> type[Memory]:
     from eep.data_plane.memory.shm import SharedMemory
 
     return SharedMemory
+
+
+def memory_with(device_type: str, loose: Sequence[tuple[int, int]], *, backed: bool) -> MemoryKind:
+    """The kind of memory of which these ranges (offsets and sizes) can be given up, and had again. ``backed``: whether they
+    have memory from the beginning, where that makes a difference."""
+    if device_type == "cuda" and loose:
+        from eep.data_plane.memory.parted import PartedKind
+
+        return PartedKind(tuple(loose), backed)
+    return memory_of(device_type)
+
+
+def kind_of(memory: Memory) -> MemoryKind:
+    """More memory of the kind of this one can be had from it."""
+    kind: MemoryKind = getattr(memory, "kind", type(memory))
+    return kind
+
+
+def descriptors_of(memory: Memory) -> list[int]:
+    """What a peer needs to map it (:func:`adopt`). What can be given up of it is not among them."""
+    from eep.data_plane.memory.parted import PartedMemory
+
+    return memory.lasting_descriptors() if isinstance(memory, PartedMemory) else [memory.fd]
+
+
+def count_descriptors(kind: MemoryKind, size: int) -> int:
+    """How many a peer needs to map memory of this kind."""
+    from eep.data_plane.memory.parted import PartedKind
+
+    return sum(not part.is_loose for part in kind.parts_of(size)) if isinstance(kind, PartedKind) else 1
+
+
+def adopt(kind: MemoryKind, descriptors: Sequence[int], size: int) -> Memory:
+    """Memory whose :func:`descriptors_of` a peer sent us, as many as were due. Takes them over. PeerUnreachable if it cannot
+    be mapped."""
+    from eep.data_plane.memory.parted import PartedKind
+
+    if isinstance(kind, PartedKind):
+        return kind.adopt_lasting(descriptors, size)
+    (descriptor,) = descriptors
+    return cast("type[Memory]", kind).adopt(descriptor, size)

@@ -39,8 +39,8 @@ class PageFill:
 
 
 class PageBuffers:
-    """Where pages lie on their way back into a cache. For one on a GPU there are two buffers: one is filled while the other is
-    brought there."""
+    """Where pages lie on their way back into a cache. For one on a GPU there are two buffers, one of which is filled while
+    the other is brought there."""
 
     def __init__(self, device: torch.device, page_bytes: int, most: int) -> None:
         self.most = most

@@ -35,7 +35,7 @@ class CopiedContext:
     def __init__(self, mine: AnchoredPool, rank: int, life: int, wire: str) -> None:
         self._mine = mine
         self._page_bytes = layout_of(mine.layers).page_bytes
-        content, _ = mapped(mine, rank, COPY, SharedMemory)
+        content, _ = mapped(mine, rank, COPY, mine.backup_bytes, SharedMemory)
         self._reader = CopyReader(content.numpy(), self._page_bytes, kind_of(mine.layers))
         found = self._reader.find(life, wire)
         if found is None:
