@@ -1,5 +1,5 @@
-"""On a GPU, too, a server goes on exactly when it loses one, two and three of its four ranks: those that are left give parts of
-their caches to expert slots, under the same captured graphs, and have them back later."""
+"""On a GPU, too, a server goes on exactly when it loses one, two and three of its four ranks: those that are left give parts
+of their caches to expert slots, under the same captured graphs, and have them back later."""
 
 from __future__ import annotations
 
