@@ -25,7 +25,7 @@ from eep.data_plane.memory.parted import NONE, PartedKind, PartedMemory
 from eep.errors import EepError, PeerUnreachable
 
 if TYPE_CHECKING:  # what asks for a list needs no torch
-    from eep.data_plane.memory import Memory, MemoryKind
+    from eep.data_plane.memory import Memory, MemoryKind, PlainKind
 
 logger = logging.getLogger(__name__)
 SOCKET = "anchor.sock"
@@ -122,7 +122,7 @@ class Anchor:
         if isinstance(kind, PartedKind):
             return self._look_at_parts(rank, name, size, kind)
         found = self._find_of_size(rank, name, size)
-        return None if found is None else (cast("type[Memory]", kind).adopt(found[1], size), found[0])
+        return None if found is None else (cast("PlainKind", kind).adopt(found[1], size), found[0])
 
     def _look_at_parts(self, rank: int, name: str, size: int, kind: PartedKind) -> tuple[Memory, int] | None:
         descriptors, life = list[int](), 0

@@ -71,8 +71,8 @@ def take_over(
     for index, layer in enumerate(layers):
         for name, view in kept.memory.tensors(index).items():
             give(layer, name, view)
-    index, experts, lasting = kept.index, placement.experts, kept.lasting_slots
-    held, checksums = index.read(experts, lasting) if unverified else index.verify(kept.memory, experts, lasting)
+    noted, experts, lasting = kept.index, placement.experts, kept.lasting_slots
+    held, checksums = noted.read(experts, lasting) if unverified else noted.verify(kept.memory, experts, lasting)
     if not checksums.known.any():
         raise Unfit("none of the experts is as it was loaded")
     return ExpertWeights(kept.memory, kept.shared, checksums, kept, held)

@@ -12,33 +12,30 @@ if TYPE_CHECKING:
 class MemoryKind(Protocol):
     """A class of memory, or what makes memory in its place."""
 
-    def create(self, label: str, size: int) -> Memory: ...
+    def create(self, label: str, size: int) -> Memory:
+        """New memory, zeroed."""
+        ...
 
-    def placeholder(self, size: int) -> Memory: ...
+    def placeholder(self, size: int) -> Memory:
+        """Addresses that can be used, with hardly any memory behind them: what is written there may be read elsewhere, or
+        be lost. It has no descriptor until :meth:`Memory.become`."""
+        ...
+
+
+class PlainKind(MemoryKind, Protocol):
+    """Of memory with one descriptor."""
+
+    def adopt(self, fd: int, size: int) -> Memory:
+        """Memory whose descriptor a peer sent us. Takes over ``fd``."""
+        ...
 
 
 class Memory(Protocol):
-    """Memory shared by descriptor: a memfd on a CPU (``shm``), a driver allocation on a GPU (``vmm``)."""
+    """Memory shared by descriptor: a memfd on a CPU (``shm``); on a GPU an allocation (``vmm``), or many (``parted``)."""
 
     fd: int
     size: int
     address: int
-
-    @classmethod
-    def create(cls, label: str, size: int) -> Memory:
-        """New memory, zeroed."""
-        ...
-
-    @classmethod
-    def adopt(cls, fd: int, size: int) -> Memory:
-        """Memory whose descriptor a peer sent us. Takes over ``fd``."""
-        ...
-
-    @classmethod
-    def placeholder(cls, size: int) -> Memory:
-        """Addresses that can be used, with hardly any memory behind them: what is written there may be read elsewhere, or
-        be lost. It has no descriptor until :meth:`become`."""
-        ...
 
     def become(self, other: Self) -> None:
         """Puts the memory of ``other`` behind the addresses of this placeholder, and takes over its descriptor. Every
@@ -72,7 +69,7 @@ class Memory(Protocol):
         ...
 
 
-def memory_of(device_type: str) -> type[Memory]:
+def memory_of(device_type: str) -> PlainKind:
     """The kind of memory in which ranks on such a device meet."""
     if device_type == "cuda":
         from eep.data_plane.memory.vmm import DeviceMemory
@@ -95,8 +92,8 @@ def memory_with(device_type: str, loose: Sequence[tuple[int, int]], *, backed: b
 
 def kind_of(memory: Memory) -> MemoryKind:
     """More memory of the kind of this one can be had from it."""
-    kind: MemoryKind = getattr(memory, "kind", type(memory))
-    return kind
+    kind: MemoryKind | None = getattr(memory, "kind", None)
+    return cast("MemoryKind", type(memory)) if kind is None else kind
 
 
 def descriptors_of(memory: Memory) -> list[int]:
@@ -121,4 +118,4 @@ def adopt(kind: MemoryKind, descriptors: Sequence[int], size: int) -> Memory:
     if isinstance(kind, PartedKind):
         return kind.adopt_lasting(descriptors, size)
     (descriptor,) = descriptors
-    return cast("type[Memory]", kind).adopt(descriptor, size)
+    return cast(PlainKind, kind).adopt(descriptor, size)
