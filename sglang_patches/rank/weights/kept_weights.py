@@ -36,6 +36,8 @@ WEIGHTS, EXPERTS, SLOTS = "weights", "experts", "slots"
 _DENSE, _LOCK = "dense-", "dense.lock"
 _LOCKED_WITHIN = 120.0
 _NOTHING = b"-"
+_MOST_TENSORS = 250
+"""Each makes a part of its own, and a packet takes 253 descriptors."""
 
 
 class WeightsRecord(msgspec.Struct, frozen=True):
@@ -117,9 +119,16 @@ def take_experts(layout: ExpertLayout, device: str, usual: int | None = None) ->
 
 
 def expert_memory_kind(layout: ExpertLayout, device: str, usual: int | None) -> MemoryKind:
-    """Of which the slots beyond the usual can be given up."""
-    loose = [] if usual is None or usual >= layout.slots else loose_ranges(layout, usual)
-    return memory_with(device, loose, backed=False)
+    """Of which the slots beyond the usual can be given up. SystemExit if it had too many parts to hand to a peer at once."""
+    if usual is None or usual >= layout.slots:
+        return memory_of(device)
+    tensors = layout.layers * len(layout.tensors)
+    if device != "cpu" and tensors > _MOST_TENSORS:
+        raise SystemExit(
+            f"--eep-on-lost-coverage make-room: this model has {tensors} expert tensors, and on a GPU at most "
+            f"{_MOST_TENSORS} can get room for more slots: use refuse or mask"
+        )
+    return memory_with(device, loose_ranges(layout, usual), backed=False)
 
 
 def keep(model: torch.nn.Module, experts: KeptExperts, identity: str) -> None:
