@@ -84,8 +84,8 @@ class ExpertKernels:
         """SystemExit if these kernels cannot do what is asked of them."""
         if self.deep_gemm and shape.open_slots:
             raise SystemExit(
-                "--eep-on-lost-coverage make-room: DeepGEMM takes as many experts as a rank has loaded, and no more later; use "
-                "--moe-runner-backend triton, refuse or mask"
+                "--eep-on-lost-coverage make-room: DeepGEMM takes as many experts as a rank has loaded, and no more later; "
+                "use --moe-runner-backend triton, refuse or mask"
             )
 
 
