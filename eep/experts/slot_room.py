@@ -42,7 +42,8 @@ class SlotRoom:
         """Keep memory for so many slots only, or as many as usual. Nothing is in the others that anybody needs."""
         slots = max(slots, self.usual)
         if slots < self.slots:
-            for start, size in slot_ranges(self._layout, slots, self.slots):
+            # Up to the last one, open or not: a part of the memory goes when no slot in it is open any more.
+            for start, size in slot_ranges(self._layout, slots, self._layout.slots):
                 self._shared.give_up(start, size)
             self.slots = slots
         if slots < self._paid:
