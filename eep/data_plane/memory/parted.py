@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from eep.data_plane.memory import driver
@@ -39,18 +38,27 @@ def cut(size: int, loose: Sequence[tuple[int, int]], unit: int) -> tuple[Part, .
     in order, those units are that lie inside. Where two touch, the unit between them belongs to the first."""
     parts: list[Part] = []
     at, whole = 0, -(-size // unit) * unit
-    for (offset, length), (following, _) in pairwise([*loose, (-1, 0)]):
-        touches = following == offset + length
-        first, end = max(at, -(-offset // unit) * unit), (offset + length + (unit - 1) * touches) // unit * unit
-        if first >= end:
-            continue
-        if first > at:
-            parts.append(Part(at, first - at, False))
-        parts.append(Part(first, end - first, True))
-        at = end
+    for run in _runs(loose):
+        end = run[-1] // unit * unit
+        for edge in run:
+            until = min(-(-edge // unit) * unit, end)
+            if until > at:
+                parts.append(Part(at, until - at, edge != run[0]))
+                at = until
     if at < whole:
         parts.append(Part(at, whole - at, False))
     return tuple(parts)
+
+
+def _runs(loose: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The edges of ranges that touch each other: where each begins, and where the last one ends."""
+    runs: list[list[int]] = []
+    for offset, length in loose:
+        if runs and runs[-1][-1] == offset:
+            runs[-1].append(offset + length)
+        else:
+            runs.append([offset, offset + length])
+    return runs
 
 
 @dataclass(frozen=True)
