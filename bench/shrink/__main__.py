@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
             time.sleep(WINDOW)
             for number in options.lose:
                 need_spares(story.target, options.spares)
-                say(f"{options.spares} spares are ready, and {number} of {options.ranks} ranks are lost next")
+                say(f"{number} of {options.ranks} ranks are lost next")
                 time.sleep(2 * WINDOW)
                 losses.append(lose(story, server, choose.sample(range(options.ranks), number), options.ranks))
                 say(f"{number} of {options.ranks} lost, and back after {losses[-1][0].back - losses[-1][0].at:.2f} s")
@@ -136,7 +136,7 @@ def lose(story: Story, server: Server, lost: list[int], ranks: int) -> tuple[Los
     lives = {rank: known[rank].incarnation for rank in lost}
     faults = [kill_now(story, rank) for rank in lost]
     if not story.wait_until_back(ranks, lives, WITHIN):
-        raise RuntimeError(f"ranks {lost} were lost and did not all come back\n{server.log[-3000:]}")
+        raise RuntimeError(f"ranks {lost} were lost and did not all come back")
     loss = loss_of(story.views, lives, faults[0].at)
     assert loss is not None
     return loss, brought_in(lines_until(server.log[before:], loss.epoch))

@@ -22,7 +22,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -125,8 +125,9 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
             time.sleep(2.0)  # until every kernel is loaded that the load needs
             held = [(0, holdings_of(server))]
             backs = kill_in_turn(story, options, choose)
+            need_spares(story.target, options.spares)
             held.append((len(backs), holdings_of(server)))
-            phases = go_through_phases(story, options, choose, end, lambda: holdings_of(server), held)
+            phases = go_through_phases(story, options, choose, end, server, held)
         story.close()
     left = server.leftovers()
     head["setting"] = {
@@ -151,7 +152,7 @@ def go_through_phases(
     options: argparse.Namespace,
     choose: random.Random,
     end: float,
-    look: Callable[[], Holdings],
+    server: Server,
     held: list[tuple[int, Holdings]],
 ) -> list[Phase]:
     """``held`` is told what the processes hold after each storm, with all spares ready."""
@@ -169,7 +170,7 @@ def go_through_phases(
             phases.append(storm_of_spares(story, options.spare_kills, options.every, choose, end))
         say(f"over: {phases[-1].kind}, {len(phases[-1].moments)} kills")
         need_spares(story.target, options.spares)
-        held.append((held[-1][0] + len(phases[-1].moments), look()))
+        held.append((held[-1][0] + len(phases[-1].moments), holdings_of(server)))
     return phases
 
 

@@ -41,11 +41,12 @@ class Phase:
 
 
 def after(token_times: Sequence[float], moments: Sequence[float]) -> list[float]:
-    """Tokens per second in each slice after a kill, the mean of all kills."""
+    """Tokens per second in each slice after a kill, the mean of all kills; nothing if there were none."""
+    if not moments:
+        return []
     return [
         sum(_between(token_times, each + since, each + until) for each in moments) / (until - since) / len(moments)
         for since, until in pairwise(EDGES)
-        if moments
     ]
 
 

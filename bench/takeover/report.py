@@ -91,8 +91,8 @@ def _of(storm: dict[str, Any]) -> str:
 
 def _holdings(held: Sequence[dict[str, Any]]) -> list[str]:
     return [
-        "| all processes of the server together, with all spares ready, after | "
-        f"{_joined(str(each['kills']) + ' kills' for each in held)} |",
+        "| all processes of the server together, with all spares ready, after so many kills, of spares too | "
+        f"{_joined(each['kills'] for each in held)} |",
         f"|---|{'---:|' * len(held)}",
         *(
             f"| {text} | {_joined(each[name] for each in held)} |"
