@@ -27,8 +27,10 @@ class Config:
     local_experts: int = 4
     layout: str = "rank"
     wire: str = "bf16"
+    combine: str | None = None
     device: str = "cpu"
     shares_gpu: bool = False
+    overlaps: bool = False
     room: int | None = None
     """For how many tokens of a rank buffers have room; None for a whole batch."""
 
@@ -43,8 +45,10 @@ class Config:
             local_experts=self.local_experts,
             layout=self.layout,
             wire=self.wire,
+            combine=self.combine,
             device=self.device,
             shares_gpu=self.shares_gpu,
+            overlaps=self.overlaps,
             **more,  # type: ignore[arg-type]
         )
 
@@ -154,6 +158,11 @@ def quantize(x: torch.Tensor, wire: str) -> tuple[torch.Tensor, torch.Tensor]:
     return values.to(torch.float8_e4m3fn), scales
 
 
+def came_back(config: Config, outputs: torch.Tensor) -> torch.Tensor:
+    """What the source of a token reads of what an expert gave, in fp32."""
+    return outputs.float() if config.combine is None else dequantize(*quantize(outputs, config.combine))
+
+
 def reference(config: Config, batch: Batch) -> torch.Tensor:
     """What combine must give for a batch, bit for bit."""
     x = dequantize(*quantize(batch.x, config.wire)) if config.wire.startswith("fp8") else batch.x.float()
@@ -163,11 +172,11 @@ def reference(config: Config, batch: Batch) -> torch.Tensor:
     if config.layout == "rank":
         for rank in range(config.max_ranks):
             here = torch.where(ids // config.local_experts == rank, ids, -1)
-            partial = weighted_sum(x, here, weights).to(dtype).float()
+            partial = came_back(config, weighted_sum(x, here, weights).to(dtype))
             total = total + torch.where((here >= 0).any(1, keepdim=True), partial, 0.0)
     else:
         for k in range(ids.shape[1]):
-            term = weights[:, k, None] * expert(x, ids[:, k]).to(dtype).float()
+            term = weights[:, k, None] * came_back(config, expert(x, ids[:, k]).to(dtype))
             total = total + torch.where(ids[:, k, None] >= 0, term, 0.0)
     return total.to(dtype)
 

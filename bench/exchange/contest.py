@@ -9,9 +9,11 @@ quartiles.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from bench.common.result_files import write_results
 from bench.exchange.cuda_fleet import CudaFleet, start_cuda_ranks
 from bench.exchange.cuda_rank import Case
 from bench.exchange.cuda_report import floor_us
+from bench.exchange.flashinfer.library import build
 
 HIDDEN = 7168
 FIXED = {"fixed": True, "unchecked": True, "unclosed": True}
@@ -37,6 +40,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "room for 4096": {"capacity": 4096},
     "shared": {"shares_gpu": True},
     "by expert": {"layout": "expert"},
+    "fp8 combine": {"combine": "fp8"},
 }
 TEXTS = {
     "eep": "a plain buffer with room for just these tokens",
@@ -49,6 +53,21 @@ TEXTS = {
     "room for 4096": "a buffer for so many tokens",
     "shared": "kernels that wait leave room for other ranks",
     "by expert": "rows packed by expert",
+    "fp8 combine": "outputs travel back as fp8, encoded by a kernel of its own",
+}
+
+
+FLASHINFER: dict[str, dict[str, Any]] = {
+    "FlashInfer": {"overlaps": True},
+    "FlashInfer 128": {"overlaps": True, "threads": 128},
+    "FlashInfer 512": {"overlaps": True, "threads": 512},
+    "FlashInfer apart": {},
+}
+FLASHINFER_TEXTS = {
+    "FlashInfer": "its one-sided all-to-all, blocks of 256 threads, kernels that overlap; fp8 rows are encoded before",
+    "FlashInfer 128": "the same with blocks of 128 threads",
+    "FlashInfer 512": "the same with blocks of 512 threads",
+    "FlashInfer apart": "with blocks of 256 threads, and kernels that do not overlap",
 }
 
 
@@ -57,6 +76,12 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("this machine has no CUDA device")
         return 1
+    contenders = {name: CONTENDERS[name] for name in options.only}
+    if options.flashinfer is not None:
+        library = str(build(options.flashinfer, Path("build/flashinfer").absolute()))
+        contenders |= {name: {**given, "flashinfer": library} for name, given in FLASHINFER.items()}
+        # A kernel that is loaded at its first launch waits for those that wait for it.
+        os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     head = provenance()
     head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
     head["setting"] = {"hidden": HIDDEN, "blocks": options.blocks, "replays": options.replays}
@@ -67,7 +92,7 @@ def main() -> int:
         for ranks in options.ranks:
             for wire in options.wires:
                 for tokens in options.tokens:
-                    shapes.append(measure(fleet, Case(ranks, tokens, HIDDEN, wire), options, rate))
+                    shapes.append(measure(fleet, Case(ranks, tokens, HIDDEN, wire), contenders, options, rate))
                     print(line(shapes[-1]), flush=True)
     told = {**head, "shapes": shapes}
     if not options.no_files:
@@ -90,14 +115,21 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--wires", type=_names, default=["bf16", "fp8"], help="formats of rows (default: bf16,fp8)")
     parser.add_argument("--only", type=_names, default=list(CONTENDERS), help="these contenders, eep among them")
+    parser.add_argument(
+        "--flashinfer",
+        type=Path,
+        metavar="FOLDER",
+        help="measure FlashInfer beside it; FOLDER is 'flashinfer' of the package flashinfer-python 0.7.2, installed or "
+        "unpacked. Its kernels are built with nvcc, into build/flashinfer",
+    )
     parser.add_argument("--blocks", type=int, default=10, help="turns of each contender (default: 10)")
     parser.add_argument("--replays", type=int, default=4, help="graphs of 20 rounds in a block (default: 4)")
     add_files(parser)
     options = parser.parse_args()
     if unknown := set(options.only) - set(CONTENDERS):
         parser.error(f"no contender is called {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")
-    if "eep" not in options.only:
-        parser.error("--only must name eep, with which the others are compared")
+    if options.only[0] != "eep":
+        parser.error("--only must name eep first, with which the others are compared")
     if options.blocks < 2 or options.replays < 1 or min(options.tokens) < 1 or min(options.ranks) < 2:
         parser.error("--blocks must be at least 2, --replays and --tokens 1, --ranks 2")
     return options
@@ -111,13 +143,15 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
-def measure(fleet: CudaFleet, case: Case, options: argparse.Namespace, rate: float) -> dict[str, Any]:
+def measure(
+    fleet: CudaFleet, case: Case, contenders: dict[str, dict[str, Any]], options: argparse.Namespace, rate: float
+) -> dict[str, Any]:
     """One shape, all contenders."""
-    cases = [replace(case, **CONTENDERS[name]) for name in options.only]
+    cases = [replace(case, **given) for given in contenders.values()]
     times = fleet.contest(cases, options.blocks, options.replays)
     blocks = {
         name: [statistics.median(seen[at : at + options.replays]) for at in range(0, len(seen), options.replays)]
-        for name, seen in zip(options.only, times, strict=True)
+        for name, seen in zip(contenders, times, strict=True)
     }
     return {
         "ranks": case.ranks,
@@ -126,7 +160,7 @@ def measure(fleet: CudaFleet, case: Case, options: argparse.Namespace, rate: flo
         "floor_us": round(floor_us(case, rate), 2),
         "contenders": {
             name: {"round_us": spread(blocks[name]), "over_eep": spread(ratios(blocks[name], blocks["eep"]))}
-            for name in options.only
+            for name in contenders
         },
     }
 
@@ -158,7 +192,7 @@ def page(told: dict[str, Any]) -> str:
         f"Hidden {told['setting']['hidden']}, top-8 of 256 experts; {told['setting']['blocks']} blocks of "
         f"{told['setting']['replays']} graphs of 20 rounds each, in turns; the slowest rank counts.",
         "",
-        *(f"- {name}: {TEXTS[name]}" for name in names),
+        *(f"- {name}: {(TEXTS | FLASHINFER_TEXTS)[name]}" for name in names),
         "",
         "Microseconds a round, median (quartiles); of the others, how many times as long as `eep`.",
         "",

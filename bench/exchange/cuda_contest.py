@@ -13,24 +13,14 @@ from dataclasses import replace
 
 import torch
 
-from bench.exchange.cuda_rank import ROUNDS, Case, CudaExchangeRank, routing
+from bench.exchange.contest_data import hosts_of, input_of, wanted_sums
+from bench.exchange.cuda_rank import ROUNDS, Case, CudaExchangeRank
+from bench.exchange.flashinfer.contender import FlashInferContender
 
 WARM_UP = 2
 """Replays before the first block."""
 _FP8_STEP = 2**-4
 """e4m3 keeps three bits after the leading one, so it may be wrong by half a step of them."""
-
-
-def input_of(case: Case, rank: int) -> torch.Tensor:
-    """Whole numbers from -8 to 7, which bf16 holds exactly; every rank can tell those of the others."""
-    generator = torch.Generator().manual_seed(1000 + rank)
-    return torch.randint(-8, 8, (case.tokens, case.hidden), generator=generator).to(torch.bfloat16)
-
-
-def hosts_of(case: Case, rank: int) -> torch.Tensor:
-    """bool ``[tokens, ranks]``: which ranks a token goes to."""
-    ranks = torch.arange(case.ranks)
-    return (routing(case, rank)[..., None] // (case.experts // case.ranks) == ranks).any(1)
 
 
 class Contender(CudaExchangeRank):
@@ -43,7 +33,6 @@ class Contender(CudaExchangeRank):
         with torch.cuda.stream(self.stream):
             self.tokens = self.buffer.dispatch(self.x, self.idx, self.weights)
             self._compare_rows()
-            # Each rank answers with its number plus one, so that a sum shows which ranks took part in it.
             self.buffer.combine_input().fill_(self.buffer.rank + 1)
             self.buffer.combine(self.buffer.combine_input(), self.tokens, out=self.out)
         torch.cuda.synchronize()
@@ -52,6 +41,12 @@ class Contender(CudaExchangeRank):
         self.plain = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.plain, stream=self.stream):
             self.rounds(ROUNDS)
+
+    def let_go(self) -> None:
+        """Buffers may close in any order."""
+
+    def close(self) -> None:
+        self.buffer.close()
 
     def finish(self) -> None:
         torch.cuda.synchronize()
@@ -75,13 +70,8 @@ class Contender(CudaExchangeRank):
                 raise AssertionError(f"rank {self.buffer.rank} received something else than rank {source} sent")
 
     def _compare_sums(self) -> None:
-        case, rank = self.case, self.buffer.rank
-        if case.layout == "rank":
-            wanted = hosts_of(case, rank).float() @ torch.arange(1, case.ranks + 1, dtype=torch.float32)
-        else:
-            wanted = (routing(case, rank) // (case.experts // case.ranks) + 1).sum(1).float()
-        if not torch.equal(self.out.float().cpu(), wanted[:, None].expand(-1, case.hidden)):
-            raise AssertionError(f"rank {rank} got other sums than those of what the experts wrote")
+        if not torch.equal(self.out.float().cpu(), wanted_sums(self.case, self.buffer.rank)):
+            raise AssertionError(f"rank {self.buffer.rank} got other sums than those of what the experts wrote")
 
 
 def measure_contest(
@@ -93,13 +83,16 @@ def measure_contest(
     if rank >= cases[0].ranks:
         return [[] for _ in cases]
     with contextlib.ExitStack() as closing:
-        contenders = []
+        contenders: list[Contender | FlashInferContender] = []
         for number, case in enumerate(cases):
-            contender = Contender(replace(case, stamped=False), rank, f"{place}-{number}")
-            closing.callback(contender.buffer.close)
+            kind = FlashInferContender if case.flashinfer else Contender
+            contender = kind(replace(case, stamped=False), rank, f"{place}-{number}")
+            closing.callback(contender.close)
             contender.connect()
             contenders.append(contender)
-        pace = contenders[0].buffer
+        first = contenders[0]
+        assert isinstance(first, Contender)
+        pace = first.buffer
         for contender in contenders:
             pace.barrier()
             contender.prepare()
@@ -115,6 +108,8 @@ def measure_contest(
                     if block and replay >= WARM_UP:
                         seen[number].append(contenders[number].round_us())
         for contender in contenders:
+            pace.barrier()
             contender.finish()
+            contender.let_go()
         pace.barrier()
         return seen

@@ -36,6 +36,7 @@ class Case:
     stamped: bool = False
     """Whether rank 0 notes when the blocks of its dispatches pass each station, for :meth:`CudaFleet.stations`."""
     layout: str = "rank"
+    combine: str | None = None
     fixed: bool = False
     """Membership as launch parameters instead of the table in memory, as in a build without elasticity."""
     unchecked: bool = False
@@ -50,6 +51,10 @@ class Case:
     """For how many tokens the buffer has room; 0: for those of the case."""
     shares_gpu: bool = False
     """Whether kernels that wait leave room for the work of other ranks."""
+    flashinfer: str = ""
+    """The library of FlashInfer's kernels, if it is they that are measured."""
+    threads: int = 256
+    """Of a block of FlashInfer's."""
 
 
 def routing(case: Case, rank: int) -> torch.Tensor:
@@ -80,6 +85,7 @@ class CudaExchangeRank:
             topk=case.topk,
             local_experts=case.experts // case.ranks,
             wire=case.wire,
+            combine=case.combine,
             layout=case.layout,
             device="cuda",
             timeout_ms=20_000,

@@ -79,6 +79,7 @@ class RegionLayout(ctypes.Structure):
         ("row_bytes", c_uint64),
         ("scale_bytes", c_uint64),
         ("outbox_row_bytes", c_uint64),
+        ("output_row_bytes", c_uint64),
         ("lanes", c_uint64),
         ("lane_bytes", c_uint64),
         ("part_bytes", c_uint64),

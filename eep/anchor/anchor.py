@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from eep.anchor.memory_holder import MAX_PACKET
+from eep.data_plane.memory.parted import NONE, PartedKind, PartedMemory
 from eep.errors import EepError, PeerUnreachable
 
 if TYPE_CHECKING:  # what asks for a list needs no torch
-    from eep.data_plane.memory import Memory
+    from eep.data_plane.memory import Memory, MemoryKind, PlainKind
 
 logger = logging.getLogger(__name__)
 SOCKET = "anchor.sock"
@@ -79,9 +80,7 @@ class Anchor:
         for name, memory in list(self._held.items()):
             self.hold(name, memory)
 
-    def attach(
-        self, name: str, size: int, kind: type[Memory], place: Memory | None = None
-    ) -> tuple[Memory, int | None]:
+    def attach(self, name: str, size: int, kind: MemoryKind, place: Memory | None = None) -> tuple[Memory, int | None]:
         """The memory that the last life of this rank had under ``name``, and that life; or new memory, and None. From now
         on it outlives this process. ``place``: a placeholder that is to become this memory.
 
@@ -90,6 +89,8 @@ class Anchor:
         if memory is None:
             if self._incarnation is None:
                 raise EepError(f"rank {self.rank} has no memory {name} of {size} bytes from which a spare could start")
+            if isinstance(kind, PartedKind):
+                self._let_go_of_parts(name)
             memory = kind.create(f"eep-{name}", size)
         if place is not None:
             place.become(memory)
@@ -107,20 +108,55 @@ class Anchor:
         except EepError as error:
             logger.warning("%s ends with this process: %s", name, error)
 
-    def inherit(self, name: str, size: int, kind: type[Memory]) -> tuple[Memory | None, int | None]:
+    def inherit(self, name: str, size: int, kind: MemoryKind) -> tuple[Memory | None, int | None]:
         """What the last life had, and that life; None if it had nothing of this size."""
-        found = self.find(self.rank, name)
-        if found is None:
-            return None, None
-        held, descriptor = found
-        if held.size != size:
-            os.close(descriptor)
-            return None, None
         try:
-            return kind.adopt(descriptor, size), held.incarnation
+            return self.look_at(self.rank, name, size, kind) or (None, None)
         except PeerUnreachable as error:
             logger.warning("what is held as %s cannot be used, and new memory is: %s", name, error)
             return None, None
+
+    def look_at(self, rank: int, name: str, size: int, kind: MemoryKind) -> tuple[Memory, int] | None:
+        """What is held for a rank under a name, mapped here, and the life that had it; None if there is nothing of this size.
+        PeerUnreachable if it cannot be mapped."""
+        if isinstance(kind, PartedKind):
+            return self._look_at_parts(rank, name, size, kind)
+        found = self._find_of_size(rank, name, size)
+        return None if found is None else (cast("PlainKind", kind).adopt(found[1], size), found[0])
+
+    def _look_at_parts(self, rank: int, name: str, size: int, kind: PartedKind) -> tuple[Memory, int] | None:
+        descriptors, life = list[int](), 0
+        for number, part in enumerate(kind.parts_of(size)):
+            if part.is_loose and not kind.backed:
+                descriptors.append(NONE)
+                continue
+            found = self._find_of_size(rank, _name_of_part(name, number), part.size)
+            if found is None and not part.is_loose:
+                for descriptor in descriptors:
+                    if descriptor != NONE:
+                        os.close(descriptor)
+                return None
+            life = max(life, 0 if found is None else found[0])
+            descriptors.append(NONE if found is None else found[1])
+        return kind.adopt_parts(descriptors, size), life
+
+    def _let_go_of_parts(self, name: str) -> None:
+        """There may have been more of them, or of other sizes."""
+        with suppress(EepError):  # nothing is held
+            for each in list_held(self.directory):
+                if each.rank == self.rank and each.name.rpartition(".")[0] == name:
+                    drop(self.directory, self.rank, each.incarnation, each.name)
+
+    def _find_of_size(self, rank: int, name: str, size: int) -> tuple[int, int] | None:
+        """A life, and a descriptor, which the caller closes."""
+        found = self.find(rank, name)
+        if found is None:
+            return None
+        held, descriptor = found
+        if held.size != size:
+            os.close(descriptor)
+            return None
+        return held.incarnation, descriptor
 
     def find(self, rank: int, name: str) -> tuple[HeldMemory, int] | None:
         """What is held for a rank under a name, and a descriptor of it, which the caller closes; None if there is nothing."""
@@ -141,8 +177,18 @@ class Anchor:
         self._watch.join(2 * ANSWERS_WITHIN)
 
     def _hold(self, name: str, memory: Memory) -> None:
-        who = {"rank": self.rank, "incarnation": self._incarnation, "name": name}
-        _ask(self.directory, {"do": "hold", **who, "size": memory.size}, memory.fd)
+        who = {"rank": self.rank, "incarnation": self._incarnation}
+        if not isinstance(memory, PartedMemory):
+            _ask(self.directory, {"do": "hold", **who, "name": name, "size": memory.size}, memory.fd)
+            return
+        for number, (part, descriptor) in enumerate(zip(memory.parts, memory.descriptors, strict=True)):
+            its = {**who, "name": _name_of_part(name, number)}
+            if part.is_loose and not memory.kind.backed:
+                continue  # what it holds ends with the process
+            if descriptor == NONE:
+                _ask(self.directory, {"do": "drop", **its})
+            else:
+                _ask(self.directory, {"do": "hold", **its, "size": part.size}, descriptor)
 
     def _hold_for_ever(self) -> None:
         """Whenever the keeper was replaced, have the next one hold what the last one held."""
@@ -157,6 +203,10 @@ class Anchor:
             except (EepError, OSError):
                 pass  # there is no keeper at this moment
             self._closed.wait(_PAUSE_S)
+
+
+def _name_of_part(name: str, number: int) -> str:
+    return f"{name}.{number}"
 
 
 def _connect(directory: Path) -> socket.socket:

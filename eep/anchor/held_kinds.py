@@ -17,8 +17,8 @@ _DENSE = "dense-"
 
 
 def kind_of_held(name: str) -> str:
-    """One of :data:`KINDS`."""
-    return "weights" if name.startswith(_DENSE) else _OF.get(name, "other")
+    """One of :data:`KINDS`. Of memory that is held in parts, each has a number behind the name."""
+    return "weights" if name.startswith(_DENSE) else _OF.get(name.partition(".")[0], "other")
 
 
 def sum_held(held: Iterable[Mapping[str, Any]]) -> dict[str, int]:

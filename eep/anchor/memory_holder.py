@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 MAX_PACKET = 1 << 16
-MAX_HELD = 4096
+MAX_HELD = 1 << 14
 MAX_NAME = 64
 
 

@@ -40,6 +40,7 @@ class Buffer(Endpoint):
         local_experts: int,
         layout: str = "rank",
         wire: str = "bf16",
+        combine: str | None = None,
         device: str | torch.device = "cpu",
         incarnation: int | None = None,
         channels: int = 1,
@@ -54,8 +55,10 @@ class Buffer(Endpoint):
 
         Expert ``e`` is slot ``e % local_experts`` of rank ``e // local_experts``. ``wire`` is what travels: ``f32``,
         ``bf16``, or ``fp8`` (fp32 scales), ``fp8_pow2`` (scales rounded up to powers of two), ``fp8_ue8m0`` (scales sent
-        as exponents). A control plane gives ``incarnation``; without one, the rank takes the next unused number. For
-        ``claims`` and ``hosts`` see :class:`eep.data_plane.endpoint.Endpoint`.
+        as exponents). With ``combine="fp8"`` what the experts give travels back as ``fp8`` too, half of the bytes of bf16,
+        and each output is rounded to three bits behind its first one. A control plane gives ``incarnation``; without one,
+        the rank takes the next unused number. For ``claims`` and ``hosts`` see
+        :class:`eep.data_plane.endpoint.Endpoint`.
 
         ``sms`` is how many multiprocessors of a GPU a kernel takes: by default all divided by ``max_ranks``, 32 at most.
         Ranks that share a GPU wait for each other, so their kernels must fit on it together. ``shares_gpu`` says that
@@ -75,6 +78,7 @@ class Buffer(Endpoint):
             local_experts=local_experts,
             layout=layout,
             wire=wire,
+            combine=combine,
             channels=channels,
         )
         if sms is not None and sms < 1:
@@ -170,9 +174,9 @@ class Buffer(Endpoint):
 
     def combine_input(self, channel: int = 0) -> torch.Tensor:
         """Where experts may write their output for :meth:`combine`, after a dispatch; in the ``rank`` layout this is the
-        memory that the peers read."""
+        memory that the peers read, unless outputs travel encoded."""
         self._check_open()
-        return self._tensors[channel].outbox
+        return self._tensors[channel].outputs
 
     def combine_send(self, x: torch.Tensor, tokens: RankTokens | ExpertTokens) -> None:
         """The first half of :meth:`combine`."""

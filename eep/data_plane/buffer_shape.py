@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from eep.abi.native import LAYOUTS, TYPES, Shape
-from eep.data_plane.tokens import ROW_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +21,17 @@ class BufferShape:
     local_experts: int
     layout: str = "rank"
     wire: str = "bf16"
+    combine: str | None = None
+    """``fp8``: what the experts give travels back encoded. None: as they give it."""
     channels: int = 1
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LAYOUTS)
         check_choice("wire", self.wire, TYPES)
+        if self.combine is not None:
+            check_choice("combine", self.combine, {"fp8": TYPES["fp8"]})
+            if self.wire == "f32":
+                raise ValueError("combine='fp8' is for outputs of bf16, but those of a buffer with wire='f32' are f32")
         for name in ("max_ranks", "max_tokens", "hidden", "topk", "local_experts"):
             if not 0 < (size := getattr(self, name)) < 2**31:
                 raise ValueError(f"{name} must be positive, got {size}")
@@ -35,12 +40,13 @@ class BufferShape:
 
     @property
     def combine_type(self) -> str:
-        """What the experts give back: f32 for f32, else bf16."""
-        return "f32" if self.wire == "f32" else "bf16"
+        """How what the experts give travels back."""
+        return self.combine or ("f32" if self.wire == "f32" else "bf16")
 
     @property
     def combine_dtype(self) -> torch.dtype:
-        return ROW_DTYPES[self.combine_type]
+        """What the experts give, and what a combine returns."""
+        return torch.float32 if self.wire == "f32" else torch.bfloat16
 
     def native(self) -> Shape:
         """The same as the library takes it."""

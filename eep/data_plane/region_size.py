@@ -23,6 +23,8 @@ LEAST_PORTION = 128
 _PAGE = 4096
 _WORD = 4
 """Bytes of a slot number, of a weight and of a scale."""
+_ENCODED_UNIT = 16
+"""Encoded rows take a multiple of so many bytes."""
 
 
 def region_bytes(shape: BufferShape) -> int:
@@ -52,8 +54,9 @@ def packed_bytes(shape: BufferShape) -> int:
     """What a rank takes beside its region. In the expert layout the rows of each expert lie together, before it and after."""
     rows = shape.max_ranks * shape.max_tokens
     if shape.layout == "rank":
-        return shape.channels * INCARNATIONS * rows * shape.topk * 2 * _WORD
-    row = _row_bytes(shape) + _scale_bytes(shape) + _outbox_row_bytes(shape) + _WORD
+        staged = _output_row_bytes(shape) if shape.combine == "fp8" else 0
+        return shape.channels * INCARNATIONS * rows * (shape.topk * 2 * _WORD + staged)
+    row = _row_bytes(shape) + _scale_bytes(shape) + _output_row_bytes(shape) + _WORD
     return shape.channels * shape.local_experts * rows * row
 
 
@@ -78,4 +81,10 @@ def _scale_bytes(shape: BufferShape) -> int:
 
 
 def _outbox_row_bytes(shape: BufferShape) -> int:
+    if shape.combine == "fp8":
+        return -(-(shape.hidden + _scale_bytes(shape)) // _ENCODED_UNIT) * _ENCODED_UNIT
+    return _output_row_bytes(shape)
+
+
+def _output_row_bytes(shape: BufferShape) -> int:
     return shape.hidden * shape.combine_dtype.itemsize

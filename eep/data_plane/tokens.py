@@ -81,13 +81,18 @@ class ChannelTensors:
         self._region = region
         self._start = channel * at.channel_bytes
         self._rank_counts = torch.zeros(shape.max_ranks, dtype=torch.int32, device=device)
-        combine_dtype = ROW_DTYPES[WIRE_NAMES[shape.combine_type]]
+        encodes = WIRE_NAMES[shape.combine_type] == "fp8"
+        combine_dtype = torch.bfloat16 if encodes else ROW_DTYPES[WIRE_NAMES[shape.combine_type]]
         self._views: dict[tuple[str, int], tuple[torch.Tensor | None, ...]] = {}
         if shape.layout == LAYOUTS["rank"]:
             rows = at.slots * shape.max_tokens
             self._topk_idx = torch.full((rows * shape.max_topk,), -1, dtype=torch.int32, device=device)
             self._topk_weights = torch.zeros(rows * shape.max_topk, dtype=torch.float32, device=device)
-            self.outbox = self._in_region(at.outbox, rows * at.outbox_row_bytes).view(combine_dtype).view(rows, -1)
+            if encodes:  # on the way into the outbox
+                self.outputs = torch.empty(rows, shape.hidden, dtype=combine_dtype, device=device)
+            else:
+                outbox = self._in_region(at.outbox, rows * at.outbox_row_bytes)
+                self.outputs = outbox.view(combine_dtype).view(rows, -1)
         else:
             experts, rows = shape.local_experts, shape.max_ranks * shape.max_tokens
             # Never written before a dispatch says which rows count; the memory is not even there until then.
@@ -96,7 +101,7 @@ class ChannelTensors:
             self._expert_counts = torch.zeros(experts, dtype=torch.int32, device=device)
             self._src_info = torch.zeros(experts, rows, dtype=torch.int32, device=device)
             self._layout_range = torch.zeros(experts, shape.max_ranks, dtype=torch.int64, device=device)
-            self.outbox = torch.empty(experts, rows, shape.hidden, dtype=combine_dtype, device=device)
+            self.outputs = torch.empty(experts, rows, shape.hidden, dtype=combine_dtype, device=device)
         for topk in range(1, shape.max_topk + 1):
             self._view(WIRE_NAMES[shape.wire_type], topk)
 

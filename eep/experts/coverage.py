@@ -21,6 +21,7 @@ import numpy as np
 
 from eep import faults
 from eep.access import make_private
+from eep.data_plane.memory import kind_of
 from eep.errors import EepError
 from eep.experts.agreed_load import AgreedLoad
 from eep.experts.arrivals import Arrivals, packed_bytes, part_of
@@ -118,7 +119,7 @@ class Coverage:
             self._place,
             0.0 if hosts is None else _HEARD_WITHIN_S,
         )
-        finder = PeerFinder(directory, loaded.memory.layout, loaded.device, self._slots, hosts)
+        finder = PeerFinder(directory, loaded.memory.layout, kind_of(loaded.shared), self._slots, hosts)
         if loaded.aside is not None:
             self.stage = StagingArea(rank, loaded.memory, loaded.aside, loaded.checksums, sources, finder)
         self._load = AgreedLoad(self.registry, rank, loaded.incarnation, policy.counted or self._no_load)

@@ -41,21 +41,19 @@ class SlotIndex:
         self._sums[:] = np.take_along_axis(checksums.values, np.maximum(held, 0), axis=1)
         self._experts[:] = held
 
-    def read(self, experts: int) -> tuple[IntArray, Checksums]:
-        """What the slots hold, and the checksums of these experts, as they were noted."""
-        held = self._experts.copy()
-        held[(held < 0) | (held >= experts)] = EMPTY
+    def read(self, experts: int, slots: int | None = None) -> tuple[IntArray, Checksums]:
+        """What the slots hold, and the checksums of these experts, as they were noted. Only so many ``slots`` still hold what
+        they held; None: all."""
+        held = self._noted(experts, slots)
         sums = Checksums.none(held.shape[0], experts)
         for layer, slot in np.argwhere(held != EMPTY).tolist():
             sums.values[layer, held[layer, slot]] = self._sums[layer, slot]
             sums.known[layer, held[layer, slot]] = True
         return held, sums
 
-    def verify(self, memory: ExpertMemory, experts: int) -> tuple[IntArray, Checksums]:
-        """What the slots hold, and the checksums of these experts. A slot whose bytes are not those that were noted holds
-        nothing."""
-        held = self._experts.copy()
-        held[(held < 0) | (held >= experts)] = EMPTY
+    def verify(self, memory: ExpertMemory, experts: int, slots: int | None = None) -> tuple[IntArray, Checksums]:
+        """The same, where a slot whose bytes are not those that were noted holds nothing."""
+        held = self._noted(experts, slots)
         sums = Checksums.none(held.shape[0], experts)
         for layer, slot in np.argwhere(held != EMPTY).tolist():
             if memory.checksum(layer, slot) == int(self._sums[layer, slot]):
@@ -64,3 +62,9 @@ class SlotIndex:
             else:
                 held[layer, slot] = EMPTY
         return held, sums
+
+    def _noted(self, experts: int, slots: int | None) -> IntArray:
+        held: IntArray = self._experts.copy()
+        held[(held < 0) | (held >= experts)] = EMPTY
+        held[:, held.shape[1] if slots is None else slots :] = EMPTY
+        return held

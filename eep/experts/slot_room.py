@@ -7,9 +7,12 @@ are not open have no memory behind them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from eep.data_plane.memory import Memory
 from eep.experts.layout import ExpertLayout
+
+_PIECES, _MOST_RANGES = 4, 400
 
 
 class SlotRoom:
@@ -31,7 +34,7 @@ class SlotRoom:
             self._take(self._bytes(slots))
             self._paid = slots
         if slots > self.slots:
-            for start, size in self._ranges(self.slots, slots):
+            for start, size in slot_ranges(self._layout, self.slots, slots):
                 self._shared.back(start, size)
             self.slots = slots
 
@@ -39,7 +42,8 @@ class SlotRoom:
         """Keep memory for so many slots only, or as many as usual. Nothing is in the others that anybody needs."""
         slots = max(slots, self.usual)
         if slots < self.slots:
-            for start, size in self._ranges(slots, self.slots):
+            # Up to the last one, open or not: a part of the memory goes when no slot in it is open any more.
+            for start, size in slot_ranges(self._layout, slots, self._layout.slots):
                 self._shared.give_up(start, size)
             self.slots = slots
         if slots < self._paid:
@@ -47,10 +51,23 @@ class SlotRoom:
             self._paid = slots
 
     def _bytes(self, slots: int) -> int:
-        return max(0, slots - self.usual) * self._layout.layers * self._layout.expert_bytes
+        return sum(
+            self._shared.cost_of(start, size)
+            for start, size in slot_ranges(self._layout, self.usual, max(slots, self.usual))
+        )
 
-    def _ranges(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Where slots lie, of every tensor of every layer."""
-        for layer in range(self._layout.layers):
-            for index, spec in enumerate(self._layout.tensors):
-                yield self._layout.offset(layer, index) + first * spec.nbytes, (end - first) * spec.nbytes
+
+def slot_ranges(layout: ExpertLayout, first: int, end: int, most: int = 1) -> Iterator[tuple[int, int]]:
+    """Where slots lie, of every tensor of every layer: offsets and sizes. ``most``: in how many pieces for each, at most."""
+    steps = max(1, min(most, end - first))
+    cuts = [first + (end - first) * step // steps for step in range(steps + 1)]
+    for layer in range(layout.layers):
+        for index, spec in enumerate(layout.tensors):
+            for begin, stop in pairwise(cuts):
+                yield layout.offset(layer, index) + begin * spec.nbytes, (stop - begin) * spec.nbytes
+
+
+def loose_ranges(layout: ExpertLayout, usual: int) -> list[tuple[int, int]]:
+    """Where memory may be given up, and had again. On a GPU each of them is memory of its own, so there are few."""
+    pieces = max(1, min(_PIECES, _MOST_RANGES // (layout.layers * len(layout.tensors))))
+    return list(slot_ranges(layout, usual, layout.slots, pieces))

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-
-from sglang_patches import hooks
+from sglang_patches import served_type
 from sglang_patches.cpu import latent_attention, sinks
 
 _registered = False
@@ -19,12 +14,5 @@ def register() -> None:
     if not _registered:
         latent_attention.register()
         sinks.register()
-        hooks.hook("models.gpt_oss.GptOssForCausalLM.__init__", _in_served_type)
+        served_type.register()
         _registered = True
-
-
-def _in_served_type(original: Callable[..., None], model: Any, config: Any, *arguments: Any, **named: Any) -> None:
-    """This model makes its attention and its gate in the type of the checkpoint, whatever ``--dtype`` says. SGLang makes the
-    type to serve in torch's default while it builds a model."""
-    config.dtype = torch.get_default_dtype()
-    original(model, config, *arguments, **named)

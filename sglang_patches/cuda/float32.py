@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang_patches import hooks
+from sglang_patches import hooks, served_type
 
 ASKED_FOR = "EEP_CUDA_FLOAT32"
 """The environment variable that asks for it without ``--ep-backend eep``, for a single rank to compare with."""
@@ -28,6 +28,7 @@ def prepare() -> None:
 
 
 def register() -> None:
+    served_type.register()
     hooks.hook("layers.layernorm.RMSNorm.forward_cuda", _native)
     hooks.hook("layers.rotary_embedding.base.RotaryEmbedding.forward_cuda", _rotate)
     hooks.hook("models.utils.can_use_fused_inplace_qknorm", _may_fuse_norms)

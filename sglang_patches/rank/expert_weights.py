@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eep.data_plane.memory import Memory, memory_of
+from eep.data_plane.memory import Memory
 from eep.experts.checksums import Checksums
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
 from eep.experts.placement.packing import IntArray
@@ -44,9 +44,11 @@ def adopt(
     ``keeps``: the region outlives this process. ``loaded``: how many slots SGLang has made; None for all."""
     loaded = loaded or placement.slots_per_rank
     layout, device = layout_of(layers, loaded, placement.slots_per_rank), torch.device(device).type
-    kept = kept_weights.take_experts(layout, device) if keeps else None
+    kept = kept_weights.take_experts(layout, device, loaded) if keeps else None
     if kept is None:
-        shared = memory_of(device).create(f"eep-experts-{rank}", layout.region_bytes)
+        shared = kept_weights.expert_memory_kind(layout, device, loaded).create(
+            f"eep-experts-{rank}", layout.region_bytes
+        )
         memory = ExpertMemory(layout, shared.bytes_at(0, layout.region_bytes))
     else:
         memory, shared = kept.memory, kept.shared
@@ -64,12 +66,13 @@ def take_over(
     """Give the memory of the last life to the expert parameters of ``layers``, which have none. ``unverified``: a rank still
     serves from it. ``loaded``: how many slots SGLang has made; None for all."""
     slots = placement.slots_per_rank
-    kept = kept_weights.take_experts(layout_of(layers, loaded or slots, slots), torch.device(device).type)
+    layout = layout_of(layers, loaded or slots, slots)
+    kept = kept_weights.take_experts(layout, torch.device(device).type, loaded or slots)
     for index, layer in enumerate(layers):
         for name, view in kept.memory.tensors(index).items():
             give(layer, name, view)
-    read = kept.index.read(placement.experts) if unverified else kept.index.verify(kept.memory, placement.experts)
-    held, checksums = read
+    noted, experts, lasting = kept.index, placement.experts, kept.lasting_slots
+    held, checksums = noted.read(experts, lasting) if unverified else noted.verify(kept.memory, experts, lasting)
     if not checksums.known.any():
         raise Unfit("none of the experts is as it was loaded")
     return ExpertWeights(kept.memory, kept.shared, checksums, kept, held)
@@ -79,7 +82,7 @@ def look_again(weights: ExpertWeights, placement: Placement) -> ExpertWeights:
     """What the slots hold by now. This process has had them mapped since the rank that is lost served from them, so they are
     what that rank had. A slot that it was writing is noted as empty."""
     assert weights.kept is not None
-    held, checksums = weights.kept.index.read(placement.experts)
+    held, checksums = weights.kept.index.read(placement.experts, weights.kept.lasting_slots)
     return replace(weights, held=held, checksums=checksums)
 
 

@@ -141,7 +141,9 @@ class RankDataPlane:
         self.location, self.one  # noqa: B018
         if self.used is not None:
             self._offsets  # noqa: B018
-        forms = token_forms.choose_forms(token_forms.ExpertKernels.of(layers[0], shape), len(facts.max_tokens))
+        kernels = token_forms.ExpertKernels.of(layers[0], shape)
+        kernels.check(shape)
+        forms = token_forms.choose_forms(kernels, len(facts.max_tokens))
         logger.info("tokens cross ranks as %s", ", ".join(map(str, forms)))
         self._choose_room(forms[ANY_STEP])
         for number, (tokens, form) in enumerate(zip((self._room, *facts.max_tokens[1:]), forms, strict=True)):

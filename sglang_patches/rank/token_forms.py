@@ -80,6 +80,14 @@ class ExpertKernels:
             exponents=deep_gemm and _wants_exponents(),
         )
 
+    def check(self, shape: MoeShape) -> None:
+        """SystemExit if these kernels cannot do what is asked of them."""
+        if self.deep_gemm and shape.open_slots:
+            raise SystemExit(
+                "--eep-on-lost-coverage make-room: DeepGEMM takes as many experts as a rank has loaded, and no more later; "
+                "use --moe-runner-backend triton, refuse or mask"
+            )
+
 
 def choose_forms(experts: ExpertKernels, buffers: int) -> tuple[TokenForm, ...]:
     """The forms for each buffer: the one for any step, and the one for decode if there is one."""

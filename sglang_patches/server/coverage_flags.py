@@ -37,9 +37,7 @@ def add_coverage_flags(add: Callable[..., Any]) -> None:
     )
 
 
-def parse_room(
-    arguments: argparse.Namespace, on_lost_coverage: OnLostCoverage, experts: int | None, slots: int, device: str
-) -> int:
+def parse_room(arguments: argparse.Namespace, on_lost_coverage: OnLostCoverage, experts: int | None, slots: int) -> int:
     """For how many slots a rank has addresses; 0: for the ``slots`` that it has. SystemExit if the flags do not go
     together."""
     ranks = getattr(arguments, "eep_room_ranks", None)
@@ -52,7 +50,6 @@ def parse_room(
         return 0
     ranks = 1 if ranks is None else ranks
     for is_wrong, why in (
-        (device != "cpu", "on a GPU a rank cannot give up a part of its KV cache yet: use refuse or mask"),
         (
             arguments.eep_keep_context == "off",
             "it does not go together with --eep-keep-context off: only a cache that outlives its rank can give up memory",

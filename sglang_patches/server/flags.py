@@ -220,7 +220,7 @@ def parse(arguments: argparse.Namespace) -> ServerOptions:
         host=host,
         on_lost_coverage=on_lost_coverage,
         most_slots=coverage_flags.parse_room(
-            arguments, on_lost_coverage, experts, ((experts or 0) + redundant) // ranks, device_of(arguments)
+            arguments, on_lost_coverage, experts, ((experts or 0) + redundant) // ranks
         ),
         mask_after_s=mask_after,
         balance=balance_flags.parse_balance(arguments),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +48,9 @@ def configs(draw: st.DrawFn) -> moe.Config:
     layout = draw(st.sampled_from(("rank", "expert")))
     wire = draw(st.sampled_from(WIRES))
     groups = 512 if wire == "fp8_ue8m0" and layout == "expert" else 128
-    hidden = groups * draw(st.integers(1, 3)) if wire.startswith("fp8") else draw(st.integers(1, 300))
+    combine = None if wire == "f32" else draw(st.sampled_from((None, "fp8")))
+    in_groups = wire.startswith("fp8") or combine == "fp8"
+    hidden = groups * draw(st.integers(1, 3)) if in_groups else draw(st.integers(1, 300))
     ranks = draw(st.integers(1, 5))
     return moe.Config(
         ranks=ranks,
@@ -57,6 +61,7 @@ def configs(draw: st.DrawFn) -> moe.Config:
         local_experts=draw(st.integers(1, 6)),
         layout=layout,
         wire=wire,
+        combine=combine,
     )
 
 
@@ -83,6 +88,24 @@ def test_matches_the_reference(config: moe.Config, seed: int, tokens: list[int])
                 return output
 
         on_threads(config.ranks, body)
+
+
+@pytest.mark.parametrize("layout", ["rank", "expert"])
+def test_outputs_that_travel_as_fp8_are_nearly_those_that_were_given(
+    rendezvous: eep.Rendezvous, tmp_path: pathlib.Path, layout: str
+) -> None:
+    """The error that the docs state."""
+    exact = moe.Config(ranks=2, max_ranks=2, max_tokens=64, hidden=1024, topk=4, local_experts=8, layout=layout)
+    encoded = dataclasses.replace(exact, combine="fp8")
+    sums = {}
+    for config in (exact, encoded):
+        with Ranks(eep.Rendezvous(tmp_path / str(config.combine)), config) as group:
+            group.start(range(2))
+            group.connect(range(2))
+            answers = group.all(range(2), "step", 1, (0, 1))
+            sums[config] = torch.cat([answers[rank][0][0] for rank in range(2)]).float()
+    error = (sums[encoded] - sums[exact]).square().mean() / sums[exact].square().mean()
+    assert 0.01 < error.sqrt() < 0.03
 
 
 @pytest.mark.parametrize("layout", ["rank", "expert"])

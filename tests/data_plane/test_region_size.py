@@ -22,14 +22,17 @@ def deepseek(ranks: int, tokens: int, layout: str = "rank") -> BufferShape:
 @st.composite
 def shapes(draw: st.DrawFn) -> BufferShape:
     wire = draw(st.sampled_from(("f32", "bf16", "fp8", "fp8_pow2", "fp8_ue8m0")))
+    combine = None if wire == "f32" else draw(st.sampled_from((None, "fp8")))
+    in_groups = wire.startswith("fp8") or combine == "fp8"
     return BufferShape(
         max_ranks=draw(st.integers(1, 512)),
         max_tokens=draw(st.integers(1, 70)),
-        hidden=128 * draw(st.integers(1, 5)) if wire.startswith("fp8") else draw(st.integers(1, 700)),
+        hidden=128 * draw(st.integers(1, 5)) if in_groups else draw(st.integers(1, 700)),
         topk=draw(st.integers(1, 16)),
         local_experts=draw(st.integers(1, 9)),
         layout=draw(st.sampled_from(("rank", "expert"))),
         wire=wire,
+        combine=combine,
         channels=draw(st.integers(1, 2)),
     )
 
@@ -44,14 +47,15 @@ def test_a_region_is_as_large_as_the_library_lays_it_out(shape: BufferShape) -> 
     assert mirror_bytes(shape) == shape.channels * shape.max_tokens * token, "routing there, and what comes back"
 
 
+@pytest.mark.parametrize("combine", [None, "fp8"])
 @pytest.mark.parametrize("layout", ["rank", "expert"])
-def test_what_a_buffer_holds_beside_its_region(rendezvous: eep.Rendezvous, layout: str) -> None:
-    config = moe.Config(max_ranks=5, max_tokens=64, layout=layout, wire="fp8", local_experts=3)
+def test_what_a_buffer_holds_beside_its_region(rendezvous: eep.Rendezvous, layout: str, combine: str | None) -> None:
+    config = moe.Config(max_ranks=5, max_tokens=64, layout=layout, wire="fp8", combine=combine, local_experts=3)
     with config.buffer(0, rendezvous) as buffer:
         tensors = vars(buffer._tensors[0])
-        outbox = tensors["outbox"].nbytes if layout == "expert" else 0
-        held = outbox + sum(
-            each.nbytes for name, each in tensors.items() if isinstance(each, torch.Tensor) and name != "outbox"
+        outputs = tensors["outputs"].nbytes if layout == "expert" or combine else 0
+        held = outputs + sum(
+            each.nbytes for name, each in tensors.items() if isinstance(each, torch.Tensor) and name != "outputs"
         )
         shape = BufferShape(
             max_ranks=5,
@@ -61,6 +65,7 @@ def test_what_a_buffer_holds_beside_its_region(rendezvous: eep.Rendezvous, layou
             local_experts=3,
             layout=layout,
             wire="fp8",
+            combine=combine,
         )
         small = 4 * 5 + 4 * 3 + 8 * 3 * 5
         """Counts of ranks and experts, and the ranges."""

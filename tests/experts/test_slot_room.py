@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from eep.data_plane.memory.parted import NONE, PartedKind
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
 from eep.experts.coverage import LACKING
 from eep.experts.layout import ExpertLayout, ExpertMemory, TensorSpec
 from eep.experts.placement.packing import EMPTY
-from eep.experts.slot_room import SlotRoom
+from eep.experts.slot_room import SlotRoom, loose_ranges
 from eep.view import View
 from tests.experts import model
 from tests.experts.covered import RANKS, Rank, enter
+from tests.host_driver import UNIT, HostDriver
 
 USUAL, MOST = 2, model.EXPERTS
 WHOLE = View(1, (0, 1, 2, 3), (0,) * RANKS)
@@ -140,4 +142,42 @@ def test_slots_that_are_not_open_take_no_memory() -> None:
     room.close(0)
     assert (pages(), taken[-1], room.slots) == (4, 0, 2)
     assert all(bool((memory.tensors(layer)["w"][:2] == 1).all()) for layer in range(2))
+    shared.close()
+
+
+def test_room_in_parts_is_asked_for_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the manner of a GPU: some slots at a time, and the others keep what they hold."""
+    HostDriver(units=1000).install(monkeypatch)
+    specs = (TensorSpec("w", (3 * UNIT // 2,), torch.uint8), TensorSpec("s", (16,), torch.uint8))
+    layout = ExpertLayout(3, 14, specs)
+    shared = PartedKind(tuple(loose_ranges(layout, USUAL)), backed=False).create("experts", layout.region_bytes)
+    taken, memory = [0], ExpertMemory(layout, shared.bytes_at(0, layout.region_bytes))
+
+    def backed() -> int:
+        found = zip(shared.parts, shared.descriptors, strict=True)
+        return sum(part.size for part, each in found if part.is_loose and each != NONE)
+
+    room = SlotRoom(layout, shared, USUAL, lambda size: taken.append(size))
+    for layer in range(3):
+        memory.tensors(layer)["w"][:USUAL] = 1 + layer
+    assert backed() == 0
+    for slots in (3, 7, 14):
+        before = backed()
+        room.open(slots)
+        assert taken[-1] == backed() > before
+        for layer in range(3):
+            memory.tensors(layer)["w"][:slots] = 1 + layer
+            memory.tensors(layer)["s"][:slots] = 5
+        for layer in range(3):
+            assert bool((memory.tensors(layer)["w"][:slots] == 1 + layer).all())
+            assert bool((memory.tensors(layer)["s"][:slots] == 5).all())
+    for slots in (7, 3, 0):
+        before = backed()
+        room.close(slots)
+        kept = max(slots, USUAL)
+        assert backed() <= taken[-1] <= before
+        for layer in range(3):
+            assert bool((memory.tensors(layer)["w"][:kept] == 1 + layer).all())
+            assert bool((memory.tensors(layer)["s"][:kept] == 5).all())
+    assert (backed(), taken[-1]) == (0, 0)
     shared.close()

@@ -31,6 +31,28 @@ def test_matches_the_reference(rendezvous: eep.Rendezvous, layout: str, wire: st
         start(group).check_steps(ALL, seed=11, count=4)
 
 
+@pytest.mark.parametrize("layout", ["rank", "expert"])
+@pytest.mark.parametrize("wire", ["bf16", "fp8"])
+@pytest.mark.parametrize(("hidden", "max_tokens"), [(7168, 40), (128, 300), (640, 7)])
+def test_outputs_travel_as_fp8(
+    rendezvous: eep.Rendezvous, layout: str, wire: str, hidden: int, max_tokens: int
+) -> None:
+    config = dataclasses.replace(
+        CONFIG, layout=layout, wire=wire, combine="fp8", hidden=hidden, topk=6, max_tokens=max_tokens, max_ranks=5
+    )
+    with Ranks(rendezvous, config) as group:
+        start(group).check_steps(ALL, seed=12, count=4)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 3, 16, 32, 33])
+def test_few_tokens(rendezvous: eep.Rendezvous, max_tokens: int, overlaps: bool) -> None:
+    """Blocks share tokens in various ways, and kernels are of various sizes; with and without overlapping."""
+    config = dataclasses.replace(CONFIG, hidden=2560, topk=6, max_tokens=max_tokens, overlaps=overlaps)
+    with Ranks(rendezvous, config) as group:
+        start(group).check_steps(ALL, seed=4, count=12)
+
+
 def test_odd_sizes(rendezvous: eep.Rendezvous) -> None:
     config = dataclasses.replace(CONFIG, hidden=1048, topk=16, max_tokens=7, local_experts=5)
     with Ranks(rendezvous, config) as group:

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("xxhash")
 
 from eep.data_plane.memory import memory_of
+from eep.data_plane.memory.vmm import DeviceMemory
 from eep.experts.checkpoint.checkpoint_reader import CheckpointReader
 from eep.experts.layout import ExpertMemory
 from eep.experts.placement.slot_plan import Placement, plan_placement
@@ -45,7 +46,7 @@ class GpuRank:
     def repair(self, before: Placement, after: Placement, active: list[int], disk: str | None) -> dict[str, int]:
         """Experts moved, by tier; raises if anything is not as it should be afterwards."""
         address = self.memory.region.data_ptr()
-        peers = MappedPeers(self.directory, View(1, tuple(active), (0, 0)), self.layout.region_bytes, "cuda")
+        peers = MappedPeers(self.directory, View(1, tuple(active), (0, 0)), self.layout.region_bytes, DeviceMemory)
 
         def reader_of(origin: Origin) -> Reader:
             if origin.tier is Tier.LOCAL:

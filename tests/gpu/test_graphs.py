@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 import eep
 from tests import moe
@@ -19,8 +22,10 @@ def check(group: Ranks, ranks: tuple[int, ...], seed: int, count: int) -> None:
         assert done == count
 
 
-def test_a_thousand_replays_of_one_graph(rendezvous: eep.Rendezvous) -> None:
-    with Ranks(rendezvous, CONFIG, timeout_ms=1000, program=GraphProgram) as group:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_thousand_replays_of_one_graph(rendezvous: eep.Rendezvous, overlaps: bool) -> None:
+    config = dataclasses.replace(CONFIG, overlaps=overlaps)
+    with Ranks(rendezvous, config, timeout_ms=1000, program=GraphProgram) as group:
         group.start(ALL)
         addresses = group.all(ALL, "capture")
         group.all(ALL, "connect", list(ALL), epoch=2)

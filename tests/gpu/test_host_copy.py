@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from eep.requests.kv.copy_layout import PAGE
-from sglang_patches.rank.kv.copied_pages import GpuGather, layout_of, unload
+from sglang_patches.rank.kv.copied_pages import GpuGather, PageBuffers, layout_of, unload
 
 ROWS, CONTEXT, SLOTS, MOST = 4, 100, 500, 3
 
@@ -35,3 +35,24 @@ def test_pages_are_gathered_beside_other_work_and_read_back() -> None:
     for copied, layer in zip(back, layers, strict=True):
         assert torch.equal(copied[slots], layer[table[3, 3 : 2 * PAGE].long()])
         assert not copied[:100].any()
+
+
+def test_pages_are_brought_back_in_turns() -> None:
+    """Each turn waits until its buffer is free, and stands until the same buffer is filled again."""
+    page_bytes, most, turns = 1 << 20, 8, 12
+    buffers = PageBuffers(torch.device("cuda"), page_bytes, most)
+    busy = torch.randn(4096, 4096, device="cuda")
+    kept = []
+    for turn in range(turns):
+        for _ in range(5):
+            busy = busy @ busy.tanh()
+        count = most - turn % 3
+
+        def fill(pages: np.ndarray, turn: int = turn) -> None:
+            pages[:] = np.arange(turn, turn + len(pages), dtype=np.uint8)[:, None]
+
+        kept.append((count, buffers.bring(count, fill).clone()))
+    torch.cuda.synchronize()
+    for turn, (count, content) in enumerate(kept):
+        assert torch.equal(content.view(count, -1)[:, -1].cpu(), torch.arange(turn, turn + count, dtype=torch.uint8))
+        assert torch.equal(content.view(count, -1)[:, 0].cpu(), torch.arange(turn, turn + count, dtype=torch.uint8))

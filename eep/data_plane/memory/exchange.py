@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from eep.abi.collectives import OwnerState
 from eep.abi.native import Shape
 from eep.abi.peer_table import MAX_RANKS, ControlPage, RankSet, ranks_of
-from eep.data_plane.memory import Memory
+from eep.data_plane.memory import Memory, adopt, kind_of
 from eep.data_plane.memory.descriptor_service import DescriptorProtocol, DescriptorServer, ask_for_descriptors
 from eep.data_plane.memory.shm import SharedMemory
 from eep.data_plane.rendezvous import Claim, Rendezvous, socket_path
@@ -89,7 +89,7 @@ def fetch_offer(rendezvous: Rendezvous, rank: int, incarnation: int, shape: Shap
         stack.callback(os.close, answer.process)
         with contextlib.ExitStack() as unadopted:
             unadopted.callback(os.close, their_control)
-            mapped = type(region).adopt(their_region, region.size)
+            mapped = adopt(kind_of(region), [their_region], region.size)
             stack.callback(mapped.close)
             unadopted.pop_all()
         control = SharedMemory.adopt(their_control, CONTROL_BYTES)

@@ -102,6 +102,13 @@ class SharedMemory:
             code = ctypes.get_errno()
             raise OSError(code, f"memory cannot be given up: {os.strerror(code)}")
 
+    def gain_of(self, offset: int, size: int) -> int:
+        """All of it, but for parts of pages at its ends."""
+        return size
+
+    def cost_of(self, offset: int, size: int) -> int:
+        return size
+
     def bytes_at(self, offset: int, size: int) -> torch.Tensor:
         """A tensor over part of the memory, with a storage of its own; it keeps the mapping alive."""
         import torch

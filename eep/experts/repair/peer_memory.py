@@ -18,13 +18,13 @@ from typing import Protocol
 import torch
 
 from eep.abi import native
-from eep.data_plane.memory import Memory, memory_of
+from eep.data_plane.memory import Memory, MemoryKind, adopt, count_descriptors, descriptors_of
 from eep.data_plane.memory.descriptor_service import DescriptorProtocol, DescriptorServer, ask_for_descriptors
+from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import PeerUnreachable
 from eep.view import View
 
 _HELLO = b"EEP-EXPERTS-1\n"
-_PROTOCOL = DescriptorProtocol(_HELLO, len(_HELLO), descriptors=1)
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -70,17 +70,23 @@ def serve_region(directory: pathlib.Path, rank: int, incarnation: int, memory: M
     """
     for left in directory.glob(f"experts-r{rank}.i*.sock"):
         left.unlink(missing_ok=True)
-    return DescriptorServer(region_socket(directory, rank, incarnation), _PROTOCOL, [memory.fd], lambda: _HELLO)
+    descriptors = descriptors_of(memory)
+    path = region_socket(directory, rank, incarnation)
+    return DescriptorServer(path, _protocol(len(descriptors)), descriptors, lambda: _HELLO)
+
+
+def _protocol(descriptors: int) -> DescriptorProtocol:
+    return DescriptorProtocol(_HELLO, len(_HELLO), descriptors)
 
 
 class MappedPeers:
     """:class:`PeerMemory` over shared memory, for the ranks of ``view`` on this host, mapped when asked."""
 
-    def __init__(self, directory: pathlib.Path, view: View, region_bytes: int, device: str = "cpu") -> None:
+    def __init__(self, directory: pathlib.Path, view: View, region_bytes: int, kind: MemoryKind = SharedMemory) -> None:
         self._directory = directory
         self._view = view
         self._region_bytes = region_bytes
-        self._device = device
+        self._kind = kind
         self._lock = threading.Lock()
         self._mapped: dict[int, tuple[Memory, int]] = {}
 
@@ -110,19 +116,19 @@ class MappedPeers:
                 if rank not in self._view.active:
                     raise PeerUnreachable(f"rank {rank} is not part of epoch {self._view.epoch}")
                 path = region_socket(self._directory, rank, self._view.incarnations[rank])
-                self._mapped[rank] = _fetch_region(path, rank, self._region_bytes, self._device)
+                self._mapped[rank] = _fetch_region(path, rank, self._region_bytes, self._kind)
             return self._mapped[rank]
 
 
-def _fetch_region(path: str, rank: int, region_bytes: int, device: str) -> tuple[Memory, int]:
+def _fetch_region(path: str, rank: int, region_bytes: int, kind: MemoryKind) -> tuple[Memory, int]:
     """The region behind a socket, and a pidfd of the process that it belongs to."""
-    answer = ask_for_descriptors(path, _PROTOCOL, f"rank {rank}, asked for its experts,")
+    protocol = _protocol(count_descriptors(kind, region_bytes))
+    answer = ask_for_descriptors(path, protocol, f"rank {rank}, asked for its experts,")
     if answer.content != _HELLO:
         answer.close()
         raise PeerUnreachable(f"rank {rank} answered in another protocol when it was asked for its experts")
     try:
-        (region,) = answer.descriptors
-        return memory_of(device).adopt(region, region_bytes), answer.process  # which closes what it does not take over
+        return adopt(kind, answer.descriptors, region_bytes), answer.process  # which closes what it does not take over
     except BaseException:
         os.close(answer.process)
         raise

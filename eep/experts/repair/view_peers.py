@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eep.data_plane.memory import MemoryKind
 from eep.experts.held_slots import HeldSlots
 from eep.experts.instance_hosts import InstanceHosts
 from eep.experts.layout import ExpertLayout
@@ -44,12 +45,12 @@ class PeerFinder:
     """Makes the :class:`ViewPeers` of one rank. ``directory``: where ranks of this host hand out their memory."""
 
     def __init__(
-        self, directory: Path, layout: ExpertLayout, device: str, slots: HeldSlots, hosts: InstanceHosts | None
+        self, directory: Path, layout: ExpertLayout, kind: MemoryKind, slots: HeldSlots, hosts: InstanceHosts | None
     ) -> None:
-        self._directory, self._layout, self._device, self._slots, self._hosts = directory, layout, device, slots, hosts
+        self._directory, self._layout, self._kind, self._slots, self._hosts = directory, layout, kind, slots, hosts
 
     def find(self, view: View) -> ViewPeers:
-        near = MappedPeers(self._directory, view, self._layout.region_bytes, self._device)
+        near = MappedPeers(self._directory, view, self._layout.region_bytes, self._kind)
         far = None
         if self._hosts is not None:
             far = FarPeers(self._hosts.transport, self._layout, lambda rank: self._slots.records(view).get(rank))

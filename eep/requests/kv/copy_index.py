@@ -107,12 +107,14 @@ class CopyReader(_Copy):
         pages = its[first][: int((numbers == np.arange(len(numbers))).cumprod().sum())]
         return CopiedPages(request, pages, self._entries["checksum"][pages]) if len(pages) else None
 
-    def take(self, found: CopiedPages, first: int, end: int) -> npt.NDArray[np.uint8]:
-        """The content of the pages from ``first`` to ``end``. ValueError if it is not what was copied."""
-        content = self.pages[found.pages[first:end]]
-        for number, (page, checksum) in enumerate(
-            zip(content, found.checksums[first:end].tolist(), strict=True), first
-        ):
+    def take(self, found: CopiedPages, first: int, into: npt.NDArray[np.uint8]) -> None:
+        """``into`` gets the pages from ``first`` on, as many as it has rows. ValueError if they are not what was copied.
+
+        Each is looked at right after it is copied, while the processor's cache has it.
+        """
+        end = first + len(into)
+        sources, checksums = found.pages[first:end].tolist(), found.checksums[first:end].tolist()
+        for number, (page, source, checksum) in enumerate(zip(into, sources, checksums, strict=True), first):
+            np.copyto(page, self.pages[source])
             if page_checksum(found.request, number, page) != checksum:
                 raise ValueError(f"tokens {number * PAGE} to {(number + 1) * PAGE - 1} are not what was copied")
-        return content

@@ -109,7 +109,7 @@ typedef struct {
 
 typedef struct {
   const void* x;            // rank layout: [slots * max_tokens, hidden], weighted and summed per token;
-                            // expert layout: as packed_rows. Either of combine_type
+                            // expert layout: as packed_rows. Either of eep_output_type()
   const int32_t* src_info;  // expert layout: as dispatch gave them
   const int64_t* layout_range;
   uint32_t topk;
@@ -117,7 +117,7 @@ typedef struct {
 } eep_combine_send_args;
 
 typedef struct {
-  void* out;                  // [tokens, hidden] of combine_type
+  void* out;                  // [tokens, hidden] of eep_output_type()
   const int64_t* topk_idx;    // as dispatched
   const float* topk_weights;  // expert layout; null for all ones
   uint32_t tokens;

@@ -88,7 +88,7 @@ typedef struct {
   uint32_t local_experts;  // slots per rank; expert e lives on rank e / local_experts
   uint32_t layout;         // eep_layout
   uint32_t wire_type;      // eep_type: the widest that a dispatch may send
-  uint32_t combine_type;   // eep_type: of expert outputs, f32 or bf16
+  uint32_t combine_type;   // eep_type: how expert outputs travel, as f32, bf16 or fp8; see eep_output_type()
   uint32_t channels;       // for dispatch and combine; 0 where a region only serves process groups
   uint32_t lanes;          // for process groups, one each; 0 for none
   uint32_t lane_parts;     // parts of a lane that never wait for each other: thread blocks of a GPU, 1 on a CPU
@@ -117,6 +117,11 @@ EEP_INLINE uint32_t eep_envelope_pieces(uint64_t envelope) {
 EEP_INLINE int eep_is_fp8(uint32_t type) { return type >= EEP_TYPE_FP8; }
 EEP_INLINE uint64_t eep_element_bytes(uint32_t type) {
   return type == EEP_TYPE_F32 ? 4 : type == EEP_TYPE_BF16 ? 2 : 1;
+}
+// What experts give, and what a combine returns. Outputs that travel as fp8 are encoded on their way into the outbox:
+// the values of a row, then a float for each group of them.
+EEP_INLINE uint32_t eep_output_type(uint32_t combine_type) {
+  return eep_is_fp8(combine_type) ? (uint32_t)EEP_TYPE_BF16 : combine_type;
 }
 
 // ---- the region ----
@@ -226,18 +231,19 @@ typedef struct {
   uint64_t topk_weights;  // float [slots, max_tokens, max_topk]
   uint64_t rows;          // [slots, max_tokens, row_bytes]
   uint64_t scales;        // float or byte [slots, max_tokens, scales_per_row]
-  uint64_t outbox;        // rank layout: [slots, max_tokens, hidden]; expert: [ranks, max_tokens, max_topk, hidden]
+  uint64_t outbox;        // rank layout: [slots, max_tokens] rows; expert: [ranks, max_tokens, max_topk]
   uint64_t row_bytes;
   uint64_t scale_bytes;  // per row
   uint64_t outbox_row_bytes;
-  uint64_t lanes;           // of the first lane, counted from the start of the region
-  uint64_t lane_bytes;      // from a lane to the next
-  uint64_t part_bytes;      // from a part to the next; a lane starts with its parts
-  uint64_t lane_mailboxes;  // in a part: eep_lane_mailbox [slots]
-  uint64_t lane_stamps;     // in a part: {uint64, uint64} [2], 64 bytes apart: epoch | round whose data a half holds, 0
-                            // while it is filled; and the group that it is of
-  uint64_t lane_outbox;     // in a part: [2, shape.lane_bytes]
-  uint64_t pipes;           // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
+  uint64_t output_row_bytes;  // of a row that an expert gives, and of one that a combine returns
+  uint64_t lanes;             // of the first lane, counted from the start of the region
+  uint64_t lane_bytes;        // from a lane to the next
+  uint64_t part_bytes;        // from a part to the next; a lane starts with its parts
+  uint64_t lane_mailboxes;    // in a part: eep_lane_mailbox [slots]
+  uint64_t lane_stamps;  // in a part: {uint64, uint64} [2], 64 bytes apart: epoch | round whose data a half holds, 0
+                         // while it is filled; and the group that it is of
+  uint64_t lane_outbox;  // in a part: [2, shape.lane_bytes]
+  uint64_t pipes;        // in a lane: one per slot, pipe_stride apart: eep_pipe, then EEP_PIPE_CELLS cells
   uint64_t pipe_stride;
   uint32_t slots;  // max_ranks * EEP_INCARNATIONS
   uint32_t reserved;
@@ -256,7 +262,9 @@ EEP_INLINE eep_region_layout eep_region_layout_of(const eep_shape* shape) {
   at.reserved = 0;
   at.row_bytes = shape->hidden * eep_element_bytes(shape->wire_type);
   at.scale_bytes = shape->hidden / EEP_SCALE_GROUP * sizeof(float);
-  at.outbox_row_bytes = shape->hidden * eep_element_bytes(shape->combine_type);
+  at.output_row_bytes = shape->hidden * eep_element_bytes(eep_output_type(shape->combine_type));
+  at.outbox_row_bytes =
+      eep_is_fp8(shape->combine_type) ? eep_align_up(shape->hidden + at.scale_bytes, 16) : at.output_row_bytes;
   const uint64_t rows = (uint64_t)at.slots * shape->max_tokens;
   const uint64_t outbox_rows =
       shape->layout == EEP_LAYOUT_RANK ? rows : (uint64_t)shape->max_ranks * shape->max_tokens * shape->max_topk;

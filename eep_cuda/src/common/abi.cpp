@@ -83,6 +83,7 @@ static const eep_abi_field kFields[] = {
     FIELD(eep_region_layout, row_bytes),
     FIELD(eep_region_layout, scale_bytes),
     FIELD(eep_region_layout, outbox_row_bytes),
+    FIELD(eep_region_layout, output_row_bytes),
     FIELD(eep_region_layout, lanes),
     FIELD(eep_region_layout, lane_bytes),
     FIELD(eep_region_layout, part_bytes),

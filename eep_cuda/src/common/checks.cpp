@@ -43,11 +43,11 @@ int check_shape(const eep_shape& shape) {
     return fail(EEP_ERROR_ARGUMENT, "there is no layout %u; see eep_layout", shape.layout);
   if (shape.wire_type > EEP_TYPE_FP8_UE8M0)
     return fail(EEP_ERROR_ARGUMENT, "there is no wire type %u; see eep_type", shape.wire_type);
-  if (shape.combine_type > EEP_TYPE_BF16)
-    return fail(EEP_ERROR_ARGUMENT, "expert outputs must be f32 or bf16, got type %u", shape.combine_type);
+  if (shape.combine_type > EEP_TYPE_FP8)
+    return fail(EEP_ERROR_ARGUMENT, "expert outputs travel as f32, bf16 or fp8, not as type %u", shape.combine_type);
   if (shape.channels < 1 || shape.channels > EEP_MAX_CHANNELS)
     return fail(EEP_ERROR_ARGUMENT, "channels must be between 1 and %d, got %u", EEP_MAX_CHANNELS, shape.channels);
-  if (eep_is_fp8(shape.wire_type) && shape.hidden % EEP_SCALE_GROUP)
+  if ((eep_is_fp8(shape.wire_type) || eep_is_fp8(shape.combine_type)) && shape.hidden % EEP_SCALE_GROUP)
     return fail(EEP_ERROR_ARGUMENT, "fp8 needs a hidden size that is a multiple of %d, got %u", EEP_SCALE_GROUP,
                 shape.hidden);
   return EEP_OK;

@@ -4,6 +4,7 @@
 
 #include "common/fault.h"
 #include "cpu/context.h"
+#include "cpu/formats.h"
 #include "cpu/row_sums.h"
 #include "cpu/wait.h"
 
@@ -12,19 +13,27 @@ namespace {
 
 // ---- publish ----
 
+void put_output(const eep_context& context, uint8_t* to, const uint8_t* from) {
+  const uint32_t hidden = context.shape.hidden;
+  if (eep_is_fp8(context.shape.combine_type))
+    quantize_row(from, EEP_TYPE_BF16, hidden, EEP_TYPE_FP8, to, to + hidden);
+  else
+    std::memcpy(to, from, context.at.outbox_row_bytes);
+}
+
 // rank layout: one row per token that wanted an expert here. Nothing to do where the experts wrote the
 // outbox.
 void publish_by_rank(const eep_context& context, const eep_combine_send_args& args, const eep_snapshot& snapshot) {
   const ChannelView own = context.own(args.channel);
   const uint8_t* x = static_cast<const uint8_t*>(args.x);
-  if (x == own.outbox_row(0)) return;
+  if (x == own.outbox_row(0) && !eep_is_fp8(context.shape.combine_type)) return;
   for_each_rank(snapshot.received, [&](uint32_t rank) {
     const uint32_t slot = snapshot.slot[rank];
     for (uint32_t token = 0; token < snapshot.count[rank]; ++token) {
       const int32_t* idx = own.topk_idx(slot, token);
       if (std::all_of(idx, idx + args.topk, [](int32_t expert) { return expert < 0; })) continue;
       const uint64_t row = uint64_t{slot} * context.shape.max_tokens + token;
-      std::memcpy(own.outbox_row(row), x + row * context.at.outbox_row_bytes, context.at.outbox_row_bytes);
+      put_output(context, own.outbox_row(row), x + row * context.at.output_row_bytes);
     }
   });
 }
@@ -43,10 +52,9 @@ void publish_by_expert(const eep_context& context, const eep_combine_send_args& 
         const int32_t* idx = own.topk_idx(snapshot.slot[rank], token);
         for (uint32_t k = 0; k < args.topk; ++k)
           if (idx[k] == static_cast<int32_t>(expert))
-            std::memcpy(
-                own.outbox_by_choice(rank, token, k),
-                static_cast<const uint8_t*>(args.x) + (expert * rows_per_expert + row) * context.at.outbox_row_bytes,
-                context.at.outbox_row_bytes);
+            put_output(
+                context, own.outbox_by_choice(rank, token, k),
+                static_cast<const uint8_t*>(args.x) + (expert * rows_per_expert + row) * context.at.output_row_bytes);
       }
     });
   }
@@ -95,7 +103,7 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
   const uint32_t me = context.table.rank, own_slot = snapshot.slot[me];
   const bool by_rank = context.shape.layout == EEP_LAYOUT_RANK;
   // In the rank layout the experts have weighted and summed already.
-  const AddRows add_up = find_add_rows(context.shape.combine_type == EEP_TYPE_F32, !by_rank);
+  const AddRows add_up = find_add_rows(context.shape.combine_type, !by_rank);
   for (uint32_t token = 0; token < args.tokens; ++token) {
     if (token == args.tokens / 2) fault::pass(fault::kCombineMidPull);
     const int64_t* experts = args.topk_idx + uint64_t{token} * args.topk;
@@ -119,7 +127,7 @@ void pull(const eep_context& context, const eep_combine_recv_args& args, const e
       }
     }
     add_up(rows, weights, count, context.shape.hidden,
-           static_cast<uint8_t*>(args.out) + token * context.at.outbox_row_bytes);
+           static_cast<uint8_t*>(args.out) + token * context.at.output_row_bytes);
   }
 }
 

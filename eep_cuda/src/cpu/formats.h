@@ -3,6 +3,7 @@
 #define EEP_CPU_FORMATS_H_
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -54,6 +55,21 @@ inline uint8_t e4m3_of_float(float value) {
   result = magnitude > 0x7f800000 ? 0x7f : result;  // NaN stays NaN
   return static_cast<uint8_t>(result | (bits >> 24 & 0x80));
 }
+
+constexpr std::array<float, 256> kValuesOfE4m3 = [] {
+  std::array<float, 256> values{};
+  for (uint32_t code = 0; code < 256; ++code) {
+    const uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
+    float value = exponent ? 8.0f + static_cast<float>(mantissa) : static_cast<float>(mantissa);  // in units of 2^-9
+    for (uint32_t i = 1; i < exponent; ++i) value *= 2;
+    value /= 512;
+    if ((code & 0x7f) == 0x7f) value = std::bit_cast<float>(0x7fc00000u);
+    values[code] = code & 0x80 ? -value : value;
+  }
+  return values;
+}();
+
+inline float float_of_e4m3(uint8_t value) { return kValuesOfE4m3[value]; }
 
 struct Scale {
   float value;    // what the receiver multiplies by

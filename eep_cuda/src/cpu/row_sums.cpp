@@ -78,6 +78,22 @@ EEP_FOR_CALLER void add(const uint8_t* const* rows, const float* weights, uint32
   add_few(rows, size, out, std::make_index_sequence<4>());
 }
 
+// Rows of fp8, group by group. Products of a value and its scale are rounded as those of any value and its weight.
+template <bool weighted>
+EEP_FOR_CALLER void add_encoded(const uint8_t* const* rows, const float* weights, uint32_t count, uint32_t hidden,
+                                uint16_t* out) {
+  for (uint32_t begin = 0; begin < hidden; begin += EEP_SCALE_GROUP) {
+    float sum[EEP_SCALE_GROUP] = {}, values[EEP_SCALE_GROUP];
+    for (uint32_t row = 0; row < count; ++row) {
+      float scale;
+      std::memcpy(&scale, rows[row] + hidden + begin / EEP_SCALE_GROUP * sizeof scale, sizeof scale);
+      for (uint32_t i = 0; i < EEP_SCALE_GROUP; ++i) values[i] = float_of_e4m3(rows[row][begin + i]) * scale;
+      add_row<false, weighted>(sum, values, weighted ? weights[row] : 1, EEP_SCALE_GROUP);
+    }
+    for (uint32_t i = 0; i < EEP_SCALE_GROUP; ++i) narrow(sum[i], out[begin + i]);
+  }
+}
+
 EEP_FOR_EACH_CPU void add_f32(const uint8_t* const* rows, const float* weights, uint32_t count, uint32_t hidden,
                               uint8_t* out) {
   add<false>(rows, weights, count, hidden, reinterpret_cast<float*>(out));
@@ -95,9 +111,20 @@ EEP_FOR_EACH_CPU void add_weighted_bf16(const uint8_t* const* rows, const float*
   add<true>(rows, weights, count, hidden, reinterpret_cast<uint16_t*>(out));
 }
 
+EEP_FOR_EACH_CPU void add_fp8(const uint8_t* const* rows, const float* weights, uint32_t count, uint32_t hidden,
+                              uint8_t* out) {
+  add_encoded<false>(rows, weights, count, hidden, reinterpret_cast<uint16_t*>(out));
+}
+EEP_FOR_EACH_CPU void add_weighted_fp8(const uint8_t* const* rows, const float* weights, uint32_t count,
+                                       uint32_t hidden, uint8_t* out) {
+  add_encoded<true>(rows, weights, count, hidden, reinterpret_cast<uint16_t*>(out));
+}
+
 }  // namespace
 
-AddRows find_add_rows(bool is_f32, bool weighted) {
+AddRows find_add_rows(uint32_t combine_type, bool weighted) {
+  const bool is_f32 = combine_type == EEP_TYPE_F32;
+  if (eep_is_fp8(combine_type)) return weighted ? add_weighted_fp8 : add_fp8;
   if (weighted) return is_f32 ? add_weighted_f32 : add_weighted_bf16;
   return is_f32 ? add_f32 : add_bf16;
 }

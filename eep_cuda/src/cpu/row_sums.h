@@ -11,8 +11,8 @@ namespace eep {
 using AddRows = void (*)(const uint8_t* const* rows, const float* weights, uint32_t count, uint32_t hidden,
                          uint8_t* out);
 
-// For rows of f32 or of bf16. Weights are only read where it is `weighted`.
-AddRows find_add_rows(bool is_f32, bool weighted);
+// For rows as they travel: f32, bf16, or fp8, whose sums are bf16. Weights are only read where it is `weighted`.
+AddRows find_add_rows(uint32_t combine_type, bool weighted);
 
 }  // namespace eep
 

@@ -1,13 +1,9 @@
 // Combine: say that the outbox is ready, wait for those of the others, pull and add up what they made of our tokens.
-//
-// Sums are taken in a fixed order, in fp32, with separate multiplications and additions: the same bits on every run,
-// and those of the CPU backend.
-#include <cuda_bf16.h>
-
 #include <type_traits>
 
 #include "cuda/launch.h"
 #include "cuda/members.cuh"
+#include "cuda/row_sums.cuh"
 
 namespace eep {
 namespace {
@@ -16,14 +12,8 @@ constexpr uint32_t kMostNarrowTokens = 16;  // beyond, a block with few threads 
 // Two narrow blocks have room on a multiprocessor, so that the next kernel is there before this one is over.
 constexpr uint32_t kNarrow = 512, kWide = 1024;
 constexpr uint32_t kTokensAtOnce = 64;  // whose sources a block keeps in shared memory
+constexpr uint32_t kMostSharers = 16;   // more have nothing left to share
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
-
-// Where the parts of a token's sum lie, in the order in which they are added.
-struct Parts {
-  const uint8_t* row[EEP_MAX_TOPK];
-  float weight[EEP_MAX_TOPK];
-  uint32_t count;
-};
 
 // What a rank answers its sources, loaded ahead of its use.
 struct Answer {
@@ -110,63 +100,6 @@ __device__ void find_parts(const Home& home, const eep_combine_recv_args& args, 
   if (lane == 0) parts.count = __popc(chosen);
 }
 
-template <bool kBf16>
-struct Sum {
-  static constexpr uint32_t kValues = kBf16 ? 8 : 4;  // in 16 bytes
-  float value[kValues] = {};
-
-  __device__ void add(const uint4& data, float weight) {
-    const uint32_t words[4] = {data.x, data.y, data.z, data.w};
-#pragma unroll
-    for (uint32_t i = 0; i < kValues; ++i) {
-      const float part =
-          kBf16 ? __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16) : __uint_as_float(words[i]);
-      value[i] = __fadd_rn(value[i], __fmul_rn(weight, part));
-    }
-  }
-  __device__ uint4 result() const {
-    uint32_t words[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      if constexpr (kBf16) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(value[2 * i], value[2 * i + 1]);
-        words[i] = *reinterpret_cast<const uint32_t*>(&pair);
-      } else {
-        words[i] = __float_as_uint(value[i]);
-      }
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-  }
-};
-
-// A thread adds up 16 bytes of a token, the loads of up to eight parts in flight at once: rarely are there more.
-template <bool kBf16, uint32_t kWarps>
-__device__ void add_parts(const Home& home, const eep_combine_recv_args& args, const Parts* parts, uint32_t first_token,
-                          uint32_t stride, uint32_t tokens) {
-  constexpr uint32_t kAtOnce = 8;
-  const uint32_t lane = threadIdx.x % 32, vectors = home.at.outbox_row_bytes / sizeof(uint4);
-  const uint32_t chunks = (vectors + 31) / 32;
-  for (uint32_t item = threadIdx.x / 32; item < tokens * chunks; item += kWarps) {
-    const Parts& of_token = parts[item / chunks];
-    const uint32_t vector = item % chunks * 32 + lane;
-    if (vector >= vectors) continue;
-    Sum<kBf16> sum;
-    for (uint32_t first = 0; first < of_token.count; first += kAtOnce) {
-      uint4 data[kAtOnce];
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        if (first + i < of_token.count)
-          data[i] = load_shared_row(reinterpret_cast<const uint4*>(of_token.row[first + i]) + vector);
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        if (first + i < of_token.count) sum.add(data[i], of_token.weight[first + i]);
-    }
-    const uint64_t token = first_token + static_cast<uint64_t>(item / chunks) * stride;
-    uint8_t* out = static_cast<uint8_t*>(args.out) + token * home.at.outbox_row_bytes;
-    store_row(reinterpret_cast<uint4*>(out) + vector, sum.result());
-  }
-}
-
 // A rank that dropped us does not wait for us to finish reading. Its stamp tells. By one warp, when the block has
 // passed a barrier behind its sums.
 //
@@ -186,7 +119,23 @@ __device__ void check_stamps(const Home& home, uint32_t channel, const Members& 
   }
 }
 
-template <uint32_t kPhases, typename Membership, uint32_t kThreads>
+// Of few tokens each is shared by several blocks: those of a group own tokens group, + groups, ..., and each adds up
+// every so many columns of them. One block alone would take long to load all rows of a token.
+struct Ownership {
+  uint32_t sharers, groups, group, tokens;
+
+  __device__ Ownership(uint32_t tokens_in_all, bool shares) : sharers(1) {
+    while (shares && sharers < kMostSharers && 2 * sharers * tokens_in_all <= gridDim.x) sharers *= 2;
+    groups = gridDim.x / sharers;
+    group = blockIdx.x / sharers;
+    tokens = group < groups && group < tokens_in_all ? (tokens_in_all - group - 1) / groups + 1 : 0;
+  }
+  __device__ uint32_t token(uint32_t number) const { return group + number * groups; }
+  __device__ Columns columns() const { return {blockIdx.x % sharers, sharers}; }
+};
+
+// `kEncoded`: outputs travel as fp8. In a kernel of its own, which needs more registers.
+template <uint32_t kPhases, typename Membership, uint32_t kThreads, bool kEncoded>
 __global__ void __launch_bounds__(kThreads, kWide / kThreads)
     combine_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_combine_recv_args args,
                    const __grid_constant__ Membership membership) {
@@ -205,13 +154,13 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
   }
   if (answers) send_flags(home, args.channel, members, answer);
   if constexpr (kPhases & kReceive) {
-    // A block owns tokens blockIdx.x, + gridDim.x, ...; where their parts lie is found while the others get ready.
-    const uint32_t owned = args.tokens > blockIdx.x ? (args.tokens - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    // Where the parts of its tokens lie is found while the others get ready.
+    const Ownership own(args.tokens, kThreads == kNarrow);
     bool waited = false;
-    for (uint32_t done = 0; done < owned || !waited; done += kTokensAtOnce) {
-      const uint32_t batch = done < owned ? min(owned - done, kTokensAtOnce) : 0;
+    for (uint32_t done = 0; done < own.tokens || !waited; done += kTokensAtOnce) {
+      const uint32_t batch = done < own.tokens ? min(own.tokens - done, kTokensAtOnce) : 0;
       for (uint32_t i = threadIdx.x / 32; i < batch; i += kWarps)
-        find_parts(home, args, members, blockIdx.x + (done + i) * gridDim.x, parts[i]);
+        find_parts(home, args, members, own.token(done + i), parts[i]);
       if (!waited && threadIdx.x < 32) {
         const uint64_t ready = await_outboxes(home, args.channel, members, args.tokens);
         if (threadIdx.x == 0) usable = ready;
@@ -219,15 +168,17 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
       waited = true;
       __syncthreads();
       if (home.overlaps) let_next_kernel_begin();
-      const uint32_t first = blockIdx.x + done * gridDim.x;
+      const uint32_t first = own.token(done);
       // What a rank that did not answer left in its outbox is added all the same: the status says not to use the sum.
-      if (home.shape.combine_type == EEP_TYPE_BF16)
-        add_parts<true, kWarps>(home, args, parts, first, gridDim.x, batch);
+      if constexpr (kEncoded)
+        add_parts<EEP_TYPE_FP8, kWarps>(home, args, parts, first, own.groups, batch, own.columns());
+      else if (home.shape.combine_type == EEP_TYPE_BF16)
+        add_parts<EEP_TYPE_BF16, kWarps>(home, args, parts, first, own.groups, batch, own.columns());
       else
-        add_parts<false, kWarps>(home, args, parts, first, gridDim.x, batch);
+        add_parts<EEP_TYPE_F32, kWarps>(home, args, parts, first, own.groups, batch, own.columns());
       __syncthreads();
     }
-    if (owned && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED))
+    if (own.tokens && threadIdx.x < 32 && !(home.bench & EEP_BENCH_UNCHECKED))
       check_stamps(home, args.channel, members, usable);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       home.state->channels[args.channel].last_epoch = members.epoch;
@@ -258,22 +209,26 @@ int launch_wait(eep_context* context, const eep_combine_recv_args& args, cudaStr
                     "waiting for a combine");
 }
 
-template <uint32_t kPhases, uint32_t kThreads>
+template <uint32_t kPhases, uint32_t kThreads, bool kEncoded>
 cudaError_t launch_kernel(eep_context* context, const eep_combine_recv_args& args, cudaStream_t stream, bool early) {
   const uint32_t blocks = kPhases & kReceive ? context->blocks : 1;
   if (context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP))
-    return launch(combine_kernel<kPhases, FixedMembers, kThreads>, blocks, kThreads, stream, early, context->home, args,
-                  fixed_members(*context));
-  return launch(combine_kernel<kPhases, InMemory, kThreads>, blocks, kThreads, stream, early, context->home, args,
-                InMemory{});
+    return launch(combine_kernel<kPhases, FixedMembers, kThreads, kEncoded>, blocks, kThreads, stream, early,
+                  context->home, args, fixed_members(*context));
+  return launch(combine_kernel<kPhases, InMemory, kThreads, kEncoded>, blocks, kThreads, stream, early, context->home,
+                args, InMemory{});
 }
 
 template <uint32_t kPhases>
 int launch_combine(eep_context* context, const eep_combine_recv_args& args, cudaStream_t stream, bool early) {
   constexpr bool kReceives = (kPhases & kReceive) != 0;
-  const bool narrow = !kReceives || (args.tokens <= kMostNarrowTokens && !context->is_bench(EEP_BENCH_WIDE));
-  const auto kernel = narrow ? launch_kernel<kPhases, kNarrow> : launch_kernel < kPhases,
-             kReceives ? kWide : kNarrow > ;
+  constexpr uint32_t kMost = kReceives ? kWide : kNarrow;
+  const bool narrow = args.tokens <= kMostNarrowTokens && !context->is_bench(EEP_BENCH_WIDE);
+  const bool encoded = kReceives && eep_is_fp8(context->home.shape.combine_type);
+  const auto kernel =
+      encoded  ? narrow ? launch_kernel<kPhases, kNarrow, kReceives> : launch_kernel<kPhases, kMost, kReceives>
+       : narrow ? launch_kernel<kPhases, kNarrow, false>
+               : launch_kernel<kPhases, kMost, false>;
   return check_cuda(kernel(context, args, stream, early || context->home.overlaps), "combine");
 }
 
@@ -298,16 +253,17 @@ int begin_receive(eep_context* context, const eep_combine_recv_args& args) {
 
 }  // namespace
 
-template <uint32_t kThreads>
+template <uint32_t kThreads, bool kEncoded>
 cudaError_t load_receivers() {
-  return load_kernels(combine_kernel<kReceive, InMemory, kThreads>,
-                      combine_kernel<kSend | kReceive, InMemory, kThreads>);
+  return load_kernels(combine_kernel<kReceive, InMemory, kThreads, kEncoded>,
+                      combine_kernel<kSend | kReceive, InMemory, kThreads, kEncoded>);
 }
 
 cudaError_t load_combine() {
-  for (const auto load : {load_receivers<kNarrow>, load_receivers<kWide>})
+  for (const auto load : {load_receivers<kNarrow, false>, load_receivers<kWide, false>, load_receivers<kNarrow, true>,
+                          load_receivers<kWide, true>})
     if (const cudaError_t error = load()) return error;
-  return load_kernels(combine_kernel<kSend, InMemory, kNarrow>, wait_kernel<false>, wait_kernel<true>);
+  return load_kernels(combine_kernel<kSend, InMemory, kNarrow, false>, wait_kernel<false>, wait_kernel<true>);
 }
 
 }  // namespace eep

@@ -71,6 +71,11 @@ __device__ inline uint4 load_shared_row(const uint4* at) {  // written by a peer
                : "memory");
   return v;
 }
+__device__ inline float load_shared_float(const float* at) {  // the same
+  float value;
+  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(at) : "memory");
+  return value;
+}
 __device__ inline void store_row(uint4* at, uint4 v) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)

@@ -1,4 +1,5 @@
 // Putting expert outputs into the outbox, where they were not written there in the first place.
+#include "cuda/fp8.cuh"
 #include "cuda/members.cuh"
 
 namespace eep {
@@ -10,6 +11,13 @@ __device__ void copy_row(uint8_t* to, const uint8_t* from, uint64_t bytes) {
 #pragma unroll 4
   for (uint32_t i = threadIdx.x % 32; i < bytes / sizeof(uint4); i += 32)
     store_row(reinterpret_cast<uint4*>(to) + i, load_input(reinterpret_cast<const uint4*>(from) + i));
+}
+
+__device__ void put_output(const Home& home, uint8_t* to, const uint8_t* from) {
+  if (eep_is_fp8(home.shape.combine_type))
+    encode_row(to, from, home.shape.hidden);
+  else
+    copy_row(to, from, home.at.outbox_row_bytes);
 }
 
 // rank layout: a warp per inbox row that wanted an expert here.
@@ -26,8 +34,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t slot = snapshot.slot[rank];
     if (!__any_sync(~0u, lane < args.topk && own.topk_idx(slot, token)[lane] >= 0)) continue;
     const uint64_t row = own.row_index(slot, token);
-    copy_row(own.outbox_row(row), static_cast<const uint8_t*>(args.x) + row * home.at.outbox_row_bytes,
-             home.at.outbox_row_bytes);
+    put_output(home, own.outbox_row(row), static_cast<const uint8_t*>(args.x) + row * home.at.output_row_bytes);
   }
 }
 
@@ -49,8 +56,8 @@ __global__ void __launch_bounds__(kThreads)
     if (slot >= home.at.slots) continue;
     for (uint32_t k = 0; k < args.topk; ++k)
       if (own.topk_idx(slot, token)[k] == static_cast<int32_t>(expert))
-        copy_row(own.outbox_by_choice(slot % home.shape.max_ranks, token, k),
-                 static_cast<const uint8_t*>(args.x) + packed * home.at.outbox_row_bytes, home.at.outbox_row_bytes);
+        put_output(home, own.outbox_by_choice(slot % home.shape.max_ranks, token, k),
+                   static_cast<const uint8_t*>(args.x) + packed * home.at.output_row_bytes);
   }
 }
 
@@ -60,7 +67,7 @@ cudaError_t load_publish() { return load_kernels(publish_by_rank, publish_by_exp
 
 bool is_published(const eep_context& context, const eep_combine_send_args& args) {
   const Home& home = context.home;
-  return home.shape.layout == EEP_LAYOUT_RANK &&
+  return home.shape.layout == EEP_LAYOUT_RANK && !eep_is_fp8(home.shape.combine_type) &&
          args.x == home.region + args.channel * home.at.channel_bytes + home.at.outbox;
 }
 

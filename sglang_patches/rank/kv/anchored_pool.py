@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from eep.anchor.anchor import Anchor
 from eep.control.launch.processes import RANK
 from eep.control.private_directory import CONTROL_DIRECTORY
-from eep.data_plane.memory import Memory, memory_of
+from eep.data_plane.memory import Memory, MemoryKind, kind_of, memory_of, memory_with
 from eep.data_plane.memory.row_copy import copy_rows
 from eep.data_plane.memory.shm import SharedMemory
 from eep.observe.metrics import MetricsWriter
@@ -42,8 +43,9 @@ class AnchoredPool:
     """What this process has anchored. Cache and table are on ``device``; the journal is the host's."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.rank, self.life = int(os.environ[RANK]), 0
+        self.rank, self.life, self.device = int(os.environ[RANK]), 0, device
         self.kind = memory_of(device)
+        self.kind_of_cache: MemoryKind = self.kind
         self._waits = next_life.is_awaited() or (device == "cpu" and next_life.is_later())
         """Whether this life takes over its memory only when the last one is not needed any more."""
         self.anchor = Anchor(Path(os.environ[CONTROL_DIRECTORY]), self.rank)
@@ -87,9 +89,10 @@ class AnchoredPool:
         if self.table is not None and self._places:
             self.journal = self._take_journal(len(self.table))
         for name, place in self._places.items():
-            self.anchor.attach(name, place.size, self.kind, place)
+            self.anchor.attach(name, place.size, kind_of(place), place)
         if self.table is not None and self._places:
             self.table.zero_()
+        self._places.clear()
 
     def rows_of(self, indices: torch.Tensor) -> npt.NDArray[np.int64]:
         """SGLang makes a new tensor only when other requests are in the batch. To see through a tensor takes as long as all
@@ -113,33 +116,58 @@ class AnchoredPool:
             self.journal = KvJournal(np.zeros(journal_bytes(rows), np.uint8), rows, 0)
         else:
             self.journal = self._take_journal(rows)
-        self.table = _bytes_of(self._take(TABLE, math.prod(shape) * 4)).view(torch.int32).view(shape).zero_()
+        self.table = _bytes_of(self._take(TABLE, math.prod(shape) * 4, self.kind)).view(torch.int32).view(shape).zero_()
         return self.table
 
     def _take_journal(self, rows: int) -> KvJournal:
         noted, _ = self.anchor.attach(JOURNAL, journal_bytes(rows), SharedMemory)
         return KvJournal(_bytes_of(noted).numpy(), rows, self.life)
 
-    def _take(self, name: str, size: int) -> Memory:
+    def _take(self, name: str, size: int, kind: MemoryKind) -> Memory:
         """What this rank is to have, or a placeholder of it."""
         if self._waits:
-            self._places[name] = self.kind.placeholder(size)
+            self._places[name] = kind.placeholder(size)
             return self._places[name]
-        memory, _ = self.anchor.attach(name, size, self.kind)
+        memory, _ = self.anchor.attach(name, size, kind)
         return memory
 
-    def take_cache(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Layers of the shapes and types of ``like``."""
-        self.memory = self._take(CACHE, layers_bytes(like))
+    def take_cache(self, like: Sequence[torch.Tensor], gives_room: bool = False) -> list[torch.Tensor]:
+        """Layers of the shapes and types of ``like``. ``gives_room``: the last part of each may be given up."""
+        if gives_room:
+            self.kind_of_cache = memory_with(self.device, ends_of(like), backed=True)
+        self.memory = self._take(CACHE, layers_bytes(like), self.kind_of_cache)
         self.layers = as_layers(_bytes_of(self.memory), like)
         # A kernel that is loaded when it is first needed waits for those under way, and one of them may wait for a peer.
         none = torch.zeros(1, dtype=torch.int64, device=self.layers[0].device)
         copy_rows(self.layers, self.layers, none, none)
         return self.layers
 
+    def hold_cache(self) -> None:
+        """Have the keeper hold what the cache has by now, and nothing else of it."""
+        if self.memory is not None and CACHE not in self._places:
+            self.anchor.hold(CACHE, self.memory)
+
 
 def layers_bytes(like: Sequence[torch.Tensor]) -> int:
     return sum(map(_aligned, like))
+
+
+MOST_GIVEN = 0.5
+"""What may be given up of a cache: the rest must do for any request."""
+_STEPS, _MOST_PARTS = 4, 400
+
+
+def ends_of(like: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Offsets and sizes of the parts of each layer that can be given up, from some row on to the end of the layer. Each part
+    is memory of its own, so there are few where there are many layers."""
+    steps = max(1, min(_STEPS, _MOST_PARTS // len(like)))
+    found, offset = [], 0
+    for each in like:
+        row, rows = each[:1].nbytes, len(each)
+        cuts = [rows - int(MOST_GIVEN * rows * step / steps) for step in range(steps, -1, -1)]
+        found += [(offset + first * row, (end - first) * row) for first, end in pairwise(cuts)]
+        offset += _aligned(each)
+    return found
 
 
 def as_layers(content: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -15,18 +15,16 @@ from typing import Any
 
 import torch
 
-from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
 from eep.experts.room_record import RoomRecord
 from sglang_patches import hooks
 from sglang_patches.rank import next_life
-from sglang_patches.rank.kv.anchored_pool import AnchoredPool, get_pool
+from sglang_patches.rank.kv.anchored_pool import MOST_GIVEN, AnchoredPool, get_pool
 
 logger = logging.getLogger(__name__)
+_STEPS = 32
 _LOOKS_EVERY = 16
 """Rounds of SGLang's loop between two looks for what has become free."""
-_MOST = 0.5
-"""What the slots may have of the cache: the rest must do for any request."""
 
 
 def register() -> None:
@@ -62,8 +60,10 @@ class CacheRoom:
 
     def take(self, size: int) -> None:
         """Give up so many bytes in all. EepError if the cache cannot do without."""
-        pages = -(-size // self._page_bytes)
-        if pages > _MOST * self._pages:
+        pages, step = -(-size // self._page_bytes), max(1, self._pages // _STEPS)
+        while pages <= MOST_GIVEN * self._pages and self._gain_of(pages) < size:
+            pages += step
+        if pages > MOST_GIVEN * self._pages:
             raise EepError(
                 f"more slots need {size >> 20} MiB of the KV cache, and at most half of its "
                 f"{self._pages * self._page_bytes >> 20} MiB can be given; bring ranks back, or give it more memory"
@@ -139,6 +139,7 @@ class CacheRoom:
             return
         for start, size in self._ranges(self._first):
             self._memory.give_up(start, size)
+        self._pool.hold_cache()
 
     def _return(self) -> None:
         """What is out of circulation and no longer to go is free again."""
@@ -146,6 +147,7 @@ class CacheRoom:
         found = self._given[back]
         for start, size in self._ranges(int(found.min()) if len(found) else self._first, self._first):
             self._memory.back(start, size)
+        self._pool.hold_cache()
         self._given = self._given[~back]
         self._allocator.free_pages = torch.cat((self._allocator.free_pages, found))
         self._count(len(found))
@@ -158,6 +160,10 @@ class CacheRoom:
             last = layer.shape[0] if end is None else end * self._page
             found.append((start + first * self._page * row, (last - first * self._page) * row))
         return found
+
+    def _gain_of(self, pages: int) -> int:
+        """How many bytes there are to be had if so many pages go."""
+        return sum(self._memory.gain_of(start, size) for start, size in self._ranges(self._pages + 1 - pages))
 
     def _count(self, pages: int) -> None:
         """SGLang checks now and then that no token of the cache is lost."""
@@ -201,8 +207,8 @@ def take(size: int) -> None:
 def leave_to_experts(whole: bool) -> None:
     """Give up all of the cache, where that can be, or have it again."""
     pool = get_pool()
-    if pool is None or pool.kind is not SharedMemory:  # the driver of a GPU takes no part of an allocation back
-        return
+    if pool is None or pool.memory is None or not pool.memory.gain_of(0, pool.memory.size):
+        return  # a cache on a GPU is one allocation, of which the driver takes nothing back, unless room was asked for
     try:
         _made().leave(whole)
     except (EepError, OSError) as error:

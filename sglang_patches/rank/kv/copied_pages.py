@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,35 @@ class PageFill:
         """These pages get what the layers have at ``slots``, 16 for each page."""
         for size, copy in self._copies.items():
             copy(torch.from_numpy(self._layout.rows(size, pages)).to(slots.device), slots)
+
+
+class PageBuffers:
+    """Where pages lie on their way back into a cache. For one on a GPU there are two buffers, one of which is filled while
+    the other is brought there."""
+
+    def __init__(self, device: torch.device, page_bytes: int, most: int) -> None:
+        self.most = most
+        self._on_gpu, shape = device.type == "cuda", (most, page_bytes)
+        count, make = (2, _pinned) if self._on_gpu else (1, _plain)
+        self._filled = [make(most * page_bytes).view(shape) for _ in range(count)]
+        self._brought = (
+            [torch.empty_like(each, device=device) for each in self._filled] if self._on_gpu else self._filled
+        )
+        self._over = [torch.cuda.Event() for _ in self._filled] if self._on_gpu else []  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def bring(self, count: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
+        """So many pages, ``most`` at most, as ``fill`` leaves them, where the cache is. They stand until the call after the
+        next, or on a CPU until the next."""
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._filled)
+        filled, brought = self._filled[turn][:count], self._brought[turn][:count]
+        if self._on_gpu:
+            self._over[turn].synchronize()
+        fill(filled.numpy())
+        if self._on_gpu:
+            brought.copy_(filled, non_blocking=True)
+            self._over[turn].record()
+        return brought.view(-1)
 
 
 def unload(content: torch.Tensor, layers: Sequence[torch.Tensor], slots: torch.Tensor, first: int) -> None:
@@ -117,6 +146,10 @@ class GpuGather:
         found = self._slots[: len(where), 0].to("cpu", copy=True)
         self._stream.synchronize()
         return found
+
+
+def _plain(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def _pinned(size: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from eep.requests.kv.copy_index import CopyWriter, bytes_for, pages_in
 from eep.requests.kv.copy_layout import PAGE
 from eep.requests.kv.copy_plan import CopyPlan
 from eep.requests.kv.copy_record import CopyRecord, CopyTeller
+from sglang_patches.rank.kv import lost_copy
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
 from sglang_patches.rank.kv.copied_pages import COPY, CpuGather, GpuGather, kind_of, layout_of
 
@@ -109,5 +110,6 @@ def begin(pool: AnchoredPool) -> None:
     """Table, journal and cache of this rank are there."""
     global _copy
     if pool.backup_bytes and _copy is None:
+        lost_copy.prepare(pool)
         _copy = HostCopy(pool, pool.backup_bytes)
         _copy.start()

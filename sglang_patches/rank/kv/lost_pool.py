@@ -6,10 +6,10 @@ import threading
 
 import torch
 
-from eep.data_plane.memory import Memory
+from eep.data_plane.memory import MemoryKind
 from eep.data_plane.memory.row_copy import copy_rows
 from eep.data_plane.memory.shm import SharedMemory
-from eep.requests.kv.kv_journal import JournalReader
+from eep.requests.kv.kv_journal import JournalReader, journal_bytes
 from sglang_patches.rank.kv.anchored_pool import CACHE, JOURNAL, TABLE, AnchoredPool, as_layers, layers_bytes
 
 
@@ -22,13 +22,9 @@ class LostPool:
 
     def __init__(self, mine: AnchoredPool, rank: int) -> None:
         assert mine.table is not None
-        noted, self.life = mapped(mine, rank, JOURNAL, SharedMemory)
-        rows, _ = mapped(mine, rank, TABLE, mine.kind)
-        content, _ = mapped(mine, rank, CACHE, mine.kind)
-        if rows.nbytes != mine.table.nbytes:
-            raise NoRestore(f"the table of rank {rank} has another shape")
-        if content.nbytes != layers_bytes(mine.layers):
-            raise NoRestore(f"the cache of rank {rank} has another shape")
+        noted, self.life = mapped(mine, rank, JOURNAL, journal_bytes(len(mine.table)), SharedMemory)
+        rows, _ = mapped(mine, rank, TABLE, mine.table.nbytes, mine.kind)
+        content, _ = mapped(mine, rank, CACHE, layers_bytes(mine.layers), mine.kind_of_cache)
         self.journal = JournalReader(noted.numpy())
         self.table = rows.view(torch.int32).view(mine.table.shape)
         self.layers = as_layers(content, mine.layers)
@@ -79,12 +75,12 @@ class AnchoredContext:
             raise NoRestore(f"the memory of rank {self._rank} was taken over meanwhile")
 
 
-def mapped(mine: AnchoredPool, rank: int, name: str, kind: type[Memory]) -> tuple[torch.Tensor, int]:
-    found = mine.anchor.find(rank, name)
+def mapped(mine: AnchoredPool, rank: int, name: str, size: int, kind: MemoryKind) -> tuple[torch.Tensor, int]:
+    """What a rank has left under a name, and the life that had it. NoRestore if there is nothing of this size."""
+    found = mine.anchor.look_at(rank, name, size, kind)
     if found is None:
-        raise NoRestore(f"nothing of rank {rank} is held")
-    held, descriptor = found
-    memory = kind.adopt(descriptor, held.size)
-    content = memory.bytes_at(0, held.size)
+        raise NoRestore(f"nothing of rank {rank} is held as {name} that is like what this rank has")
+    memory, life = found
+    content = memory.bytes_at(0, size)
     memory.close()  # the tensor keeps the mapping
-    return content, held.incarnation
+    return content, life

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches import hooks
+from sglang_patches import hooks, options
 from sglang_patches.rank import next_life
 from sglang_patches.rank.kv import host_copy
 from sglang_patches.rank.kv.anchored_pool import pool_of
@@ -53,7 +53,9 @@ def _anchor_cache(original: Callable[..., None], cache: Any, *arguments: Any, **
     finally:
         cache.device = device
     names = next(lists for lists in _BUFFERS.values() if hasattr(cache, lists[0]))
-    layers = pool.take_cache([layer for name in names for layer in getattr(cache, name)])
+    layers = pool.take_cache(
+        [layer for name in names for layer in getattr(cache, name)], options.required().most_slots > 0
+    )
     for number, name in enumerate(names):
         count = len(layers) // len(names)
         setattr(cache, name, layers[number * count : (number + 1) * count])

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from eep.anchor.anchor import drop, list_held
-from eep.data_plane.memory import Memory, memory_of
+from eep.data_plane.memory import Memory, MemoryKind, memory_of, memory_with
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError, PeerUnreachable
 from eep.experts.layout import ExpertLayout, ExpertMemory
 from eep.experts.slot_index import SlotIndex, index_bytes
+from eep.experts.slot_room import loose_ranges
 from sglang_patches.rank.rank_anchor import common_anchor, describe_life, lock_within, own_anchor
 from sglang_patches.rank.weights.model_tensors import TensorList, Unfit, bind, fill, find_scalars, lay_out, verify
 
@@ -35,6 +36,8 @@ WEIGHTS, EXPERTS, SLOTS = "weights", "experts", "slots"
 _DENSE, _LOCK = "dense-", "dense.lock"
 _LOCKED_WITHIN = 120.0
 _NOTHING = b"-"
+_MOST_TENSORS = 250
+"""Each makes a part of its own, and a packet takes 253 descriptors."""
 
 
 class WeightsRecord(msgspec.Struct, frozen=True):
@@ -50,6 +53,8 @@ class KeptExperts:
     memory: ExpertMemory
     shared: Memory
     index: SlotIndex
+    lasting_slots: int
+    """How many slots outlive this process, too. What the others hold is gone with it where their memory is their own."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +105,30 @@ def forget() -> None:
     _put(WEIGHTS, _NOTHING)
 
 
-def take_experts(layout: ExpertLayout, device: str) -> KeptExperts:
-    """The memory that the last life of this rank had, if it is of the same size."""
-    shared, _ = own_anchor().attach(EXPERTS, layout.region_bytes, memory_of(device))
+def take_experts(layout: ExpertLayout, device: str, usual: int | None = None) -> KeptExperts:
+    """The memory that the last life of this rank had, if it is of the same size. ``usual``: how many slots always have
+    memory; None for all."""
+    kind = expert_memory_kind(layout, device, usual)
+    shared, _ = own_anchor().attach(EXPERTS, layout.region_bytes, kind)
     noted, life = own_anchor().attach(SLOTS, index_bytes(layout.layers, layout.slots), SharedMemory)
     index = SlotIndex(noted.bytes_at(0, noted.size).numpy(), layout.layers, layout.slots)
     if life is None:
         index.clear()
-    return KeptExperts(ExpertMemory(layout, shared.bytes_at(0, layout.region_bytes)), shared, index)
+    lasting = layout.slots if usual is None or kind is SharedMemory else usual
+    return KeptExperts(ExpertMemory(layout, shared.bytes_at(0, layout.region_bytes)), shared, index, lasting)
+
+
+def expert_memory_kind(layout: ExpertLayout, device: str, usual: int | None) -> MemoryKind:
+    """Of which the slots beyond the usual can be given up. SystemExit if it had too many parts to hand to a peer at once."""
+    if usual is None or usual >= layout.slots:
+        return memory_of(device)
+    tensors = layout.layers * len(layout.tensors)
+    if device != "cpu" and tensors > _MOST_TENSORS:
+        raise SystemExit(
+            f"--eep-on-lost-coverage make-room: this model has {tensors} expert tensors, and on a GPU at most "
+            f"{_MOST_TENSORS} can get room for more slots: use refuse or mask"
+        )
+    return memory_with(device, loose_ranges(layout, usual), backed=False)
 
 
 def keep(model: torch.nn.Module, experts: KeptExperts, identity: str) -> None:
@@ -135,7 +156,7 @@ def make_way() -> None:
     with suppress(EepError), _locked():  # without a keeper nothing is held
         held = list_held(own_anchor().directory)
         for each in held:
-            if each.rank == rank and each.name in (WEIGHTS, EXPERTS, SLOTS):
+            if each.rank == rank and each.name.partition(".")[0] in (WEIGHTS, EXPERTS, SLOTS):
                 drop(own_anchor().directory, rank, each.incarnation, each.name)
         records = [_read_record(each.rank) for each in held if each.name == WEIGHTS and each.rank != rank]
         used = {record.dense.digest for record in records if record is not None}

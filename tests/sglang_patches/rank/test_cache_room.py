@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from eep.data_plane.memory import MemoryKind
+from eep.data_plane.memory.parted import NONE, PartedKind, PartedMemory
 from eep.data_plane.memory.shm import SharedMemory
 from eep.errors import EepError
 from eep.experts.room_record import RoomRecord
 from sglang_patches.rank.kv import cache_room
-from sglang_patches.rank.kv.anchored_pool import as_layers, layers_bytes
+from sglang_patches.rank.kv.anchored_pool import as_layers, ends_of, layers_bytes
 from sglang_patches.rank.kv.cache_room import CacheRoom
+from tests.host_driver import HostDriver
 
 TOKENS, ROW = 4096, 256
 LAYERS = 3
@@ -56,9 +59,10 @@ class Tree:
 
 
 class Cache:
-    def __init__(self) -> None:
+    def __init__(self, in_parts: bool = False) -> None:
         like = [torch.empty(TOKENS + 1, ROW, dtype=torch.uint8, device="meta") for _ in range(LAYERS)]
-        self.memory = SharedMemory.create("cache", layers_bytes(like))
+        kind: MemoryKind = PartedKind(tuple(ends_of(like))) if in_parts else SharedMemory
+        self.memory = kind.create("cache", layers_bytes(like))
         layers = as_layers(self.memory.bytes_at(0, self.memory.size), like)
         for layer in layers:
             layer.fill_(7)
@@ -68,6 +72,7 @@ class Cache:
             memory=self.memory,
             layers=layers,
             rank=0,
+            hold_cache=lambda: None,
             metrics=SimpleNamespace(set=lambda figure, value, label: self.figures.update({figure: value})),
         )
         self.allocator = Allocator()
@@ -88,10 +93,14 @@ class Cache:
 
 
 @pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
+def prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("base_prefix_cache")
     module.EvictParams = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sglang.srt.mem_cache.base_prefix_cache", module)
+
+
+@pytest.fixture
+def cache(prefix_cache: None) -> Iterator[Cache]:
     made = Cache()
     yield made
     made.memory.close()
@@ -194,3 +203,34 @@ def test_a_flush_brings_nothing_back_that_was_given(cache: Cache) -> None:
     assert int(cache.allocator.free_pages.max()) == TOKENS - 1024
     cache.room.take(0)
     cache.check()
+
+
+def test_a_cache_in_parts_gives_up_as_much_as_is_asked_for(prefix_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the manner of a GPU: whole parts only."""
+    HostDriver(units=10_000).install(monkeypatch)
+    cache = Cache(in_parts=True)
+    memory = cache.memory
+    assert isinstance(memory, PartedMemory)
+
+    def given() -> int:
+        return sum(part.size for part, each in zip(memory.parts, memory.descriptors, strict=True) if each == NONE)
+
+    cache.room.take(300 * ROW * LAYERS)
+    first = given()
+    assert first >= 300 * ROW * LAYERS
+    cache.check()
+    kept = int(cache.allocator.free_pages.max())
+    assert kept < TOKENS - 300, "parts are larger than that"
+    assert all(bool((layer[: kept + 1] == 7).all()) for layer in cache.pool.layers)
+    cache.room.take(1000 * ROW * LAYERS)
+    assert given() > first
+    cache.check()
+    with pytest.raises(EepError, match="at most half"):
+        cache.room.take((TOKENS // 2 + 1) * ROW * LAYERS)
+    cache.room.take(0)
+    assert given() == 0
+    assert int(cache.allocator.free_pages.max()) == TOKENS
+    cache.check()
+    for layer in cache.pool.layers:
+        layer.fill_(8)
+    memory.close()

@@ -14,7 +14,7 @@ import torch
 
 from eep import faults
 from eep.data_plane.memory.shm import SharedMemory
-from eep.requests.kv.kv_journal import KvJournal
+from eep.requests.kv.kv_journal import KvJournal, journal_bytes
 from eep.view import View
 from sglang_patches.rank import next_life
 from sglang_patches.rank.kv import anchored_pool, lost_pool, restore
@@ -116,7 +116,10 @@ def taken_over(rank: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin(point: str) -> None:
         if point == "kv.restore.mid":
-            noted, _ = lost_pool.mapped(rank.ranks.mine, 2, anchored_pool.JOURNAL, SharedMemory)
+            mine = rank.ranks.mine
+            assert mine.table is not None
+            size = journal_bytes(len(mine.table))
+            noted, _ = lost_pool.mapped(mine, 2, anchored_pool.JOURNAL, size, SharedMemory)
             KvJournal(noted.numpy(), ROWS, 4)
 
     monkeypatch.setattr(faults, "at", begin)

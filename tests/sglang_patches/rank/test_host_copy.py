@@ -62,7 +62,7 @@ class Copying:
         return count
 
     def reader(self) -> CopyReader:
-        content, _ = lost_pool.mapped(self.ranks.mine, LOST.rank, COPY, SharedMemory)
+        content, _ = lost_pool.mapped(self.ranks.mine, LOST.rank, COPY, self.size, SharedMemory)
         return CopyReader(content.numpy(), self.page_bytes, kind_of(self.ranks.mine.layers))
 
     def tokens_of(self, wire: str) -> int:

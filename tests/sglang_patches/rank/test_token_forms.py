@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -180,3 +181,12 @@ def test_rows_by_expert_come_back_weighted(tmp_path: Path, wire: str) -> None:
 
     got, wanted = exchange(tmp_path, TokenForm(wire, "expert"), run)
     torch.testing.assert_close(got, wanted, rtol=0.1, atol=0.05)
+
+
+def test_kernels_that_take_a_fixed_number_of_experts_get_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_patches.rank.token_forms._wants_exponents", lambda: False)
+    shape = replace(SHAPE, open_slots=SLOTS - 1)
+    with pytest.raises(SystemExit, match="DeepGEMM takes as many experts as a rank has loaded"):
+        ExpertKernels.of(layer(deep_gemm=True), shape).check(shape)
+    ExpertKernels.of(layer(), shape).check(shape)
+    ExpertKernels.of(layer(deep_gemm=True), SHAPE).check(SHAPE)

@@ -34,7 +34,6 @@ def test_what_the_flags_ask_for(changes: dict[str, Any], wanted: tuple[str, floa
         ({"eep_on_lost_coverage": "make-room", "eep_mask_after_ms": 5.0}, "needs --eep-on-lost-coverage mask"),
         ({"eep_room_ranks": 1}, "needs --eep-on-lost-coverage make-room"),
         ({"eep_on_lost_coverage": "make-room", "eep_room_ranks": 0}, "from 1 to --tp-size"),
-        ({"eep_on_lost_coverage": "make-room", "device": "cuda"}, "on a GPU"),
         ({"eep_on_lost_coverage": "make-room", "eep_keep_context": "off"}, "--eep-keep-context off"),
         ({"eep_on_lost_coverage": "make-room", "enable_eplb": True}, "--enable-eplb"),
         (
