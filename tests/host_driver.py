@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -44,7 +45,7 @@ class HostDriver:
                 for handle, size in pieces:
                     access = mmap.PROT_READ | mmap.PROT_WRITE
                     assert _libc.mmap(at, size, access, mmap.MAP_SHARED | _FIXED, handle, 0) == at
-                    outer.mapped[at] = handle if keeps else os.dup(handle)
+                    outer.mapped[at] = os.dup(handle)
                     at += size
                 for handle in set() if keeps else {handle for handle, _ in pieces}:
                     os.close(handle)
@@ -55,9 +56,10 @@ class HostDriver:
         class Filler:
             def __init__(self, device: int) -> None:
                 self._handle = _memfd(UNIT)
+                weakref.finalize(self, os.close, self._handle)
 
-            def pieces(self, size: int) -> list[tuple[int, int]]:
-                return [(self._handle, UNIT)] * (size // UNIT)
+            def fill(self, mapping: Mapping, offset: int, size: int) -> None:
+                mapping.put(offset, [(self._handle, UNIT)] * (size // UNIT), keeps=True)
 
         for name, value in (
             ("Mapping", Mapping),

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 from eep.data_plane.memory import adopt, count_descriptors, descriptors_of
 from eep.data_plane.memory.parted import NONE, Part, PartedKind, cut
+from eep.data_plane.memory.vmm import DeviceMemory
 from eep.errors import EepError, PeerUnreachable
 from tests.host_driver import UNIT, HostDriver
 
@@ -105,6 +106,17 @@ def test_a_placeholder_becomes_what_another_had(driver: HostDriver) -> None:
     assert place.descriptors[2] == NONE
     with pytest.raises(ValueError, match="cannot take the place"):
         place.become(KIND.create("test", SIZE))
+    place.close()
+
+
+def test_a_placeholder_of_one_piece_outlives_what_filled_it(driver: HostDriver) -> None:
+    place = DeviceMemory.placeholder(3 * UNIT)
+    place.bytes_at(0, 3 * UNIT).fill_(4)
+    memory = DeviceMemory.create("test", 3 * UNIT)
+    memory.bytes_at(0, 3 * UNIT).fill_(7)
+    shown = place.bytes_at(0, 3 * UNIT)
+    place.become(memory)
+    assert shown.tolist() == [7] * 3 * UNIT
     place.close()
 
 

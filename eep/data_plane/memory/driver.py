@@ -144,8 +144,12 @@ class Filler:
         """By size."""
         weakref.finalize(self, _release_all, self._handles)
 
-    def pieces(self, size: int) -> list[tuple[int, int]]:
-        """For :meth:`Mapping.put`; ``size`` in whole units."""
+    def fill(self, mapping: Mapping, offset: int, size: int) -> None:
+        """Lies behind these addresses from now on; ``size`` in whole units. What is mapped there keeps the memory, not this."""
+        mapping.put(offset, self._pieces(size), keeps=True)
+
+    def _pieces(self, size: int) -> list[tuple[int, int]]:
+        """For :meth:`Mapping.put`. Good for as long as this lives: then the handles are released."""
         found: list[tuple[int, int]] = []
         for piece in (max(self._unit, _FILLER_BYTES // self._unit * self._unit), self._unit):
             if size >= piece:

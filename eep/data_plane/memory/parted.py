@@ -219,7 +219,7 @@ class PartedMemory:
 
     def _leave(self, number: int) -> None:
         part = self.parts[number]
-        self._mapped().put(part.start, self._filler.pieces(part.size), keeps=True)
+        self._filler.fill(self._mapped(), part.start, part.size)
         self._drop(number)
 
     def _drop(self, number: int) -> None:

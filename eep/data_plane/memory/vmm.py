@@ -57,7 +57,7 @@ class DeviceMemory:
         device = driver.current_device()
         memory = cls.__new__(cls)
         mapping = memory._init(-1, size, device)
-        mapping.put(0, driver.Filler(device).pieces(mapping.size), keeps=True)
+        driver.Filler(device).fill(mapping, 0, mapping.size)
         return memory
 
     def become(self, other: DeviceMemory) -> None:
