@@ -10,7 +10,9 @@ that of a fault-free answer. In bfloat16 an answer depends on what else is in it
 
 The longer the prompts, the fewer clients have one; the rank that is killed always has at least one.
 
-On a GPU each rank has a spare, and a kill waits until all spares are ready.
+On a GPU ranks have spares. With one for each rank (--spares 4) a kill waits until all are ready. With two (--spares 8) it
+waits for the spares of those ranks that were not killed of late, so that kills come faster and meet spares that are being
+prepared.
 
 Writes context-DEVICE.json, .md and .png; if it is interrupted, if --seconds are over, or if a rank does not come back, of the
 kills that are over. A kill that came after the end of all long answers of its rank is told and left out: ask for more
@@ -23,7 +25,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.metadata
-import math
 import os
 import random
 import sys
@@ -34,12 +35,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.common.arguments import add_files, make_parser
 from bench.common.provenance import provenance
 from bench.common.result_files import write_results
 from bench.context.clients import SHORT, Known, LongClients, count_tokens, flush, learn
+from bench.context.command_line import parse
 from bench.context.pauses import NothingMoved, Pauses, measure
-from bench.context.plan import COPIED, PREFILL, RESTORED, WAYS, Turn, count_long, parse_contexts, plan
+from bench.context.plan import PREFILL, RANKS, RESTORED, Turn, count_long, plan
 from bench.context.report import complaints, page, plot, summary, why_computed
 from bench.context.restore_switch import Switch
 from bench.failover.kills import kill_now, need_spares
@@ -50,13 +51,12 @@ from eep.drill.query_answers import Answer
 from eep.drill.sglang_server import FOUR_RANKS, Server
 from eep.drill.story import Story
 
-RANKS = 4
 SHORT_PROMPTS, SHORT_TOKENS = 8, 24
 CHUNK = 2048
 """Tokens that a rank prefills in a step: what SGLang's default of 8192 comes to with four ranks."""
 _SPARE_TOKENS = 4096
 """Room in the cache of a rank beside long requests."""
-_TOLD = ("device", "dtype", "contexts", "kills", "long", "short", "tokens", "seed")
+_TOLD = ("device", "dtype", "contexts", "kills", "restored", "spares", "long", "short", "tokens", "seed")
 """Options that the setting of a run repeats."""
 _TO_LEARN = 0.5
 """Of --seconds: when this share is over, no further length is begun with."""
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def main() -> int:
-    options = parse()
+    options = parse(__doc__)
     gc.disable()  # or the clients stand still at times, while it looks through the answers that there are
     device = DEVICES[options.device].caching()
     device = replace(device, flags=(*device.flags, "--dtype", options.dtype))
@@ -94,54 +94,6 @@ def main() -> int:
     return int(bool(results["complaints"]))
 
 
-def parse() -> argparse.Namespace:
-    parser = make_parser(
-        "bench.context",
-        __doc__,
-        "examples:\n"
-        "  python -m bench.context                                       about six minutes on two cores\n"
-        "  python -m bench.context --context 512 --kills 2 --no-files    does it work? two minutes\n"
-        "  python -m bench.context --context 128,512,2048,8192 --kills 48\n"
-        "  python -m bench.context --device cuda --context 128,2048,8192 --kills 30\n"
-        "  python -m bench.context --device cuda --context 128,2048,8192,32768,100000 --kills 30 --dtype bfloat16 "
-        "--kv-backup 24GiB --seconds 400",
-    )
-    add = parser.add_argument
-    add("--context", default="128,512,2048", metavar="N[,N...]", help="tokens of long prompts (default: 128,512,2048)")
-    add("--kills", type=int, default=20, help="of all lengths and ways together (default: 20)")
-    add("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model (default: float32)")
-    add("--long", type=int, default=8, help="clients with long prompts, at most (default: 8)")
-    add("--short", type=int, default=4, help="clients with short prompts (default: 4)")
-    add("--tokens", type=int, default=64, help="of a long answer; the kill comes after a quarter (default: 64)")
-    add(
-        "--kv-backup",
-        default="",
-        metavar="SIZE",
-        help="copy contexts to host memory too, and restore from there in turns",
-    )
-    add(
-        "--seconds",
-        type=float,
-        default=math.inf,
-        help="begin no kill later than this after the start (default: no limit)",
-    )
-    add("--seed", type=int, default=1, help="decides prompts and the order of kills (default: 1)")
-    add("--note", default="", help="a sentence about the machine, for the page: what else ran on it (default: none)")
-    add_files(parser)
-    options = parser.parse_args()
-    try:
-        options.contexts = parse_contexts(options.context)
-    except ValueError as error:
-        parser.error(f"--context {error}")
-    options.ways = [way for way in WAYS if way != COPIED or options.kv_backup]
-    cells = len(options.contexts) * len(options.ways)
-    for name, least in {"kills": cells, "long": 1, "short": 0, "tokens": 8}.items():
-        if getattr(options, name) < least:
-            parser.error(f"--{name} must be at least {least} here, got {getattr(options, name)}")
-    return options
-
-
 def run(
     options: argparse.Namespace, place: Path, device: Device, needed: dict[str, str]
 ) -> tuple[dict[str, Any], list[Pauses]]:
@@ -149,7 +101,9 @@ def run(
     load_before = round(os.getloadavg()[0], 2)
     results: dict[str, Any] = provenance()  # before anything runs: the commit is the one that is measured
     switch = Switch(place / "switch")
-    arguments = server_arguments(options.contexts, options.long, options.tokens, spares=RANKS if device.shared else 0)
+    arguments = server_arguments(
+        options.contexts, options.long, options.tokens, spares=options.spares if device.shared else 0
+    )
     arguments += ("--eep-kv-backup", options.kv_backup) if options.kv_backup else ()
     context = max(options.contexts) + 2 * options.tokens
     say("making a small random model, and starting SGLang with four ranks; this takes about a minute")
@@ -229,7 +183,7 @@ def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch, e
     outcome, choose = Outcome(), random.Random(options.seed)
     short, known = learn_all(options, server.url, choose, end)
     story = Story(server.directory, Load(server.url, [], [], clients=0), say=lambda text: None)
-    turns = plan(list(known), options.ways, options.kills, RANKS, options.seed)
+    turns = plan(list(known), options.ways, options.kills, RANKS, options.seed, options.restored)
     try:
         for number, turn in enumerate(turns, 1):
             if time.monotonic() > end:
@@ -259,6 +213,12 @@ def kill_in_turns(options: argparse.Namespace, server: Server, switch: Switch, e
     return outcome
 
 
+def wait_for(spares: int) -> int:
+    """How many spares must be ready before a kill. Where ranks have several, those that were killed last may lack one each:
+    the next victim is none of them."""
+    return spares if spares == RANKS else spares - (RANKS - 1)
+
+
 def kill_once(
     options: argparse.Namespace,
     url: str,
@@ -272,7 +232,7 @@ def kill_once(
     if not story.wait_until_all_run(RANKS):
         raise RuntimeError("not all ranks run, before a kill")
     if DEVICES[options.device].shared:
-        need_spares(story.target, RANKS)
+        need_spares(story.target, wait_for(options.spares))
     flush(url)
     switch.set(restored=turn.way != PREFILL, caches=turn.way == RESTORED)
     before = count_tokens(url)

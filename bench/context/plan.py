@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+RANKS = 4
 RESTORED, COPIED, PREFILL = "restored", "host copy", "prefill"
 WAYS = {
     RESTORED: "restored from the lost rank's memory",
@@ -44,16 +45,19 @@ def count_long(context: int, most: int) -> int:
     return max(1, min(most, PROMPT_TOKENS // context))
 
 
-def plan(contexts: Sequence[int], ways: Sequence[str], kills: int, ranks: int, seed: int) -> list[Turn]:
-    """Lengths and ways in turns, so that whatever changes on the machine meanwhile hits all of them. The ways of a length
-    follow each other and hit the same rank; which is first, and which rank it is, the seed decides."""
+def plan(
+    contexts: Sequence[int], ways: Sequence[str], kills: int, ranks: int, seed: int, restored: int = 1
+) -> list[Turn]:
+    """Lengths and ways in turns, so that whatever changes on the machine meanwhile hits all of them; contexts are
+    ``restored`` so many times as often as each other way is taken. Ranks follow each other in one order, so that each has as
+    long as can be until it is killed again. The seed decides the orders."""
     choose, turns = random.Random(seed), list[Turn]()
-    victims: list[int] = []
+    victims = choose.sample(range(ranks), ranks)
+    often = [way for way in ways for _ in range(restored if way == RESTORED else 1)]
     while len(turns) < kills:
         for context in choose.sample(list(contexts), len(contexts)):
-            victims = victims or choose.sample(range(ranks), ranks)
-            rank = victims.pop()
-            turns += [Turn(context, way, rank) for way in choose.sample(list(ways), len(ways))]
+            for way in choose.sample(often, len(often)):
+                turns.append(Turn(context, way, victims[len(turns) % ranks]))
     return turns[:kills]
 
 

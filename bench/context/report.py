@@ -98,7 +98,7 @@ def page(results: dict[str, Any]) -> str:
         f"prompt of so many tokens, no two alike, and {setting['short']} clients beside them ask short prompts. A rank gets "
         f"SIGKILL when all long answers are at least {setting['kill_after']} tokens long. "
         "*Pause* is the largest gap between two tokens of any such request. Lengths and ways take turns on one server. "
-        f"A rank prefills up to {setting['chunk']} tokens in a step.",
+        f"A rank prefills up to {setting['chunk']} tokens in a step.{_spares(setting)}",
         "",
         "| context | way | kills | pause of moved long requests, p50 (p99) ms | of others | usual gap "
         "| tokens restored | computed |",
@@ -112,6 +112,13 @@ def page(results: dict[str, Any]) -> str:
         f"Why contexts were computed again: {_reasons(results['why_computed'])}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _spares(setting: dict[str, Any]) -> str:
+    if setting["device"] == "cpu":
+        return ""
+    among = ", and mostly some are being prepared" if setting["spares"] > setting["ranks"] else ", all ready"
+    return f" At a kill there are {setting['spares']} spares{among}."
 
 
 def _few(clients: dict[int, int], most: int) -> str:

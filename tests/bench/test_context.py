@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.context import clients, copy_pass, restore_switch
-from bench.context.__main__ import CHUNK, server_arguments
+from bench.context.__main__ import CHUNK, server_arguments, wait_for
 from bench.context.clients import Known, LongClients, count_tokens, learn
 from bench.context.pauses import NothingMoved, Pauses, measure
 from bench.context.plan import PREFILL, RESTORED, Turn, count_long, make_prompts, parse_contexts, plan
@@ -49,15 +49,29 @@ def test_lengths_and_ways_take_turns_and_every_rank_is_hit() -> None:
     )
     assert Counter(turn.rank for turn in turns) == dict.fromkeys(range(4), 8)
     for one, other in zip(turns[::2], turns[1::2], strict=True):
-        assert (one.context, one.rank) == (other.context, other.rank)
+        assert one.context == other.context
         assert {one.way, other.way} == {RESTORED, PREFILL}
     assert {turn.way for turn in turns[::2]} == {RESTORED, PREFILL}, "one way is always the first"
+    for each, later in zip(turns, turns[4:], strict=False):
+        assert each.rank == later.rank, "no rank is killed sooner again than it must be"
     for lap in range(0, 32, 4):
         assert {turn.context for turn in turns[lap : lap + 4]} == {128, 512}
 
 
 def test_as_many_kills_as_were_asked_for() -> None:
     assert len(plan([128, 512, 2048], [RESTORED, PREFILL], 20, ranks=4, seed=1)) == 20
+
+
+def test_contexts_are_restored_more_often_than_they_are_computed() -> None:
+    turns = plan([128, 512], [RESTORED, PREFILL], 40, ranks=4, seed=3, restored=4)
+    assert Counter((turn.context, turn.way) for turn in turns) == {
+        (context, way): 16 if way == RESTORED else 4 for context in (128, 512) for way in (RESTORED, PREFILL)
+    }
+
+
+@pytest.mark.parametrize(("spares", "ready"), [(4, 4), (8, 5), (12, 9)])
+def test_a_kill_waits_for_the_spares_of_ranks_not_killed_of_late(spares: int, ready: int) -> None:
+    assert wait_for(spares) == ready
 
 
 def test_no_two_prompts_have_a_prefix_in_common() -> None:
@@ -182,7 +196,7 @@ def test_a_run_keeps_the_kills_that_were_over_when_something_broke(
     monkeypatch.setattr(bench, "kill_once", kill_once)
     monkeypatch.setattr(bench, "learn_all", lambda *_: (Known([], []), {128: Known([], [])}))
     monkeypatch.setattr(bench, "Story", lambda *_, **__: SimpleNamespace(close=lambda: None))
-    options = SimpleNamespace(seed=1, ways=[RESTORED], kills=9)
+    options = SimpleNamespace(seed=1, ways=[RESTORED], kills=9, restored=1)
     server = SimpleNamespace(directory="d", url="")
     outcome = bench.kill_in_turns(options, server, Switch(tmp_path / "switch"), math.inf)
     assert [kill.moved for kill in outcome.kills] == [0.3]
