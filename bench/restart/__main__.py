@@ -62,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="where the ranks run (default: cpu)")
     parser.add_argument("--gigabytes", type=float, help="weights of the model (default: 0.3, on a GPU 20)")
     parser.add_argument("--times", type=int, default=2, help="how often each is tried but filling (default: 2)")
+    parser.add_argument("--crashes-only", action="store_true", help="leave out starts after a stop")
     add_files(parser)
     options = parser.parse_args()
     if options.gigabytes is None:
@@ -125,10 +126,11 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: Ma
         starts.start("without")
     with anchor(place / "anchor") as directory:
         held_by = ("--eep-anchor", str(directory))
-        starts.start("filling", *held_by)
+        starts.start("filling", *held_by, crash=options.crashes_only)
         for _ in range(options.times):
-            starts.start("stopped", *held_by, crash=True)
-            starts.start("crashed", *held_by)
+            if not options.crashes_only:
+                starts.start("stopped", *held_by, crash=True)
+            starts.start("crashed", *held_by, crash=options.crashes_only)
         held = sum(each.size for each in list_held(directory))
     head["setting"] = {
         "device": options.device,
@@ -174,6 +176,8 @@ def page(head: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     ]
     for case, text in CASES.items():
         seconds = [each["seconds"] for each in told["starts"] if each["case"] == case]
+        if not seconds:
+            continue
         cells = (statistics.median(seconds), min(seconds), max(seconds))
         lines.append(f"| {text} | {len(seconds)} | {' | '.join(f'{each:.1f}' for each in cells)} |")
     return "\n".join([*lines, ""])

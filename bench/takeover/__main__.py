@@ -70,6 +70,11 @@ def parse() -> argparse.Namespace:
     add("--every", type=float, default=2.0, help="seconds between kills in a storm (default: 2)")
     add("--calm", type=float, default=8.0, help="seconds of calm before a storm (default: 8)")
     add("--spares", type=int, default=RANKS, help=f"how many to keep (default: {RANKS})")
+    add(
+        "--redundant-experts",
+        type=int,
+        help="slots beyond one for each expert (default: the server's). Without enough of them each loss brings experts in",
+    )
     add("--clients", type=int, default=16, help="how many stream at once (default: 16)")
     add(
         "--tokens",
@@ -107,7 +112,9 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     head = provenance()
     end = time.monotonic() + options.seconds
     choose = random.Random(options.seed)
-    spares = ("--eep-spares", str(options.spares))
+    spares: tuple[str, ...] = ("--eep-spares", str(options.spares))
+    if options.redundant_experts is not None:
+        spares += ("--eep-redundant-experts", str(options.redundant_experts))
     arguments = (*FOUR_RANKS, *spares, "--eep-timeout-ms", "20000", "--incremental-streaming-output")
     say("making a small random model, and starting SGLang with four ranks")
     began = time.monotonic()
@@ -131,7 +138,10 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
         story.close()
     left = server.leftovers()
     head["setting"] = {
-        **{name: getattr(options, name) for name in ("device", "spares", "clients", "tokens", "every", "seed")},
+        **{
+            name: getattr(options, name)
+            for name in ("device", "spares", "redundant_experts", "clients", "tokens", "every", "seed")
+        },
         **describe_server(device, arguments),
     }
     head["requests"] = describe_requests(load)

@@ -34,7 +34,7 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
             "",
             *origin_lines(head),
             f"Four ranks, {setting['spares']} spares, {setting['clients']} clients that stream answers of up to "
-            f"{setting['tokens']} tokens.",
+            f"{setting['tokens']} tokens.{_slots(setting)}",
             "",
             f"{requests['answered']} requests, {requests['failed']} failed, {requests['wrong']} with a wrong token; "
             f"{len(kills) + sum(each['kills'] for each in phases if each['kind'] == STORM)} kills.",
@@ -47,6 +47,11 @@ def page(head: dict[str, Any], told: dict[str, Any]) -> str:
             *_holdings(told["held"]),
         ]
     )
+
+
+def _slots(setting: dict[str, Any]) -> str:
+    more = setting.get("redundant_experts")
+    return "" if more is None else f" {more} slots more than there are experts in a layer."
 
 
 def _storms(phases: Sequence[dict[str, Any]], every: float) -> list[str]:
