@@ -16,6 +16,7 @@ from eep.abi.structures import (
     CombineSendArgs,
     DispatchRecvArgs,
     DispatchSendArgs,
+    PageCopyArgs,
     RegionLayout,
     Shape,
 )
@@ -111,6 +112,7 @@ class NativeLibrary(Protocol):
         stream: int | None,
         /,
     ) -> int: ...
+    def eep_copy_pages(self, copy: PageCopyArgs, count: int, pages: int, stream: int | None, /) -> int: ...
 
     # ---- control pages ----
     def eep_control_state(self, page: Page, state: int, /) -> None: ...
@@ -211,6 +213,7 @@ PROTOTYPES = {
             *(c_uint64, c_void_p, c_void_p, c_void_p),
         ),
     ),
+    "eep_copy_pages": (c_int, (POINTER(PageCopyArgs), c_uint32, c_void_p, c_void_p)),
     "eep_control_state": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_revoke": (None, (POINTER(ControlPage), c_uint64)),
     "eep_control_suspect": (None, (POINTER(ControlPage), POINTER(RankSet))),

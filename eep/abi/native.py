@@ -64,7 +64,7 @@ __all__ = [
     "load",
 ]
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 
 _ERRORS: dict[int, type[Exception]] = {
     ErrorCode.ERROR_ARGUMENT: ValueError,

@@ -6,7 +6,7 @@ Pure ctypes, like :mod:`eep.abi.functions`, which has the functions. ``tests/abi
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int64, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 
 MAX_TOPK = 16
@@ -172,6 +172,25 @@ class BlockStamps(ctypes.Structure):
 
     STATIONS = ("start", "members read", "rows issued", "rows counted", "flags sent", "flags seen", "end")
     _fields_ = (("began_ns", c_uint64), ("ended_ns", c_uint64), ("clock", c_int64 * len(STATIONS)))
+
+
+class PageCopyArgs(ctypes.Structure):
+    _fields_ = (
+        ("from_", POINTER(c_void_p)),
+        ("row_bytes", POINTER(c_uint64)),
+        ("table", c_void_p),
+        ("pages", c_void_p),
+        ("page_bytes", c_uint64),
+        ("places", c_void_p),
+        ("same", c_void_p),
+        ("rows", c_void_p),
+        ("brought", c_void_p),
+        ("gathered", c_void_p),
+        ("layers", c_uint32),
+        ("page_tokens", c_uint32),
+        ("most", c_uint32),
+        ("reserved", c_uint32),
+    )
 
 
 class AbiField(ctypes.Structure):

@@ -31,6 +31,7 @@ MIRRORS = {
     "eep_dispatch_recv_args": native.DispatchRecvArgs,
     "eep_combine_send_args": native.CombineSendArgs,
     "eep_combine_recv_args": native.CombineRecvArgs,
+    "eep_page_copy": structures.PageCopyArgs,
     "eep_group": collectives.Group,
     "eep_collective_args": collectives.CollectiveArgs,
     "eep_block_stamps": native.BlockStamps,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from eep.data_plane.memory.page_copy import PageCopy
 from eep.requests.kv.copy_layout import PAGE
-from sglang_patches.rank.kv.copied_pages import GpuGather, PageBuffers, layout_of, unload
+from sglang_patches.rank.kv.copied_pages import PageBuffers, layout_of, unload
 
 ROWS, CONTEXT, SLOTS, MOST = 4, 100, 500, 3
 
@@ -19,13 +20,13 @@ def test_pages_are_gathered_beside_other_work_and_read_back() -> None:
     table = torch.randint(SLOTS, (ROWS, CONTEXT), generator=generator, dtype=torch.int32).to("cuda")
     page_bytes = layout_of(layers).page_bytes
     content = torch.zeros(10 * page_bytes, dtype=torch.uint8)
-    gather = GpuGather(table, layers, content, page_bytes, MOST)
+    copy = PageCopy(table, layers, content, page_bytes=page_bytes, page_tokens=PAGE, most=MOST)
     busy = torch.randn(4096, 4096, device="cuda")
     for _ in range(20):
         busy = busy @ busy.tanh()
     where, to = [(3, 0), (1, 2), (3, 1)], np.array([7, 0, 4])
-    places = np.array([[row * CONTEXT + number * PAGE + token for token in range(PAGE)] for row, number in where])
-    assert gather.copy(places, to).tolist() == [True] * len(where)
+    places = np.array([row * CONTEXT + number * PAGE for row, number in where])
+    assert copy(places, to).tolist() == [True] * len(where)
     torch.cuda.synchronize()
     back = [torch.zeros_like(layer) for layer in layers]
     slots = torch.arange(100, 100 + 2 * PAGE - 3, device="cuda")

@@ -145,7 +145,7 @@ class Filler:
         weakref.finalize(self, _release_all, self._handles)
 
     def fill(self, mapping: Mapping, offset: int, size: int) -> None:
-        """Lies behind these addresses from now on; ``size`` in whole units. What is mapped there keeps the memory, not this."""
+        """Lies behind these addresses from now on; ``size`` in whole units. The mapping keeps the memory, not this."""
         mapping.put(offset, self._pieces(size), keeps=True)
 
     def _pieces(self, size: int) -> list[tuple[int, int]]:

@@ -255,6 +255,30 @@ EEP_API int eep_copy_batch(uint32_t count, void* const* to, const void* const* f
 EEP_API int eep_copy_rows(uint32_t arrays, void* const* to, const void* const* from, const uint64_t* row_bytes,
                           uint64_t rows, const int64_t* to_rows, const int64_t* from_rows, void* stream);
 
+// Copies rows of many layers to pages in host memory. A page has, of each layer in turn, the rows of `page_tokens`
+// places that follow each other in a table, which may change meanwhile.
+typedef struct {
+  const void* const* from;    // [layers]
+  const uint64_t* row_bytes;  // [layers]
+  const int32_t* table;       // of each place: which row of the layers it has
+  uint8_t* pages;
+  uint64_t page_bytes;
+  int64_t* places;   // [most]: the first place of each page, written by the caller
+  uint8_t* same;     // [most]: whether the table had the same for all of a page before it was copied and afterwards
+  int32_t* rows;     // [most * page_tokens]: room for what is read of the table
+  uint8_t* brought;  // CUDA: room for `most` pages on the host
+  // CUDA: the same on the device, where the table and `rows` are. `places`, `same` and `brought` are the host's,
+  // pinned.
+  uint8_t* gathered;
+  uint32_t layers;
+  uint32_t page_tokens;
+  uint32_t most;
+  uint32_t reserved;
+} eep_page_copy;
+// The places of `copy->places[i]` go to page `pages[i]`. Returns when they are there; on a GPU it waits for `stream`
+// alone.
+EEP_API int eep_copy_pages(const eep_page_copy* copy, uint32_t count, const int64_t* pages, void* stream);
+
 // ---- control ----
 
 // Ends `epoch` and all before it for the owner of this page; its waits end at once.

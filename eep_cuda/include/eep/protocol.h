@@ -31,7 +31,7 @@
 #define EEP_INLINE static inline
 #endif
 
-#define EEP_ABI_VERSION 9
+#define EEP_ABI_VERSION 10
 #define EEP_MAX_TOPK 16
 #define EEP_MAX_TOKENS 65535  // a count must fit its field of a flag
 #define EEP_SCALE_GROUP 128   // values that share one fp8 scale

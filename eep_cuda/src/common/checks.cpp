@@ -166,6 +166,20 @@ int check_row_copies(uint32_t arrays, void* const* to, const void* const* from, 
   return rows ? check_copies(arrays, to, from, row_bytes) : EEP_OK;
 }
 
+int check_page_copy(const eep_page_copy& copy, uint32_t count, const int64_t* pages) {
+  if (count > copy.most)
+    return fail(EEP_ERROR_ARGUMENT, "%u pages are more than the %u that there is room for", count, copy.most);
+  if (!copy.from || !copy.row_bytes || !copy.table || !copy.pages || !copy.places || !copy.same || !copy.rows)
+    return fail(EEP_ERROR_ARGUMENT, "pages cannot be copied: an address is missing");
+  uint64_t bytes = 0;
+  for (uint32_t layer = 0; layer < copy.layers; ++layer) bytes += copy.row_bytes[layer] * copy.page_tokens;
+  if (bytes > copy.page_bytes)
+    return fail(EEP_ERROR_ARGUMENT, "the layers have %llu bytes for a page of %llu",
+                static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(copy.page_bytes));
+  if (count && !pages) return fail(EEP_ERROR_ARGUMENT, "there are pages to copy, but no list of them");
+  return EEP_OK;
+}
+
 }  // namespace eep
 
 uint32_t eep_abi_version(void) { return EEP_ABI_VERSION; }

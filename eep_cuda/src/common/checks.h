@@ -30,6 +30,7 @@ int check_combine_send(const eep_shape& shape, const eep_combine_send_args& args
 int check_copies(uint32_t count, void* const* to, const void* const* from, const uint64_t* bytes);
 int check_row_copies(uint32_t arrays, void* const* to, const void* const* from, const uint64_t* row_bytes,
                      uint64_t rows, const int64_t* to_rows, const int64_t* from_rows);
+int check_page_copy(const eep_page_copy& copy, uint32_t count, const int64_t* pages);
 int check_combine_recv(const eep_shape& shape, const eep_combine_recv_args& args, uint32_t dispatched_tokens);
 
 }  // namespace eep

@@ -85,7 +85,7 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
       if (const int error = check_cuda(load(), "loading the kernels")) return error;
   }
   for (const auto load : {eep::load_dispatch, eep::load_combine, eep::load_pack, eep::load_publish, eep::load_barrier,
-                          eep::load_weights, eep::load_rows, eep::load_landing})
+                          eep::load_weights, eep::load_rows, eep::load_pages, eep::load_landing})
     if (const int error = check_cuda(load(), "loading the kernels")) return error;
   if (const int error = check_cuda(cudaDeviceSynchronize(), "creating a buffer")) return error;
   *out = context.release();

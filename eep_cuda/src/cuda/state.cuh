@@ -172,6 +172,7 @@ cudaError_t load_reductions();
 cudaError_t load_far_reductions();
 cudaError_t load_weights();
 cudaError_t load_rows();
+cudaError_t load_pages();
 cudaError_t load_landing();
 
 }  // namespace eep

@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 
-import numpy as np
 import torch
 
 from eep import faults
+from eep.data_plane.memory.page_copy import PageCopy
 from eep.data_plane.memory.shm import SharedMemory
 from eep.requests.kv.copy_index import CopyWriter, bytes_for, pages_in
 from eep.requests.kv.copy_layout import PAGE
@@ -21,10 +21,12 @@ from eep.requests.kv.copy_plan import CopyPlan
 from eep.requests.kv.copy_record import CopyRecord, CopyTeller
 from sglang_patches.rank.kv import lost_copy
 from sglang_patches.rank.kv.anchored_pool import AnchoredPool
-from sglang_patches.rank.kv.copied_pages import COPY, CpuGather, GpuGather, kind_of, layout_of
+from sglang_patches.rank.kv.copied_pages import COPY, kind_of, layout_of
 
 logger = logging.getLogger(__name__)
-_PAUSE_S = 0.03
+_PAUSE_S = 0.1
+"""Between passes, when all is copied. The tokens of so short a time are computed again in one step, which a request that moves
+takes anyway."""
 _PASS_TOKENS = 4096
 _PASS_BYTES = 32 << 20
 """What is copied at once, at most: the next pass sees which requests have ended meanwhile."""
@@ -45,16 +47,14 @@ class HostCopy:
                 f"{bytes_for(1, page_bytes)}; give more, or leave it out"
             )
         memory, _ = pool.anchor.attach(COPY, size, SharedMemory)
-        content = memory.bytes_at(0, size)
-        self._writer = CopyWriter(content.numpy(), page_bytes, kind_of(pool.layers), pool.life)
+        self._writer = CopyWriter(memory.bytes_at(0, size).numpy(), page_bytes, kind_of(pool.layers), pool.life)
         rows, self._context = pool.table.shape
         self._plan = CopyPlan(rows, self._context, pages)
         self._most = max(1, min(_PASS_TOKENS // PAGE, _PASS_BYTES // page_bytes))
-        where = torch.from_numpy(self._writer.pages.reshape(-1))
-        if pool.table.is_cuda:
-            self._gather: CpuGather | GpuGather = GpuGather(pool.table, pool.layers, where, page_bytes, self._most)
-        else:
-            self._gather = CpuGather(pool.table, pool.layers, where)
+        content = torch.from_numpy(self._writer.pages.reshape(-1))
+        self._copy_pages = PageCopy(
+            pool.table, pool.layers, content, page_bytes=page_bytes, page_tokens=PAGE, most=self._most
+        )
         self._teller = CopyTeller(pool.anchor.directory, pool.rank, pool.life)
         self._room = (size, pages * PAGE)
         self._told, self._told_at = (-1, -1), -_TELL_S
@@ -78,8 +78,7 @@ class HostCopy:
         if len(moves.given_up):
             self._writer.clear(moves.given_up)
         if len(moves.pages):
-            first = moves.rows * self._context + moves.numbers * PAGE
-            copied = self._gather.copy(first[:, None] + np.arange(PAGE), moves.pages)
+            copied = self._copy_pages(moves.rows * self._context + moves.numbers * PAGE, moves.pages)
             faults.at("kv.backup.mid")
             same = self._journal.turns[moves.rows] == seen.turns[moves.rows]
             whole = self._plan.settle(moves, copied & same)

@@ -6,12 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -21,8 +21,8 @@ from eep.requests.kv.copy_index import CopyReader, bytes_for
 from eep.requests.kv.copy_layout import PAGE
 from eep.requests.kv.copy_record import read_copies
 from eep.requests.kv.kv_journal import fingerprint
-from sglang_patches.rank.kv import copied_pages, host_copy, lost_pool
-from sglang_patches.rank.kv.copied_pages import COPY, GpuGather, kind_of, layout_of
+from sglang_patches.rank.kv import host_copy, lost_pool
+from sglang_patches.rank.kv.copied_pages import COPY, kind_of, layout_of
 from sglang_patches.rank.kv.host_copy import HostCopy
 from sglang_patches.rank.kv.lost_context import LostContext
 from sglang_patches.rank.kv.lost_pool import NoRestore
@@ -84,19 +84,10 @@ class Copying:
         )
 
 
-@pytest.fixture(params=["cpu", "gpu"])
-def rank(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copying]:
-    """On a CPU; and in the manner of a GPU, with a CPU in its place."""
+@pytest.fixture
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copying]:
     with lost_rank(tmp_path, monkeypatch) as ranks:
-        made = Copying(ranks, monkeypatch)
-        if request.param == "gpu":
-            monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: SimpleNamespace(synchronize=lambda: None))
-            monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-            monkeypatch.setattr(copied_pages, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
-            assert ranks.lost.table is not None
-            pages = torch.from_numpy(made.copy._writer.pages.reshape(-1))
-            made.copy._gather = GpuGather(ranks.lost.table, ranks.lost.layers, pages, made.page_bytes, made.copy._most)
-        yield made
+        yield Copying(ranks, monkeypatch)
 
 
 def test_whole_pages_come_along_when_the_cache_is_gone(rank: Copying) -> None:
@@ -191,16 +182,18 @@ def test_a_row_that_is_the_same_request_again_meanwhile_leaves_nothing(rank: Cop
 def test_a_row_of_which_the_slots_change_meanwhile_is_copied_again(
     rank: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGLang has found the prefix in its cache: the row gets those slots, and its own are free for others."""
-    table, fill = rank.ranks.lost.table, rank.copy._gather._fill
+    """SGLang has found the prefix in its cache: the row gets those slots, and its own are free for others. That this is seen,
+    ``tests/data_plane/test_page_copy.py`` shows."""
+    table, copy = rank.ranks.lost.table, rank.copy._copy_pages
     assert table is not None
 
-    def change(*given: Any) -> None:
-        fill(*given)
+    def change(places: npt.NDArray[np.int64], pages: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        same = copy(places, pages)
         table[4, PAGE + 2] = rank.ranks.slots_there[PAGE + 2] = 199
-        monkeypatch.setattr(rank.copy._gather, "_fill", fill)
+        monkeypatch.setattr(rank.copy, "_copy_pages", copy)
+        return same & (places != 4 * CONTEXT + PAGE)
 
-    monkeypatch.setattr(rank.copy._gather, "_fill", change)
+    monkeypatch.setattr(rank.copy, "_copy_pages", change)
     rank.copy.copy_some()
     assert rank.tokens_of(LOST.wire) == 0
     rank.copy.copy_some()
