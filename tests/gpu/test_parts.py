@@ -12,6 +12,7 @@ from eep.data_plane.memory.parted import NONE, PartedKind
 
 MEBIBYTE = 1 << 20
 SIZE = 600 * MEBIBYTE + 512
+# The driver's unit is 2 MiB: the first part begins at 102 MiB, and reaches to 302.
 KIND = PartedKind(((101 * MEBIBYTE, 200 * MEBIBYTE), (301 * MEBIBYTE, 99 * MEBIBYTE), (500 * MEBIBYTE, 50 * MEBIBYTE)))
 
 
@@ -48,7 +49,7 @@ def test_memory_is_free_for_others_and_a_graph_runs_over_what_there_is() -> None
     torch.cuda.synchronize()
     assert int(total) == 100 * MEBIBYTE
     assert bool((shown[400 * MEBIBYTE : 500 * MEBIBYTE] == 1).all()), "what lies between stays"
-    memory.back(101 * MEBIBYTE, 1)
+    memory.back(101 * MEBIBYTE, 2 * MEBIBYTE)
     assert not first[-2 * MEBIBYTE :].any(), "all of the first part is new"
     graph.replay()
     torch.cuda.synchronize()
@@ -64,9 +65,9 @@ def test_another_process_would_map_what_lasts() -> None:
     seen = theirs.bytes_at(0, SIZE)
     assert bool((seen[: 101 * MEBIBYTE] == 5).all())
     assert bool((seen[400 * MEBIBYTE : 500 * MEBIBYTE] == 5).all())
-    seen[101 * MEBIBYTE : 400 * MEBIBYTE].fill_(6)
+    seen[102 * MEBIBYTE : 400 * MEBIBYTE].fill_(6)
     torch.cuda.synchronize()
-    assert bool((memory.bytes_at(101 * MEBIBYTE, 299 * MEBIBYTE) == 5).all())
+    assert bool((memory.bytes_at(102 * MEBIBYTE, 298 * MEBIBYTE) == 5).all())
     theirs.close()
     memory.close()
 
