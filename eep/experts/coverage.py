@@ -119,7 +119,8 @@ class Coverage:
             self._place,
             0.0 if hosts is None else _HEARD_WITHIN_S,
         )
-        finder = PeerFinder(directory, loaded.memory.layout, kind_of(loaded.shared), self._slots, hosts)
+        kind = kind_of(loaded.shared)
+        finder = PeerFinder(directory, loaded.memory.layout, kind, self._slots, hosts, policy.open_slots)
         if loaded.aside is not None:
             self.stage = StagingArea(rank, loaded.memory, loaded.aside, loaded.checksums, sources, finder)
         self._load = AgreedLoad(self.registry, rank, loaded.incarnation, policy.counted or self._no_load)

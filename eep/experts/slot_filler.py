@@ -80,6 +80,7 @@ class SlotFiller:
             self._memory.layout.expert_bytes,
             backups=self._sources.backups(),
             disk=self._sources.checkpoint is not None,
+            readable=self._finder.readable,
         ).of(self.rank)
 
     def late_slots(self) -> frozenset[Slot]:

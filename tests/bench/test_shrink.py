@@ -60,3 +60,8 @@ def test_a_page_has_a_row_for_each_loss() -> None:
     assert loss is not None
     told = {"losses": [{**loss.told([]), "brought_in": {"experts": 3, "peer": 2048}}]}
     assert "| 2 | 300 ms | 3 (2.0 MiB from peer) | 1.00 s | 0; 0 | not seen |" in page(head, told)
+    assert "| 2 | 300 ms | 6 to 11 s, each of the two at most 21 s | 100 % peer | the more from DRAM" in page(
+        head, told
+    )
+    told["losses"][0].update(lost=1, enough_s=2.0, brought_in={"experts": 0})
+    assert "| what survivors have | mostly another GPU | 2.0 s | 52 s |" in page(head, told)

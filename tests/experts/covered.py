@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eep.data_plane.memory import MemoryKind
+from eep.data_plane.memory.parted import PartedKind
 from eep.data_plane.memory.shm import SharedMemory
 from eep.experts.backup.backup_client import BackupClient
 from eep.experts.balancing.staging import make_room
@@ -28,7 +30,7 @@ from eep.experts.placement.slot_plan import Placement, WhenShort, plan_placement
 from eep.experts.repair.reader import Want
 from eep.experts.repair.repair_sources import RepairSources
 from eep.experts.slot_index import SlotIndex, index_bytes
-from eep.experts.slot_room import SlotRoom
+from eep.experts.slot_room import SlotRoom, loose_ranges
 from eep.view import View
 from tests.experts import model
 
@@ -56,10 +58,11 @@ class Rank:
         take: Callable[[int], None] = lambda size: None,
         hosts: InstanceHosts | None = None,
         empty: bool = False,
+        parted: bool = False,
     ) -> None:
         """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts move here at once.
         ``most``: for how many slots there are addresses; ``take`` is told how much memory those have beyond ``slots``.
-        ``hosts``: where there are several. ``empty``: this life has loaded nothing."""
+        ``hosts``: where there are several. ``empty``: this life has loaded nothing. ``parted``: its memory is in parts."""
         self.rank = rank
         topology, least = ([0] * RANKS, 1) if hosts is None else (hosts.topology, LEAST_COPIES)
         load = np.ones((model.LAYERS, model.EXPERTS))
@@ -71,7 +74,8 @@ class Rank:
         self.routed: Placement | None = None
         self.first, self.held = first, None
         if last is None:
-            self.shared = SharedMemory.create("experts", layout.region_bytes)
+            kind: MemoryKind = PartedKind(tuple(loose_ranges(layout, usual)), False) if parted else SharedMemory
+            self.shared = kind.create("experts", layout.region_bytes)
             self.memory = ExpertMemory(layout, self.shared.bytes_at(0, layout.region_bytes))
             if empty:
                 self.sums = Checksums.none(model.LAYERS, model.EXPERTS)

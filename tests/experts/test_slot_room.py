@@ -30,7 +30,8 @@ EXPERT_BYTES = model.layout(1).expert_bytes
 class Group:
     """Ranks with two slots each for eight experts, and addresses for eight."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, parted: bool = False) -> None:
+        self.parted = parted
         self.path, self.disk = path / "e", model.save_checkpoint(path / "model")
         self.taken: dict[int, int] = {}
         self.limit = 1 << 40
@@ -42,7 +43,7 @@ class Group:
                 raise EepError("the cache cannot do without")
             self.taken[rank] = size
 
-        return Rank(self.path, rank, USUAL, self.disk, life, last=last, most=MOST, take=take)
+        return Rank(self.path, rank, USUAL, self.disk, life, last=last, most=MOST, take=take, parted=self.parted)
 
     def lose(self, *ranks: int) -> None:
         for rank in ranks:
@@ -81,6 +82,26 @@ def test_fewer_ranks_make_more_room_and_give_it_back(group: Group) -> None:
     assert group.ranks[0].shown is not None
     assert group.ranks[0].shown.digest == group.ranks[0].first.digest
     assert (group.ranks[0].coverage._slots.table[:, USUAL:] == EMPTY).all(), "what has no memory holds nothing"
+
+
+def test_peers_do_not_read_slots_whose_memory_is_not_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    HostDriver(units=1000).install(monkeypatch)
+    caplog.set_level("INFO")
+    group = Group(tmp_path, parted=True)
+    enter(group.ranks, WHOLE)
+    group.lose(1, 2, 3)
+    alone = WHOLE.without([1, 2, 3])
+    enter(group.ranks, alone)
+    group.ranks[0].check()
+    group.ranks[1] = group.make(1, life=1)
+    enter(group.ranks, alone.joined_by({1: 1}))
+    for rank in (0, 1):
+        group.ranks[rank].check()
+    group.close()
+    assert "experts brought in" in caplog.text
+    assert "wrong checksum" not in caplog.text
 
 
 def test_a_rank_whose_memory_cannot_be_had_waits_for_others(group: Group, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,8 @@ POINTS = [point for point in faults.PLACES if point.startswith("behind.")]
 @dataclass
 class Masked:
     drilled: Drilled
+    long: int = 400
+    """Tokens of an answer that takes longer than a loss is noticed in."""
 
     @property
     def server(self) -> Server:
@@ -54,7 +56,7 @@ class Masked:
         story = self.drilled.story()
         self.check_exact()
         before, long_answer = len(self.server.log), []
-        begun_before = threading.Thread(target=lambda: long_answer.append(self.ask(0, tokens=400)))
+        begun_before = threading.Thread(target=lambda: long_answer.append(self.ask(0, tokens=self.long)))
         begun_before.start()
         self.rank("remove", 1)
         wait_for(lambda: WITHOUT in self.since(before), "experts to be masked")

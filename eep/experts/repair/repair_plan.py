@@ -150,10 +150,12 @@ def plan_repair(
     *,
     backups: Mapping[str, BackupContents] | None = None,
     disk: bool = False,
+    readable: int | None = None,
 ) -> RepairPlan:
     """Find sources for every slot that ``after`` fills with an expert that ``before`` did not have there.
 
-    ``before`` is what lies where now; what it says of ranks that are not ``active`` is ignored.
+    ``before`` is what lies where now; what it says of ranks that are not ``active`` is ignored. ``readable``: how many slots
+    of another rank can be read; None for all.
     """
     if before.shape != after.shape:
         raise ValueError(
@@ -171,14 +173,19 @@ def plan_repair(
     speed = Bandwidth()
     busy: defaultdict[tuple[object, ...], float] = defaultdict(float)
     transfers = []
+
+    def origins_of(holders: Sequence[int], rank: int) -> list[Origin]:
+        found = (_slot_origin(holder, rank, size, topology) for holder in holders)
+        return [each for each in found if each.tier is Tier.LOCAL or readable is None or each.slot < readable]
+
     for layer, column in np.argwhere(written).tolist():
         rank, slot = divmod(column, size)
         expert = int(then[layer, column])
         key = (layer, expert)
-        origins = [_slot_origin(holder, rank, size, topology) for holder in lasting.get(key, ())]
-        staged = not origins and key in passing
-        if staged:
-            origins = [_slot_origin(holder, rank, size, topology) for holder in passing[key]]
+        origins = origins_of(lasting.get(key, ()), rank)
+        passes = [] if origins else origins_of(passing.get(key, ()), rank)
+        staged = bool(passes)
+        origins += passes
         for name, backup in sorted((backups or {}).items()):
             if backup.held[layer, expert]:
                 near = backup.host == topology[rank]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from eep.data_plane.memory import MemoryKind
+from eep.data_plane.memory.parted import PartedKind
 from eep.experts.held_slots import HeldSlots
 from eep.experts.instance_hosts import InstanceHosts
 from eep.experts.layout import ExpertLayout
@@ -42,12 +43,22 @@ class ViewPeers:
 
 
 class PeerFinder:
-    """Makes the :class:`ViewPeers` of one rank. ``directory``: where ranks of this host hand out their memory."""
+    """Makes the :class:`ViewPeers` of one rank. ``directory``: where ranks of this host hand out their memory. ``usual``: how
+    many slots of a rank always have memory; 0 for all."""
 
     def __init__(
-        self, directory: Path, layout: ExpertLayout, kind: MemoryKind, slots: HeldSlots, hosts: InstanceHosts | None
+        self,
+        directory: Path,
+        layout: ExpertLayout,
+        kind: MemoryKind,
+        slots: HeldSlots,
+        hosts: InstanceHosts | None,
+        usual: int = 0,
     ) -> None:
         self._directory, self._layout, self._kind, self._slots, self._hosts = directory, layout, kind, slots, hosts
+        self.readable = usual if usual and isinstance(kind, PartedKind) else None
+        """How many slots of a peer can be read; None for all. Memory for more of them is not handed out where it is in
+        parts."""
 
     def find(self, view: View) -> ViewPeers:
         near = MappedPeers(self._directory, view, self._layout.region_bytes, self._kind)

@@ -25,8 +25,8 @@ from sglang_patches.rank.kv.copied_pages import COPY, kind_of, layout_of
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.1
-"""Between passes, when all is copied. The tokens of so short a time are computed again in one step, which a request that moves
-takes anyway."""
+"""Between passes, when all is copied. The tokens of so short a time are computed again in one step, which a request that
+moves takes anyway."""
 _PASS_TOKENS = 4096
 _PASS_BYTES = 32 << 20
 """What is copied at once, at most: the next pass sees which requests have ended meanwhile."""

@@ -81,6 +81,19 @@ def test_a_rank_is_not_asked_by_one_host_for_more_than_its_peers_are() -> None:
     assert sorted(transfer.origins[0].rank for transfer in found) == [2, 3]
 
 
+def test_slots_of_others_that_cannot_be_read_are_no_sources() -> None:
+    """Rank 0 has expert 0 in a slot that only it can read, and rank 1 expert 1 in one that all can."""
+    before = placement([1, 0, EMPTY, EMPTY, 1, EMPTY])
+    after = placement([1, 0, 0, 1, 1, 0])
+    plan = plan_repair(before, after, [0, 1, 2], [0, 0, 0], MIB, disk=True, readable=1)
+    found = {(each.rank, each.slot): [str(origin) for origin in each.origins] for each in plan.transfers}
+    assert found[1, 0] == found[2, 1] == ["disk"]
+    assert found[1, 1][-1] == "disk"
+    assert set(found[1, 1][:-1]) == {"rank 0 slot 0", "rank 2 slot 0"}
+    own, _ = plan_repair(placement([1, 0]), placement([0, 1]), [0], [0], MIB, readable=0).transfers
+    assert [str(origin) for origin in own.origins] == ["its own slot 1"]
+
+
 def test_explain_says_what_moves_from_where() -> None:
     before = placement([0, 1, 2, 3])
     after = Placement(np.array([[0, 3, EMPTY, EMPTY]]), 4, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,9 +48,8 @@ def copying(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathF
     switch.set(restored=True, caches=True)
     environment = {**mps, **switch.environment()}
     with serving(model, place, environment, *FOUR_RANKS, *A_SPARE_EACH, *FLAGS, device=CUDA.caching()) as server:
-        prompts = [
-            [3 + (7 * each + step * step) % 247 for step in range(length)] for length in LENGTHS for each in range(5)
-        ]
+        choose = random.Random(6)
+        prompts = [[choose.randrange(3, 250) for _ in range(length)] for length in LENGTHS for _ in range(5)]
         clear = clear_prompts(server.url, prompts, 16, TOKENS)
         yield Copying(server, switch, Load.with_reference(server.url, clear, tokens=TOKENS, clients=16))
 

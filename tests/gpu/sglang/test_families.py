@@ -20,19 +20,7 @@ RANKS, TOKENS = 4, 32
 ALONE = (*ONE_RANK, "--disable-hybrid-swa-memory")
 
 
-GPT_OSS_ALONE = (
-    "stock SGLang builds a part of gpt-oss in bfloat16, so one rank cannot serve it in float32 to compare with"
-)
-
-
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(each, marks=[pytest.mark.skip(reason=GPT_OSS_ALONE)] if each == "gpt-oss" else [])
-        for each in FAMILIES
-        if each != "qwen3"
-    ],
-)
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "qwen3"])
 def test_four_ranks_answer_as_one_and_one_is_lost(family: str, mps: dict[str, str], tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", size=CUDA.model, family=family)
     with Server(model, ALONE, tmp_path / "one.log", device=CUDA) as alone:

@@ -1,7 +1,8 @@
 """A model whose experts are in fp8, served in bfloat16: its tokens cross ranks in fp8, and four ranks find a text as likely
 as one rank does. Tokens are not compared: in bfloat16 they depend on the batch, with one rank too.
 
-With DeepGEMM the tokens of decode steps cross by expert. It is run where the package is, and compiles kernels with nvcc."""
+With DeepGEMM the tokens of decode steps cross by expert. It is run where the package is (sgl-deep-gemm, in the version that
+SGLang pins), and compiles kernels with nvcc."""
 
 from __future__ import annotations
 
@@ -57,6 +58,16 @@ def likelihoods(server: Server, text: list[int]) -> list[float]:
         return [float(each[0]) for each in json.load(answer)["meta_info"]["input_token_logprobs"][1:]]
 
 
+@pytest.fixture(scope="module")
+def alone(fp8_model: Path, texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The likelihoods that one rank finds, with Triton's kernels."""
+    log = tmp_path_factory.mktemp("one") / "log"
+    with Server(fp8_model, (*ONE_RANK, *BFLOAT16), log, COMPILES_WHEN_NEEDED, device=CUDA) as server:
+        found = [each for text in texts for each in likelihoods(server, text)]
+    assert server.leftovers() == []
+    return found
+
+
 @pytest.mark.parametrize(
     "kernels",
     [
@@ -72,14 +83,11 @@ def likelihoods(server: Server, text: list[int]) -> list[float]:
 def test_four_ranks_find_a_text_as_likely_as_one_does_and_one_is_lost(
     fp8_model: Path,
     texts: list[list[int]],
+    alone: list[float],
     mps: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
     kernels: str,
 ) -> None:
-    log = tmp_path_factory.mktemp("one") / "log"
-    with Server(fp8_model, (*ONE_RANK, *BFLOAT16), log, COMPILES_WHEN_NEEDED, device=CUDA) as server:
-        alone = [each for text in texts for each in likelihoods(server, text)]
-    assert server.leftovers() == []
     flags = (*FOUR_RANKS, *BFLOAT16, "--moe-runner-backend", kernels)
     with serving(fp8_model, tmp_path_factory.mktemp("four"), {**mps, **COMPILES_WHEN_NEEDED}, *flags) as server:
         assert FORMS[kernels] in server.log

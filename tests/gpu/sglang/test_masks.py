@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 def masked(model: Path, mps: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Masked]:
     flags = (*FOUR_RANKS, *A_SPARE_EACH, *MASKING, "--eep-faults", "on")
     with serving(model, tmp_path_factory.mktemp("masked"), {**mps, **SLOW}, *flags) as server:
-        yield Masked(Drilled.of(server, RANKS, prompts=4, tokens=TOKENS))
+        yield Masked(Drilled.of(server, RANKS, prompts=4, tokens=TOKENS), long=2000)
 
 
 def test_masked_at_once_and_whole_when_the_disk_has_delivered(masked: Masked) -> None:
