@@ -17,6 +17,7 @@ from typing import cast
 from eep.abi.functions import PROTOTYPES, NativeLibrary
 from eep.abi.library_file import why_not_loaded
 from eep.abi.structures import (
+    BENCH_AT_ONCE,
     BENCH_FIXED_MEMBERSHIP,
     BENCH_STAMPS,
     BENCH_UNCHECKED,
@@ -26,6 +27,7 @@ from eep.abi.structures import (
     MAX_TOKENS,
     MAX_TOPK,
     SCALE_GROUP,
+    STAMPED_BLOCKS,
     TYPES,
     BlockStamps,
     CombineRecvArgs,
@@ -41,6 +43,7 @@ from eep.errors import EepError, EpochRevoked
 
 __all__ = [
     "ABI_VERSION",
+    "BENCH_AT_ONCE",
     "BENCH_FIXED_MEMBERSHIP",
     "BENCH_STAMPS",
     "BENCH_UNCHECKED",
@@ -50,6 +53,7 @@ __all__ = [
     "MAX_TOKENS",
     "MAX_TOPK",
     "SCALE_GROUP",
+    "STAMPED_BLOCKS",
     "TYPES",
     "BlockStamps",
     "CombineRecvArgs",
