@@ -114,7 +114,7 @@ void test_row_sums() {
       }
       for (const bool weighted : {false, true}) {
         std::vector<T> out(hidden, T(9));
-        const eep::AddRows add = eep::find_add_rows(sizeof(T) == 4, weighted);
+        const eep::AddRows add = eep::find_add_rows(sizeof(T) == 4 ? EEP_TYPE_F32 : EEP_TYPE_BF16, weighted);
         add(addresses.data(), weights.data(), count, uint32_t(hidden), reinterpret_cast<uint8_t*>(out.data()));
         for (size_t i = 0; i < hidden; ++i) {
           const T expected = sum_of(rows, weights, i, weighted);
