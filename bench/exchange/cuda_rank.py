@@ -48,6 +48,10 @@ class Case:
     """Whether blocks have many threads for few tokens, too."""
     at_once: bool = False
     """Whether of few tokens the next kernel begins before peers are waited for; kernels that overlap, and of ours only."""
+    unfenced: bool = False
+    """A combine sends its flags without a fence before them."""
+    blocks: int = 0
+    """Of a kernel; 0: as many as the library thinks best."""
     capacity: int = 0
     """For how many tokens the buffer has room; 0: for those of the case."""
     shares_gpu: bool = False
@@ -106,7 +110,8 @@ class CudaExchangeRank:
         asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
         asked |= native.BENCH_WIDE * self.case.wide | native.BENCH_AT_ONCE * self.case.at_once
         asked |= native.BENCH_UNCHECKED * self.case.unchecked | native.BENCH_UNCLOSED * self.case.unclosed
-        self.buffer.context.tune(0, asked)
+        asked |= native.BENCH_UNFENCED * self.case.unfenced
+        self.buffer.context.tune(self.case.blocks, asked)
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:
         for number in range(count):

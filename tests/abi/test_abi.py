@@ -117,6 +117,7 @@ ENUMERATIONS = {
         "BENCH_UNCLOSED": native.BENCH_UNCLOSED,
         "BENCH_WIDE": native.BENCH_WIDE,
         "BENCH_AT_ONCE": native.BENCH_AT_ONCE,
+        "BENCH_UNFENCED": native.BENCH_UNFENCED,
     },
     "eep_fault_action": {"FAULT_OFF": 0} | {f"FAULT_{name.upper()}": value for name, value in ACTIONS.items()},
     "eep_error": numbers(structures.ErrorCode),

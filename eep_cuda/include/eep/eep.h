@@ -64,6 +64,7 @@ typedef enum {
   EEP_BENCH_UNCLOSED = 8,          // dispatch leaves the stamp of the outbox as it is
   EEP_BENCH_WIDE = 16,             // blocks have many threads for few tokens, too
   EEP_BENCH_AT_ONCE = 32,          // of few tokens, kernels let the next one begin before they wait for peers
+  EEP_BENCH_UNFENCED = 64,         // combine sends its flags without a fence before them
 } eep_bench;
 
 // Of a dispatch: start, members read, rows issued, rows counted, flags sent, flags seen, end. Of a combine: start,

@@ -36,7 +36,7 @@ __device__ void answer_sources(const Home& home, uint32_t channel) {
     taken[half] = load_now(&snapshot.count[threadIdx.x + 32 * half]);
   }
   const uint32_t own_slot = load_now(&snapshot.slot[home.rank]);
-  fence_sys();
+  if (!(home.bench & EEP_BENCH_UNFENCED)) fence_sys();
   if (home.landing) {  // its stamp is looked at by a proxy, which wants it before the flags
     if (threadIdx.x == 0)
       store_relaxed_sys(landing_channel(home, channel).outbox_stamp(), eep_flag_make(epoch, round, 0));
