@@ -25,9 +25,10 @@ from bench.common.result_files import write_results
 from bench.exchange.cuda_fleet import CudaFleet, start_cuda_ranks
 from bench.exchange.cuda_rank import Case
 from bench.exchange.cuda_report import floor_us
-from bench.exchange.flashinfer.library import build
+from bench.exchange.flashinfer.library import INSTALLED, build, find
 
 HIDDEN = 7168
+STATION_REPLAYS = 25
 FIXED = {"fixed": True, "unchecked": True, "unclosed": True}
 CONTENDERS: dict[str, dict[str, Any]] = {
     "eep": {},
@@ -36,6 +37,9 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "no check": {"unchecked": True},
     "no closing": {"unclosed": True},
     "overlap": {"overlaps": True},
+    "overlap at once": {"overlaps": True, "at_once": True},
+    "no fence": {"unfenced": True},
+    "8 blocks": {"blocks": 8},
     "wide": {"wide": True},
     "room for 4096": {"capacity": 4096},
     "shared": {"shares_gpu": True},
@@ -49,6 +53,9 @@ TEXTS = {
     "no check": "no look for torn outboxes",
     "no closing": "no closing of sources",
     "overlap": "each kernel takes its place while the one before it ends",
+    "overlap at once": "the same, and of up to 16 tokens before the one before it has heard from its peers",
+    "no fence": "flags of a combine without a fence before them",
+    "8 blocks": "at most so many thread blocks a kernel",
     "wide": "blocks of many threads for few tokens, too",
     "room for 4096": "a buffer for so many tokens",
     "shared": "kernels that wait leave room for other ranks",
@@ -78,7 +85,7 @@ def main() -> int:
         return 1
     contenders = {name: CONTENDERS[name] for name in options.only}
     if options.flashinfer is not None:
-        library = str(build(options.flashinfer, Path("build/flashinfer").absolute()))
+        library = str(build(find(options.flashinfer), Path("build/flashinfer").absolute()))
         contenders |= {name: {**given, "flashinfer": library} for name, given in FLASHINFER.items()}
         # A kernel that is loaded at its first launch waits for those that wait for it.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
@@ -92,8 +99,12 @@ def main() -> int:
         for ranks in options.ranks:
             for wire in options.wires:
                 for tokens in options.tokens:
-                    shapes.append(measure(fleet, Case(ranks, tokens, HIDDEN, wire), contenders, options, rate))
+                    case = Case(ranks, tokens, HIDDEN, wire)
+                    shapes.append(measure(fleet, case, contenders, options, rate))
                     print(line(shapes[-1]), flush=True)
+                    if options.stations:
+                        shapes[-1]["stations_us"] = stations(fleet, case, contenders, shapes[-1])
+                        print("\n".join(station_table(shapes[-1]["stations_us"])), flush=True)
     told = {**head, "shapes": shapes}
     if not options.no_files:
         write_results(options.results / "contest-cuda", told, page(told))
@@ -119,8 +130,16 @@ def parse() -> argparse.Namespace:
         "--flashinfer",
         type=Path,
         metavar="FOLDER",
+        nargs="?",
+        const=INSTALLED,
         help="measure FlashInfer beside it; FOLDER is 'flashinfer' of the package flashinfer-python 0.7.2, installed or "
-        "unpacked. Its kernels are built with nvcc, into build/flashinfer",
+        "unpacked; without one, where Python finds it. Its kernels are built with nvcc, into build/flashinfer",
+    )
+    parser.add_argument(
+        "--stations",
+        action="store_true",
+        help="tell, too, when the blocks of rank 0 pass the stations of a round, for all contenders that are of eep and not "
+        "fixed; noting that takes time of its own",
     )
     parser.add_argument("--blocks", type=int, default=10, help="turns of each contender (default: 10)")
     parser.add_argument("--replays", type=int, default=4, help="graphs of 20 rounds in a block (default: 4)")
@@ -163,6 +182,34 @@ def measure(
             for name in contenders
         },
     }
+
+
+def stations(
+    fleet: CudaFleet, case: Case, contenders: dict[str, dict[str, Any]], shape: dict[str, Any]
+) -> dict[str, dict[str, list[float]]]:
+    """When rank 0 passes the stations of a round, by contender: its first and its last block. The round of all ranks ends
+    with the next start, as it was measured without any instrument."""
+    told = {}
+    for name, given in contenders.items():
+        if "flashinfer" in given or "fixed" in given:
+            continue
+        passed = fleet.stations(replace(case, **given), STATION_REPLAYS)
+        whole = shape["contenders"][name]["round_us"][0]
+        times = {station: [round(first, 2), round(last, 2)] for station, (first, last) in passed.items()}
+        told[name] = {**times, "the next round": [whole, whole]}
+    return told
+
+
+def station_table(told: dict[str, dict[str, list[float]]]) -> list[str]:
+    """As Markdown."""
+    return [
+        f"| station | {' | '.join(told)} |",
+        f"|---|{'---:|' * len(told)}",
+        *(
+            f"| {station} | {' | '.join('{:.1f} to {:.1f}'.format(*passed[station]) for passed in told.values())} |"
+            for station in next(iter(told.values()))
+        ),
+    ]
 
 
 def ratios(blocks: list[float], of: list[float]) -> list[float]:
@@ -208,6 +255,15 @@ def page(told: dict[str, Any]) -> str:
             cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
         head = f"| {shape['ranks']}, {shape['wire']} | {shape['tokens']} | {shape['floor_us']:.1f} | "
         lines.append(head + " | ".join(cells) + " |")
+    for shape in told["shapes"]:
+        if "stations_us" in shape:
+            lines += [
+                "",
+                f"{shape['ranks']} ranks, {shape['wire']}, {shape['tokens']} tokens: when the first and the last block of "
+                "rank 0 pass the stations of a round, in us",
+                "",
+                *station_table(shape["stations_us"]),
+            ]
     return "\n".join([*lines, ""])
 
 

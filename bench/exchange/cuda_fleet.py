@@ -50,11 +50,17 @@ class CudaFleet:
         answer: T = self._ask(1, call, False, arguments)[0]
         return answer
 
-    def stations(self, case: Case, replays: int) -> dict[str, float]:
-        """Where a dispatch of rank 0 spends its time: medians, in us, by station."""
+    def stations(self, case: Case, replays: int) -> dict[str, tuple[float, float]]:
+        """Where a round of rank 0 spends its time, by station: when the first and the last of its blocks passed it, in us
+        since the first one began the dispatch; medians."""
         seen = self._measure(replace(case, stamped=True), replays)[0]["stations"]
-        medians = [statistics.median(times) for times in zip(*seen, strict=True)]
-        return dict(zip(native.BlockStamps.STATIONS, medians, strict=True))
+        names = [f"dispatch: {name}" for name in native.BlockStamps.STATIONS]
+        names += [f"combine: {name}" for name in native.BlockStamps.COMBINE_STATIONS]
+        told = {}
+        for name, passed in zip(names, zip(*seen, strict=True), strict=True):
+            first, last = (statistics.median(times) for times in zip(*passed, strict=True))
+            told[name] = (first, last)
+        return told
 
     def patch_us(self, case: Case, times: int = 5) -> float:
         """How long the slowest survivor of a loss takes to patch its table: the median of some losses."""

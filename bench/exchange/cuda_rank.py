@@ -19,7 +19,6 @@ import eep
 from eep.abi import native
 
 ROUNDS = 20  # per graph
-STAMPED_BLOCKS = 32
 SETTLE = 4  # first rounds of a graph, which pay for ranks that start apart
 
 
@@ -34,7 +33,7 @@ class Case:
     topk: int = 8
     experts: int = 256
     stamped: bool = False
-    """Whether rank 0 notes when the blocks of its dispatches pass each station, for :meth:`CudaFleet.stations`."""
+    """Whether rank 0 notes when the blocks of its kernels pass each station, for :meth:`CudaFleet.stations`."""
     layout: str = "rank"
     combine: str | None = None
     fixed: bool = False
@@ -47,6 +46,12 @@ class Case:
     """Whether kernels begin while the one before them ends."""
     wide: bool = False
     """Whether blocks have many threads for few tokens, too."""
+    at_once: bool = False
+    """Whether of few tokens the next kernel begins before peers are waited for; kernels that overlap, and of ours only."""
+    unfenced: bool = False
+    """A combine sends its flags without a fence before them."""
+    blocks: int = 0
+    """Of a kernel; 0: as many as the library thinks best."""
     capacity: int = 0
     """For how many tokens the buffer has room; 0: for those of the case."""
     shares_gpu: bool = False
@@ -103,9 +108,10 @@ class CudaExchangeRank:
         self.buffer.connect_ranks(range(self.case.ranks))
         stamped = self.case.stamped and self.buffer.rank == 0
         asked = native.BENCH_FIXED_MEMBERSHIP * self.case.fixed + native.BENCH_STAMPS * stamped
-        asked |= native.BENCH_WIDE * self.case.wide
+        asked |= native.BENCH_WIDE * self.case.wide | native.BENCH_AT_ONCE * self.case.at_once
         asked |= native.BENCH_UNCHECKED * self.case.unchecked | native.BENCH_UNCLOSED * self.case.unclosed
-        self.buffer.context.tune(0, asked)
+        asked |= native.BENCH_UNFENCED * self.case.unfenced
+        self.buffer.context.tune(self.case.blocks, asked)
 
     def rounds(self, count: int, marks: list[torch.cuda.Event] | None = None) -> None:
         for number in range(count):
@@ -138,21 +144,27 @@ class CudaExchangeRank:
     def round_us(self) -> float:
         return self.around[0].elapsed_time(self.around[1]) * 1e3 / ROUNDS
 
-    def stations_us(self) -> list[float]:
-        """When the last block passed each station of the last dispatch, counted from the start of the first block."""
-        blocks = [block for block in self.buffer.context.stamps(STAMPED_BLOCKS) if block.clock[0]]
-        first = min(block.began_ns for block in blocks)
+    def stations_us(self) -> list[tuple[float, float]]:
+        """When the first and the last block passed each station of the last dispatch, and then those of the last combine,
+        counted from the start of the first block."""
+        stamps = self.buffer.context.stamps(2 * native.STAMPED_BLOCKS)
+        kernels = [stamps[: native.STAMPED_BLOCKS], stamps[native.STAMPED_BLOCKS :]]
+        kernels = [[block for block in blocks if block.clock[0]] for blocks in kernels]
+        first = min(block.began_ns for block in kernels[0])
         # The shared timer is coarse; over all blocks together it still tells how fast the clocks tick.
-        ticks = sum(block.clock[-1] - block.clock[0] for block in blocks)
-        us_per_tick = sum(block.ended_ns - block.began_ns for block in blocks) / 1e3 / ticks
-        return [
-            max(
-                (block.began_ns - first) / 1e3 + (block.clock[station] - block.clock[0]) * us_per_tick
-                for block in blocks
-                if block.clock[station]
-            )
-            for station in range(len(native.BlockStamps.STATIONS))
-        ]
+        every = kernels[0] + kernels[1]
+        ticks = sum(block.clock[-1] - block.clock[0] for block in every)
+        us_per_tick = sum(block.ended_ns - block.began_ns for block in every) / 1e3 / ticks
+        passed = []
+        for blocks in kernels:
+            for station in range(len(native.BlockStamps.STATIONS)):
+                times = [
+                    (block.began_ns - first) / 1e3 + (block.clock[station] - block.clock[0]) * us_per_tick
+                    for block in blocks
+                    if block.clock[station]
+                ]
+                passed.append((min(times), max(times)))
+        return passed
 
     def split_us(self) -> list[tuple[float, float]]:
         marks = self.marks

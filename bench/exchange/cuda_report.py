@@ -117,15 +117,15 @@ def table(head: dict[str, Any], results: list[dict[str, Any]]) -> str:
 
 
 def print_stations(head: dict[str, Any], fleet: CudaFleet, replays: int) -> None:
-    """Prints where a dispatch spends its time and how fast weights are copied, and keeps both in ``head``."""
+    """Prints where a round spends its time and how fast weights are copied, and keeps both in ``head``."""
     ratio = head["batched_copy_gb_per_s"] / head["copy_gb_per_s_processes"]
     print(f"\na batch of 288 expert tensors is copied at {ratio:.2f} of the copy rate")
-    head["dispatch_stations_us"] = {}
+    head["stations_us"] = {}
     for wire in ("bf16", "fp8"):
-        times = fleet.stations(Case(8, 128, 7168, wire), replays)
-        head["dispatch_stations_us"][wire] = times
+        times = {name: last for name, (_, last) in fleet.stations(Case(8, 128, 7168, wire), replays).items()}
+        head["stations_us"][wire] = times
         passed = ", ".join(f"{name} {time:.1f}" for name, time in times.items())
-        print(f"8 ranks, 128 tokens of 7168, {wire}: the last block of a dispatch passes (us): {passed}")
+        print(f"8 ranks, 128 tokens of 7168, {wire}: the last block of a round passes (us): {passed}")
     print()
 
 

@@ -159,7 +159,8 @@ class NativeContext:
         self._check(self._library.eep_hide_mirror(self._handle, mirror))
 
     def stamps(self, blocks: int) -> list[BlockStamps]:
-        """When the first ``blocks`` blocks of the last dispatch passed their stations."""
+        """When blocks passed their stations: ``STAMPED_BLOCKS`` of the last dispatch, and behind them those of the last
+        combine; the first ``blocks`` of all these."""
         stamps = (BlockStamps * blocks)()
         self._check(self._library.eep_stamps(self._handle, stamps, blocks))
         return list(stamps)

@@ -17,15 +17,18 @@ from typing import cast
 from eep.abi.functions import PROTOTYPES, NativeLibrary
 from eep.abi.library_file import why_not_loaded
 from eep.abi.structures import (
+    BENCH_AT_ONCE,
     BENCH_FIXED_MEMBERSHIP,
     BENCH_STAMPS,
     BENCH_UNCHECKED,
     BENCH_UNCLOSED,
+    BENCH_UNFENCED,
     BENCH_WIDE,
     LAYOUTS,
     MAX_TOKENS,
     MAX_TOPK,
     SCALE_GROUP,
+    STAMPED_BLOCKS,
     TYPES,
     BlockStamps,
     CombineRecvArgs,
@@ -41,15 +44,18 @@ from eep.errors import EepError, EpochRevoked
 
 __all__ = [
     "ABI_VERSION",
+    "BENCH_AT_ONCE",
     "BENCH_FIXED_MEMBERSHIP",
     "BENCH_STAMPS",
     "BENCH_UNCHECKED",
     "BENCH_UNCLOSED",
+    "BENCH_UNFENCED",
     "BENCH_WIDE",
     "LAYOUTS",
     "MAX_TOKENS",
     "MAX_TOPK",
     "SCALE_GROUP",
+    "STAMPED_BLOCKS",
     "TYPES",
     "BlockStamps",
     "CombineRecvArgs",

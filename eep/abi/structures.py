@@ -12,7 +12,10 @@ from enum import IntEnum
 MAX_TOPK = 16
 MAX_TOKENS = 65535
 SCALE_GROUP = 128
-BENCH_FIXED_MEMBERSHIP, BENCH_STAMPS, BENCH_UNCHECKED, BENCH_UNCLOSED, BENCH_WIDE = 1, 2, 4, 8, 16
+BENCH_FIXED_MEMBERSHIP, BENCH_STAMPS, BENCH_UNCHECKED, BENCH_UNCLOSED = 1, 2, 4, 8
+BENCH_WIDE, BENCH_AT_ONCE, BENCH_UNFENCED = 16, 32, 64
+STAMPED_BLOCKS = 32
+"""Of each of the two kernels."""
 
 LAYOUTS = {"rank": 0, "expert": 1}
 TYPES = {"f32": 0, "bf16": 1, "fp8": 2, "fp8_pow2": 3, "fp8_ue8m0": 4}
@@ -168,9 +171,10 @@ class CombineRecvArgs(ctypes.Structure):
 
 
 class BlockStamps(ctypes.Structure):
-    """When a block of a dispatch passed its stations; for benchmarks."""
+    """When a block of a dispatch or a combine passed its stations; for benchmarks."""
 
     STATIONS = ("start", "members read", "rows issued", "rows counted", "flags sent", "flags seen", "end")
+    COMBINE_STATIONS = ("start", "members read", "answered", "parts found", "outboxes seen", "summed", "end")
     _fields_ = (("began_ns", c_uint64), ("ended_ns", c_uint64), ("clock", c_int64 * len(STATIONS)))
 
 

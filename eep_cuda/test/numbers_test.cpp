@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/divider.h"
 #include "cpu/formats.h"
 #include "cpu/reduce.h"
 #include "cpu/row_sums.h"
@@ -113,7 +114,7 @@ void test_row_sums() {
       }
       for (const bool weighted : {false, true}) {
         std::vector<T> out(hidden, T(9));
-        const eep::AddRows add = eep::find_add_rows(sizeof(T) == 4, weighted);
+        const eep::AddRows add = eep::find_add_rows(sizeof(T) == 4 ? EEP_TYPE_F32 : EEP_TYPE_BF16, weighted);
         add(addresses.data(), weights.data(), count, uint32_t(hidden), reinterpret_cast<uint8_t*>(out.data()));
         for (size_t i = 0; i < hidden; ++i) {
           const T expected = sum_of(rows, weights, i, weighted);
@@ -123,9 +124,26 @@ void test_row_sums() {
     }
 }
 
+void test_divider() {
+  const uint32_t most = std::numeric_limits<uint32_t>::max();
+  std::vector<uint32_t> numbers = {1, 2, 3, 5, 6, 7, 9, 28, 160, 641, 65535, 65537, 6700417, most / 2, most - 1, most};
+  for (uint32_t bit = 1; bit; bit <<= 1) numbers.insert(numbers.end(), {bit, bit + 1, bit + bit / 2});
+  for (const uint32_t by : numbers) {
+    const eep::Divider divider(by);
+    REQUIRE(divider.by == by);
+    for (const uint32_t factor : numbers)
+      for (const uint32_t more : {most, 0u, 1u}) {
+        const uint32_t dividend = by * factor + more;  // around a multiple, where it does not overflow
+        REQUIRE(divider.quotient(dividend) == dividend / by && divider.rest(dividend) == dividend % by);
+      }
+  }
+  REQUIRE(eep::Divider().quotient(most) == most && eep::Divider(0).quotient(7) == 7);
+}
+
 }  // namespace
 
 void test_numbers() {
+  test_divider();
   test_reductions();
   test_f16();
   test_row_sums<float>();

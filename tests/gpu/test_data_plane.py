@@ -53,6 +53,26 @@ def test_few_tokens(rendezvous: eep.Rendezvous, max_tokens: int, overlaps: bool)
         start(group).check_steps(ALL, seed=4, count=12)
 
 
+@pytest.mark.parametrize("ranks", [3, 8])
+@pytest.mark.parametrize(("room", "layout"), [(10, "rank"), (1024, "rank"), (1024, "expert")])
+def test_few_tokens_in_a_buffer_with_room(rendezvous: eep.Rendezvous, room: int, layout: str, ranks: int) -> None:
+    """Metadata is cleared before the rows are sent where there is little of it, and after that where there is much."""
+    everyone = tuple(range(ranks))
+    config = dataclasses.replace(
+        CONFIG,
+        ranks=ranks,
+        max_ranks=ranks,
+        hidden=7168,
+        topk=5,
+        max_tokens=9,
+        local_experts=6,
+        layout=layout,
+        room=room,
+    )
+    with Ranks(rendezvous, config) as group:
+        start(group, everyone).check_steps(everyone, seed=14, count=10)
+
+
 def test_odd_sizes(rendezvous: eep.Rendezvous) -> None:
     config = dataclasses.replace(CONFIG, hidden=1048, topk=16, max_tokens=7, local_experts=5)
     with Ranks(rendezvous, config) as group:

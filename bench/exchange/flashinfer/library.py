@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import subprocess
 from ctypes import c_int, c_int32, c_uint32, c_uint64, c_void_p
 from functools import cache
@@ -80,6 +81,21 @@ class Places(ctypes.Structure):
             *("rows", "scales", "experts", "weights", "outputs", "end"),
         )
     )
+
+
+INSTALLED = Path("the installed package")
+"""Stands for the folder where Python finds the package."""
+
+
+def find(package: Path) -> Path:
+    """The folder of the package. SystemExit if it is to be where Python finds it, and is not."""
+    if package != INSTALLED:
+        return package
+    # Of the package only its sources are wanted, so that it need not be one that can be imported.
+    found = importlib.util.find_spec("flashinfer")
+    for folder in (found and found.submodule_search_locations) or ():
+        return Path(folder)
+    raise SystemExit("--flashinfer: Python finds no package flashinfer; install flashinfer-python, or name its folder")
 
 
 def build(package: Path, into: Path) -> Path:

@@ -59,21 +59,27 @@ EEP_API int eep_overlap(eep_context* context);
 
 typedef enum {
   EEP_BENCH_FIXED_MEMBERSHIP = 1,  // membership as launch parameters instead of memory
-  EEP_BENCH_STAMPS = 2,            // dispatch notes when each block passes its stations
+  EEP_BENCH_STAMPS = 2,            // dispatch and combine note when each block passes its stations
   EEP_BENCH_UNCHECKED = 4,         // combine does not look whether an outbox changed while it was read
   EEP_BENCH_UNCLOSED = 8,          // dispatch leaves the stamp of the outbox as it is
   EEP_BENCH_WIDE = 16,             // blocks have many threads for few tokens, too
+  EEP_BENCH_AT_ONCE = 32,          // of few tokens, kernels let the next one begin before they wait for peers
+  EEP_BENCH_UNFENCED = 64,         // combine sends its flags without a fence before them
 } eep_bench;
 
-#define EEP_STATIONS 7         // start, members read, rows issued, rows counted, flags sent, flags seen, end
-#define EEP_STAMPED_BLOCKS 32  // those beyond share the stamps of others
+// Of a dispatch: start, members read, rows issued, rows counted, flags sent, flags seen, end. Of a combine: start,
+// members read, answered, parts found, outboxes seen, summed, end.
+#define EEP_STATIONS 7
+#define EEP_STAMPED_KERNELS 2
+#define EEP_STAMPED_BLOCKS 32  // of each kernel; those beyond share the stamps of others
 
 typedef struct {
   uint64_t began_ns, ended_ns;  // by the timer that all blocks share
   int64_t clock[EEP_STATIONS];  // by the block's own clock; 0 where it did not pass
 } eep_block_stamps;
 
-// What the last dispatch of this context noted, of `blocks` blocks.
+// What the last dispatch of this context noted, EEP_STAMPED_BLOCKS blocks, and behind it the last combine; the first
+// `blocks` of all these.
 EEP_API int eep_stamps(eep_context* context, eep_block_stamps* stamps, uint32_t blocks);
 
 // ---- the two kernels, each in a send and a receive phase ----

@@ -57,6 +57,7 @@ int eep_create(const eep_shape* shape, uint32_t rank, void* region, eep_control_
   context->home.region = static_cast<uint8_t*>(region);
   context->home.shape = *shape;
   context->home.at = eep_region_layout_of(shape);
+  context->home.local_experts = eep::Divider(shape->local_experts);
   context->home.rank = rank;
   context->blocks = blocks;
   if (const int error = check_cuda(cudaHostRegister(control, sizeof *control, cudaHostRegisterMapped),
@@ -140,8 +141,8 @@ int eep_overlap(eep_context* context) {
 }
 
 int eep_stamps(eep_context* context, eep_block_stamps* stamps, uint32_t blocks) {
-  if (blocks > EEP_STAMPED_BLOCKS)
-    return eep::fail(EEP_ERROR_ARGUMENT, "at most %u blocks are stamped, got %u", EEP_STAMPED_BLOCKS, blocks);
+  constexpr uint32_t kMost = EEP_STAMPED_KERNELS * EEP_STAMPED_BLOCKS;
+  if (blocks > kMost) return eep::fail(EEP_ERROR_ARGUMENT, "at most %u blocks are stamped, got %u", kMost, blocks);
   return eep::check_cuda(
       cudaMemcpy(stamps, context->home.state->stamps, blocks * sizeof *stamps, cudaMemcpyDeviceToHost), "stamps");
 }

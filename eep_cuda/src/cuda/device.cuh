@@ -52,7 +52,10 @@ __device__ inline void store_release_gpu(uint64_t* word, uint64_t value) {
 }
 
 // A load that is issued where it stands, so that several are on their way at once.
-__device__ inline uint64_t load_now(const uint64_t* word) { return *static_cast<const volatile uint64_t*>(word); }
+template <typename Word>
+__device__ inline Word load_now(const Word* word) {
+  return *static_cast<const volatile Word*>(word);
+}
 
 // ---- rows: 16 bytes a thread, not kept in L1 ----
 

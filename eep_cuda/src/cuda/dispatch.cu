@@ -20,6 +20,7 @@ constexpr uint32_t kMostDirectTokens = 32;  // beyond, all blocks together are f
 constexpr uint32_t kMostNarrowTokens = 16;  // beyond, a block with few threads has too little on its way
 // Two narrow blocks have room on a multiprocessor, so that the next kernel is there before this one is over.
 constexpr uint32_t kNarrow = 512, kWide = 1024;
+constexpr uint32_t kEncodedUnits = 2;  // that a thread encodes at once
 enum Phases : uint32_t { kSend = 1, kReceive = 2 };
 
 // ---- flags and the verdict ----
@@ -109,9 +110,9 @@ __device__ void settle_sources(const Home& home, const eep_dispatch_recv_args& a
   __syncwarp();
 }
 
-// Apart from settling, because the fence of the release takes as long as copying the metadata.
+// By one thread, behind a barrier or a __syncwarp() that the warp which settled has passed, too. Apart from settling,
+// and by another warp where there is metadata to copy, because the fence of the release takes as long as that.
 __device__ void close_sources(const Home& home, const eep_dispatch_recv_args& args, const Members& members) {
-  if (threadIdx.x) return;
   const uint64_t round = eep_flag_make(members.epoch, members.round, 0);
   store_release_gpu(&home.state->channels[args.channel].verdict, round);
   // When this kernel is over the experts may write the outbox, and from now on it is of this round. A peer that we
@@ -152,50 +153,55 @@ __device__ void count_tokens(const Home& home, const eep_dispatch_recv_args& arg
 
 // `kEncodes` is for fp8: a kernel of its own leaves both kinds more registers. Where two kernels make one dispatch,
 // both are told of both halves.
+//
+// The first warp talks to the other ranks. The last one reads the table and closes the sources, which nothing that the
+// first one does has to wait for; of few tokens it has no rows to move.
 template <uint32_t kPhases, typename Membership, bool kEncodes, bool kDirect, uint32_t kThreads, bool kStamped>
 __global__ void __launch_bounds__(kThreads, kWide / kThreads)
     dispatch_kernel(const __grid_constant__ Home home, const __grid_constant__ eep_dispatch_send_args send,
-                    const __grid_constant__ eep_dispatch_recv_args receive,
+                    const __grid_constant__ eep_dispatch_recv_args receive, const __grid_constant__ Plan plan,
                     const __grid_constant__ Membership membership) {
   __shared__ Members members;
   __shared__ bool is_last;  // of the blocks; where none waits for another, any will do
   __shared__ uint32_t slot_counts[EEP_MAX_CUDA_RANKS * EEP_INCARNATIONS];
   constexpr bool kAcrossHosts = std::is_same_v<Membership, AcrossHosts>;
+  constexpr bool kReadsTable = (kPhases & kSend) != 0 && !std::is_same_v<Membership, FixedMembers>;
   const uint32_t number = kPhases & kSend ? send.channel : receive.channel;
   ChannelState& channel = home.state->channels[number];
-  constexpr bool kReadsTable = (kPhases & kSend) != 0 && !std::is_same_v<Membership, FixedMembers>;
+  const bool is_first_warp = threadIdx.x < 32, is_last_warp = threadIdx.x >= kThreads - 32;
   Entries entries;
-  if (kReadsTable && threadIdx.x < 32) entries = read_table(home);
+  if (kReadsTable && is_last_warp) entries = read_table(home);
   for (uint32_t slot = threadIdx.x; slot < home.at.slots; slot += kThreads) slot_counts[slot] = 0;
   await_kernel_before();
-  const Stopwatch<kStamped> stopwatch(home);
+  if (kPhases & kReceive && kThreads == kNarrow && (home.bench & EEP_BENCH_AT_ONCE)) let_next_kernel_begin();
+  const Stopwatch<kStamped> stopwatch(home, kDispatchStamps);
   if constexpr (kPhases & kSend) {
-    // One warp reads the table before it loads rows, so that this does not queue behind the rows of all the others.
-    if (threadIdx.x < 32) {
+    // Before it loads rows, so that this does not queue behind the rows of all the others.
+    if (is_last_warp) {
       if constexpr (kReadsTable)
         read_members<kAcrossHosts>(home, number, entries, members);
       else
         read_members(membership, channel.last_round + 1, members);
     }
-    const Share<kDirect, kThreads> share(home, send);
-    const Choice first = load_routing(home, send, share, first_choice<kDirect, kThreads>());
+    const Share<kDirect, kThreads> share(send, plan);
+    const Choice first = load_routing(home, send, plan, share, first_choice<kDirect, kThreads>());
+    if (kDirect && is_cleared_at_once<kThreads>(home, plan)) clear_routing<kThreads>(home, receive, plan);
     const auto prepare = [&] {
       __syncthreads();
       stopwatch.stamp(kMembersRead);
-      put_routing(home, send, members, share, first);
+      put_routing(home, send, plan, members, share, first);
     };
-    const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
     if constexpr (kEncodes) {
       if (send.x_type == EEP_TYPE_F32)
-        put_quantized_rows<true, 2, false, kAcrossHosts>(home, send, members, share, prepare);
+        put_quantized_rows<true, kEncodedUnits, false, kAcrossHosts>(home, send, members, plan, share, prepare);
       else
-        put_quantized_rows<false, 2, true, kAcrossHosts>(home, send, members, share, prepare);
-    } else if (vectors % (32 * 8) == 0) {
-      put_rows<8, true, kAcrossHosts>(home, send, members, share, prepare);
-    } else if (vectors % (32 * 7) == 0) {
-      put_rows<7, true, kAcrossHosts>(home, send, members, share, prepare);
+        put_quantized_rows<false, kEncodedUnits, true, kAcrossHosts>(home, send, members, plan, share, prepare);
+    } else if (plan.vectors == 8) {
+      put_rows<8, true, kAcrossHosts>(home, send, members, plan, share, prepare);
+    } else if (plan.vectors == 7) {
+      put_rows<7, true, kAcrossHosts>(home, send, members, plan, share, prepare);
     } else {
-      put_rows<4, false, kAcrossHosts>(home, send, members, share, prepare);
+      put_rows<4, false, kAcrossHosts>(home, send, members, plan, share, prepare);
     }
     __syncthreads();
     if (kPhases == kSend && receive.count) let_next_kernel_begin();
@@ -203,60 +209,85 @@ __global__ void __launch_bounds__(kThreads, kWide / kThreads)
     if (threadIdx.x == 0) {
       if constexpr (kDirect) {
         send_flag(home, send, members, share);
-        is_last = blockIdx.x == gridDim.x - 1;
+        is_last = block_number() == block_count() - 1;
       } else {
         __threadfence();  // the rows of this block before the count; the last block releases all of them to the others
         is_last = atomicAdd(&channel.senders_done, 1) == gridDim.x - 1;
         if (is_last) channel.senders_done = 0;
       }
     }
-    __syncthreads();
+    // Directly, the first warp goes on to look for flags while the others are still here.
+    if constexpr (kDirect)
+      __syncwarp();
+    else
+      __syncthreads();
     stopwatch.stamp(kRowsCounted);
-    if (is_last && threadIdx.x < 32) {
+    if (is_first_warp && is_last) {
       if constexpr (!kDirect) send_flags<kAcrossHosts>(home, send, members);
       stopwatch.stamp(kFlagsSent);
       leave_snapshot(home, send, members);
     }
   } else {
-    read_snapshot(home, number, members);
+    read_snapshot<kThreads>(home, number, members);
     if (threadIdx.x == 0) is_last = blockIdx.x == 0;
     __syncthreads();
   }
   // Of two kernels for one dispatch the first clears: it has more blocks.
-  if (home.shape.layout == EEP_LAYOUT_RANK && receive.count && !(kPhases == kReceive && send.x))
-    clear_routing<kThreads>(home, receive);
+  if (!(kPhases == kReceive && send.x) && !(kDirect && is_cleared_at_once<kThreads>(home, plan)))
+    clear_routing<kThreads>(home, receive, plan);
   if constexpr (kPhases & kReceive) {
-    const bool settles = is_last && threadIdx.x < 32;
+    const bool settles = is_first_warp && is_last;
     if (settles) settle_sources(home, receive, members, slot_counts);
     if (home.shape.layout == EEP_LAYOUT_RANK) {  // packing has kernels of its own
-      if (!is_last && threadIdx.x < 32) count_tokens(home, receive, members, slot_counts);
+      if (is_first_warp && !settles) count_tokens(home, receive, members, slot_counts);
       __syncthreads();
       if (home.overlaps) let_next_kernel_begin();
       stopwatch.stamp(kFlagsSeen);
-      take_routing<kThreads>(home, receive, members, slot_counts);
+      if (is_last && threadIdx.x == kThreads - 1) close_sources(home, receive, members);
+      take_routing<kThreads>(home, receive, plan, members, slot_counts);
+    } else if (settles && threadIdx.x == 0) {
+      close_sources(home, receive, members);
     }
-    if (settles) close_sources(home, receive, members);
   }
   stopwatch.stamp(kEnded);
+}
+
+Plan plan_of(const Home& home, const eep_dispatch_send_args& send, const eep_dispatch_recv_args& receive,
+             uint32_t pieces) {
+  Plan plan;
+  const uint32_t vectors = home.shape.hidden * eep_element_bytes(send.x_type) / sizeof(uint4);
+  const uint32_t units = eep_is_fp8(send.wire_type) ? home.shape.hidden / kEncodedAtOnce : vectors;
+  plan.vectors = eep_is_fp8(send.wire_type) ? kEncodedUnits : vectors_at_once(vectors);
+  plan.chunks = Divider((units + 32 * plan.vectors - 1) / (32 * plan.vectors));
+  plan.topk = Divider(send.topk);
+  plan.choices = Divider(send.tokens * send.topk);
+  plan.pieces = Divider(pieces);
+  plan.received_topk = Divider(receive.topk);
+  plan.places = Divider(home.shape.max_tokens * receive.topk);
+  return plan;
 }
 
 template <uint32_t kPhases, bool kEncodes, bool kDirect, uint32_t kThreads>
 cudaError_t launch_kernel(eep_context* context, const eep_dispatch_send_args& send,
                           const eep_dispatch_recv_args& receive, cudaStream_t stream, bool early) {
   const bool only_waits = kPhases == kReceive && context->shares_gpu;
-  const uint32_t blocks = only_waits ? std::min(context->blocks, kWaitingBlocks) : context->blocks;
+  const uint32_t pieces = pieces_of(context->home, context->blocks);
+  const dim3 blocks = kDirect      ? dim3(context->home.shape.max_ranks, pieces)
+                      : only_waits ? dim3(std::min(context->blocks, kWaitingBlocks))
+                                   : dim3(context->blocks);
+  const Plan plan = plan_of(context->home, send, receive, pieces);
   if constexpr (kPhases == kSend && !kDirect)
     if (context->home.landing)
       return launch(dispatch_kernel<kSend, AcrossHosts, kEncodes, false, kWide, false>, blocks, kWide, stream, early,
-                    context->home, send, receive, AcrossHosts{});
+                    context->home, send, receive, plan, AcrossHosts{});
   if (context->is_bench(EEP_BENCH_FIXED_MEMBERSHIP))
     return launch(dispatch_kernel<kPhases, FixedMembers, kEncodes, kDirect, kThreads, false>, blocks, kThreads, stream,
-                  early, context->home, send, receive, fixed_members(*context));
+                  early, context->home, send, receive, plan, fixed_members(*context));
   if (context->is_bench(EEP_BENCH_STAMPS))
     return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, kThreads, true>, blocks, kThreads, stream,
-                  early, context->home, send, receive, InMemory{});
+                  early, context->home, send, receive, plan, InMemory{});
   return launch(dispatch_kernel<kPhases, InMemory, kEncodes, kDirect, kThreads, false>, blocks, kThreads, stream, early,
-                context->home, send, receive, InMemory{});
+                context->home, send, receive, plan, InMemory{});
 }
 
 template <uint32_t kPhases, bool kDirect, uint32_t kThreads>

@@ -34,7 +34,7 @@ __device__ void copy_row(uint8_t* to, const uint8_t* from, uint64_t bytes) {
 // there is room on its multiprocessor for others.
 __global__ void __launch_bounds__(EEP_MAX_CUDA_RANKS) await_rows(const __grid_constant__ Home home, uint32_t number) {
   __shared__ Members members;
-  read_snapshot(home, number, members);
+  read_snapshot<EEP_MAX_CUDA_RANKS>(home, number, members);
   if (threadIdx.x >= 32) return;
   ChannelState& channel = home.state->channels[number];
   const ChannelView landing = landing_channel(home, number), own = own_channel(home, number);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
 // Waits for the combine flags of other hosts.
 __global__ void __launch_bounds__(EEP_MAX_CUDA_RANKS) await_sums(const __grid_constant__ Home home, uint32_t number) {
   __shared__ Members members;
-  read_snapshot(home, number, members);
+  read_snapshot<EEP_MAX_CUDA_RANKS>(home, number, members);
   if (threadIdx.x >= 32) return;
   const ChannelView landing = landing_channel(home, number), own = own_channel(home, number);
   uint64_t flags[2] = {0, 0};

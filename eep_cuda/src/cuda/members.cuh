@@ -65,20 +65,21 @@ __device__ inline Entries read_table(const Home& home) {
 }
 
 // The prologue of a dispatch: checks what the table says, and counts the round. Every block does it for itself, which
-// costs less than a launch of its own; one of them leaves the snapshot for the combine. Called by one warp, the first.
+// costs less than a launch of its own; one of them leaves the snapshot for the combine. Called by one full warp.
 template <bool kAcrossHosts>
 __device__ inline void read_members(const Home& home, uint32_t channel, const Entries& said, Members& members) {
   const ChannelState& last = home.state->channels[channel];
   const uint64_t last_epoch = load_now(&last.last_epoch), last_round = load_now(&last.last_round);
   const uint64_t dropped = load_now(&home.state->trouble.dropped);
+  const uint32_t lane = threadIdx.x % 32;
   bool is_active[2], is_remote[2];
   for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t rank = threadIdx.x + 32 * half, incarnation = said.entry[half].z, slot = said.entry[half].w;
+    const uint32_t rank = lane + 32 * half, incarnation = said.entry[half].z, slot = said.entry[half].w;
     is_remote[half] = said.entry[half].y == EEP_TRANSPORT_REMOTE;
     is_active[half] = rank < home.shape.max_ranks && said.entry[half].x;
     if (!is_active[half]) continue;
     // A table that was scribbled over must cost us a peer, not the process.
-    if (!said.region[half] || slot != eep_slot_of(rank, incarnation, home.shape.max_ranks)) {
+    if (!said.region[half] || slot != eep_slot_of(rank, incarnation, home.shape.max_ranks)) [[unlikely]] {
       note(&home.state->trouble, EEP_STATUS_BAD_TABLE);
       show_trouble(&home.state->trouble, home.page);
       is_active[half] = false;
@@ -90,9 +91,9 @@ __device__ inline void read_members(const Home& home, uint32_t channel, const En
   const uint64_t active = vote(is_active[0], is_active[1]);
   if constexpr (kAcrossHosts) {
     const uint64_t remote = active & vote(is_remote[0], is_remote[1]);
-    if (threadIdx.x == 0) members.remote = remote;
+    if (lane == 0) members.remote = remote;
   }
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     members.epoch = said.epoch;
     members.round = (last_epoch == said.epoch ? last_round : 0) + 1;
     members.deadline_ns = said.deadline_ns;
@@ -103,11 +104,12 @@ __device__ inline void read_members(const Home& home, uint32_t channel, const En
 }
 
 __device__ inline void read_members(const FixedMembers& fixed, uint64_t round, Members& members) {
-  for (uint32_t rank = threadIdx.x; rank < EEP_MAX_CUDA_RANKS; rank += 32) {
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t rank = lane; rank < EEP_MAX_CUDA_RANKS; rank += 32) {
     members.slot[rank] = fixed.slot[rank];
     members.region[rank] = fixed.region[rank];
   }
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     members.epoch = fixed.epoch;
     members.round = round;
     members.deadline_ns = fixed.deadline_ns;
@@ -125,14 +127,18 @@ __device__ inline uint64_t remote_ranks(const Home& home) {
   return vote(is_remote(lane), is_remote(lane + 32));
 }
 
-// The membership of the dispatch that this combine belongs to. Called by all threads.
+// The membership of the dispatch that this combine belongs to. Called by all threads, of which the last ones read it:
+// the first warp may have something else to do.
+template <uint32_t kThreads>
 __device__ inline void read_snapshot(const Home& home, uint32_t channel, Members& members) {
+  static_assert(kThreads >= EEP_MAX_CUDA_RANKS);
   const eep_snapshot& snapshot = home.state->channels[channel].snapshot;
-  if (threadIdx.x < EEP_MAX_CUDA_RANKS) {
-    members.slot[threadIdx.x] = snapshot.slot[threadIdx.x];
-    members.region[threadIdx.x] = snapshot.region[threadIdx.x];
+  const uint32_t rank = threadIdx.x - (kThreads - EEP_MAX_CUDA_RANKS);
+  if (rank < EEP_MAX_CUDA_RANKS) {
+    members.slot[rank] = snapshot.slot[rank];
+    members.region[rank] = snapshot.region[rank];
   }
-  if (threadIdx.x == 0) {
+  if (rank == 0) {
     members.epoch = snapshot.epoch;
     members.round = snapshot.round;
     members.deadline_ns = snapshot.deadline_ns;
@@ -146,7 +152,7 @@ __device__ inline void read_snapshot(const Home& home, uint32_t channel, Members
 __device__ inline uint64_t hosts_of(const Home& home, int64_t expert) {
   const int64_t limit = static_cast<int64_t>(home.shape.max_ranks) * home.shape.local_experts;
   uint64_t mine = 0;
-  if (expert >= 0 && expert < limit) mine = rank_bit(static_cast<uint32_t>(expert) / home.shape.local_experts);
+  if (expert >= 0 && expert < limit) mine = rank_bit(home.local_experts.quotient(static_cast<uint32_t>(expert)));
   const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(mine));
   const uint32_t high = __reduce_or_sync(~0u, static_cast<uint32_t>(mine >> 32));
   return static_cast<uint64_t>(high) << 32 | low;

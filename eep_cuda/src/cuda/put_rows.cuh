@@ -36,15 +36,20 @@ __device__ inline ChannelView inbox_for(const Home& home, const Members& members
 // once. `prepare` runs once, by all threads, while the first of them are on their way: before it, only one warp knows
 // anything of the members.
 template <uint32_t V, bool kExact, bool kAcrossHosts, bool kDirect, uint32_t kThreads, typename Prepare>
-__device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
+__device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members, const Plan& plan,
                          const Share<kDirect, kThreads>& share, Prepare prepare) {
   const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden * eep_element_bytes(args.x_type) / sizeof(uint4);
-  const uint32_t chunks = (vectors + 32 * V - 1) / (32 * V), items = share.tokens * chunks;
+  const uint32_t items = share.tokens * plan.chunks.by;
   const uint64_t row_bytes = static_cast<uint64_t>(vectors) * sizeof(uint4);
   uint4 data[V];
   int64_t choice = -1;
+  // Which token an item is of, and the first vector of this thread.
+  const auto place_of = [&](uint32_t item) {
+    const uint32_t number = plan.chunks.quotient(item);
+    return uint2{share.token(number), (item - number * plan.chunks.by) * 32 * V + lane};
+  };
   const auto load = [&](uint32_t item) {
-    const uint32_t token = share.token(item / chunks), first = item % chunks * 32 * V + lane;
+    const auto [token, first] = place_of(item);
     const uint4* row = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(args.x) + token * row_bytes);
     choice = load_choice(args, token);
 #pragma unroll
@@ -56,7 +61,7 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
   prepare();
   const uint32_t own_slot = members.slot[home.rank];
   while (item < items) {
-    const uint32_t token = share.token(item / chunks), first = item % chunks * 32 * V + lane;
+    const auto [token, first] = place_of(item);
     for (uint64_t hosts = targets_of<kAcrossHosts>(home, members, share, choice); hosts; hosts &= hosts - 1) {
       const ChannelView inbox = inbox_for<kAcrossHosts>(home, members, __ffsll(hosts) - 1, args.channel);
       uint4* to = reinterpret_cast<uint4*>(inbox.row(own_slot, token, row_bytes));
@@ -75,18 +80,20 @@ __device__ void put_rows(const Home& home, const eep_dispatch_send_args& args, c
 // warps would first load, then encode, then store.
 template <bool kF32, uint32_t V, bool kAhead, bool kAcrossHosts, bool kDirect, uint32_t kThreads, typename Prepare>
 __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_args& args, const Members& members,
-                                   const Share<kDirect, kThreads>& share, Prepare prepare) {
+                                   const Plan& plan, const Share<kDirect, kThreads>& share, Prepare prepare) {
   constexpr uint32_t kValues = kEncodedAtOnce, kLanesPerGroup = EEP_SCALE_GROUP / kValues, kLoads = kF32 ? 4 : 2;
   constexpr uint32_t kGroups = 32 / kLanesPerGroup;  // that a warp encodes at once
   const uint32_t lane = threadIdx.x % 32, hidden = home.shape.hidden, units = hidden / kValues;
-  const uint32_t chunks = (units + 32 * V - 1) / (32 * V), items = share.tokens * chunks;
+  const uint32_t items = share.tokens * plan.chunks.by;
   const bool power_of_two = args.wire_type != EEP_TYPE_FP8, as_exponent = args.wire_type == EEP_TYPE_FP8_UE8M0;
   uint4 raw[V][kLoads], next[kAhead ? V : 1][kLoads];
   int64_t choice = -1;
   // The last chunk of a token may be shorter. Each token begins with another one, so that no block gets them all.
-  const auto first_unit = [&](uint32_t item) { return (item + item / chunks / chunks) % chunks * 32 * V; };
+  const auto first_unit = [&](uint32_t item) {
+    return plan.chunks.rest(item + plan.chunks.quotient(plan.chunks.quotient(item))) * 32 * V;
+  };
   const auto load = [&](uint32_t item, uint4(*to)[kLoads]) {
-    const uint32_t token = share.token(item / chunks), first = first_unit(item) + lane;
+    const uint32_t token = share.token(plan.chunks.quotient(item)), first = first_unit(item) + lane;
     const uint4* row = static_cast<const uint4*>(args.x) + static_cast<uint64_t>(token) * units * kLoads;
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i)
@@ -96,7 +103,7 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
   };
   const uint32_t stride = share.stride(), begin = share.first_item();
   if (begin < items) {
-    choice = load_choice(args, share.token(begin / chunks));
+    choice = load_choice(args, share.token(plan.chunks.quotient(begin)));
     load(begin, raw);
   }
   if (kAhead && begin + stride < items) load(begin + stride, next);
@@ -104,7 +111,7 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
   const uint32_t own_slot = members.slot[home.rank];
 #pragma unroll 1
   for (uint32_t item = begin; item < items;) {
-    const uint32_t token = share.token(item / chunks), first = first_unit(item);
+    const uint32_t token = share.token(plan.chunks.quotient(item)), first = first_unit(item);
     uint32_t scale_word = 0;  // of group `lane` of this chunk
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
@@ -133,7 +140,7 @@ __device__ void put_quantized_rows(const Home& home, const eep_dispatch_send_arg
     }
     item += stride;
     if (item >= items) break;
-    choice = load_choice(args, share.token(item / chunks));  // not needed before the values are encoded
+    choice = load_choice(args, share.token(plan.chunks.quotient(item)));  // not needed before the values are encoded
     if constexpr (kAhead) {
 #pragma unroll
       for (uint32_t i = 0; i < V; ++i)

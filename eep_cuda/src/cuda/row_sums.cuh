@@ -50,21 +50,26 @@ struct Sum {
   }
 };
 
-// Which columns of a row a block adds up: of every `sharers` pieces of 32 threads' worth, that with number `first`.
+// Which columns of a row a block adds up: of all chunks of 32 threads' worth, every so many, beginning with number
+// `first`.
 struct Columns {
-  uint32_t first, sharers;
+  uint32_t first, sharers_log2;
+  const Divider& chunks;
 };
 
-// The loads of several parts are on their way at once; rarely are there more parts than that.
+// The loads of several parts are on their way at once; rarely are there more parts than that. A block that shares its
+// tokens has one at most.
 template <uint32_t kType, uint32_t kWarps>
 __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, const Parts* parts, uint32_t first_token,
                           uint32_t stride, uint32_t tokens, Columns columns) {
   constexpr uint32_t kAtOnce = kType == EEP_TYPE_FP8 ? 4 : 8;
   const uint32_t lane = threadIdx.x % 32, vectors = home.shape.hidden / Sum<kType>::kValues;
-  const uint32_t chunks = ((vectors + 31) / 32 + columns.sharers - 1 - columns.first) / columns.sharers;
+  const uint32_t sharers = 1u << columns.sharers_log2;
+  const uint32_t chunks = (columns.chunks.by + sharers - 1 - columns.first) >> columns.sharers_log2;
   for (uint32_t item = threadIdx.x / 32; item < tokens * chunks; item += kWarps) {
-    const Parts& of_token = parts[item / chunks];
-    const uint32_t vector = (item % chunks * columns.sharers + columns.first) * 32 + lane;
+    const uint32_t number = tokens == 1 ? 0 : columns.chunks.quotient(item);
+    const Parts& of_token = parts[number];
+    const uint32_t vector = ((item - number * chunks) * sharers + columns.first) * 32 + lane;
     if (vector >= vectors) continue;
     Sum<kType> sum;
     for (uint32_t first = 0; first < of_token.count; first += kAtOnce) {
@@ -85,7 +90,7 @@ __device__ void add_parts(const Home& home, const eep_combine_recv_args& args, c
       for (uint32_t i = 0; i < kAtOnce; ++i)
         if (first + i < of_token.count) sum.add(data[i], scale[i], of_token.weight[first + i]);
     }
-    const uint64_t token = first_token + static_cast<uint64_t>(item / chunks) * stride;
+    const uint64_t token = first_token + static_cast<uint64_t>(number) * stride;
     sum.store(static_cast<uint8_t*>(args.out) + token * home.at.output_row_bytes + vector * Sum<kType>::kResultBytes);
   }
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/checks.h"
+#include "common/divider.h"
 #include "common/region_views.h"
 #include "eep/eep.h"
 
@@ -65,7 +66,7 @@ struct DeviceState {
   ChannelState channels[EEP_MAX_CHANNELS];
   Lane lanes[EEP_MAX_LANES];
   PartState parts[EEP_MAX_LANES][kMaxParts];
-  eep_block_stamps stamps[EEP_STAMPED_BLOCKS];
+  eep_block_stamps stamps[EEP_STAMPED_KERNELS * EEP_STAMPED_BLOCKS];
 };
 
 // Everything a kernel is told. Nothing of it changes while the buffer lives, so that graphs may hold it.
@@ -75,6 +76,7 @@ struct Home {
   uint8_t* region;
   eep_shape shape;
   eep_region_layout at;
+  Divider local_experts;
   uint32_t rank;
   uint32_t bench;     // eep_bench: what a benchmark wants otherwise
   uint32_t overlaps;  // whether the next kernel may take its place while one of ours runs
