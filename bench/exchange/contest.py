@@ -103,7 +103,7 @@ def main() -> int:
         package = find_nvshmem(None if options.nvshmem == Path() else options.nvshmem)
         puts, heap_bytes = str(build_puts(package, Path("build/nvshmem").absolute())), most_heap_bytes(options)
         contenders |= {name: {**given, "nvshmem": puts} for name, given in NVSHMEM.items()}
-        os.environ |= variables(heap_bytes)
+        os.environ |= {**variables(heap_bytes), **os.environ}  # what the caller has set stays
         head["nvshmem"] = {"version": version_of(package)}
     head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
     head["setting"] = {"hidden": HIDDEN, "blocks": options.blocks, "replays": options.replays}
@@ -144,7 +144,8 @@ def parse() -> argparse.Namespace:
         "Needs a GPU and an MPS daemon (tests/gpu/with_mps.sh). Files: contest-cuda.json and contest-cuda.md.\n\n"
         "examples:\n"
         "  python -m bench.exchange.contest                                       everything, five minutes\n"
-        "  python -m bench.exchange.contest --ranks 8 --tokens 1,8 --only eep,fixed --no-files",
+        "  python -m bench.exchange.contest --ranks 8 --tokens 1,8 --only eep,fixed --no-files\n"
+        "  python -m bench.exchange.contest --wires bf16 --only eep,fixed --nvshmem       beside PEs that are fixed",
     )
     parser.add_argument("--ranks", type=_numbers, default=[8, 4], help="numbers of ranks (default: 8,4)")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """The PEs of NVSHMEM: every process of the fleet is one, from the first case to the last. No other can come, none may go.
 
-NVSHMEM calls several PEs on one GPU MPG. Under MPS it supports all of its calls there; whether MPS runs it asks the daemon
-itself.
+NVSHMEM calls several PEs on one GPU MPG. Under MPS it supports all of its calls there. It asks the MPS daemon itself whether
+MPS runs.
 """
 
 from __future__ import annotations

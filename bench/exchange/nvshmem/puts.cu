@@ -46,7 +46,7 @@ enum Way {
   kStores,    // a row is loaded once and stored to all its ranks; combine reads it where its rank left it
 };
 
-constexpr int kThreads = 448;  // two of them for each 16 bytes of a row of 7168
+constexpr int kThreads = 448;  // each moves two times 16 bytes of a row of 7168
 constexpr int kBlocksAtOnce = 3;
 constexpr int kMostRanks = 64;
 constexpr int kMostTopk = 16;
