@@ -9,6 +9,7 @@ quartiles.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
@@ -26,6 +27,10 @@ from bench.exchange.cuda_fleet import CudaFleet, start_cuda_ranks
 from bench.exchange.cuda_rank import Case
 from bench.exchange.cuda_report import floor_us
 from bench.exchange.flashinfer.library import INSTALLED, build, find
+from bench.exchange.nvshmem.pe_fleet import started_pes
+from bench.exchange.nvshmem.pes import variables
+from bench.exchange.nvshmem.put_contender import heap_bytes_of
+from bench.exchange.nvshmem.put_library import build_puts, find_nvshmem, version_of
 
 HIDDEN = 7168
 STATION_REPLAYS = 25
@@ -76,6 +81,16 @@ FLASHINFER_TEXTS = {
     "FlashInfer 512": "the same with blocks of 512 threads",
     "FlashInfer apart": "with blocks of 256 threads, and kernels that do not overlap",
 }
+NVSHMEM: dict[str, dict[str, Any]] = {
+    "NVSHMEM puts": {"way": "puts"},
+    "NVSHMEM warp puts": {"way": "warp puts"},
+    "NVSHMEM stores": {"way": "stores"},
+}
+NVSHMEM_TEXTS = {
+    "NVSHMEM puts": "each row put by a block, there and back, with signals; the PEs are fixed, and none may be lost",
+    "NVSHMEM warp puts": "the same with each row put by a warp",
+    "NVSHMEM stores": "the same signals; rows stored through nvshmem_ptr, partial sums read through it",
+}
 
 
 def main() -> int:
@@ -90,25 +105,46 @@ def main() -> int:
         # A kernel that is loaded at its first launch waits for those that wait for it.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     head = provenance()
+    puts, heap_bytes = "", 0
+    if options.nvshmem is not None:
+        package = find_nvshmem(None if options.nvshmem == Path() else options.nvshmem)
+        puts, heap_bytes = str(build_puts(package, Path("build/nvshmem").absolute())), most_heap_bytes(options)
+        contenders |= {name: {**given, "nvshmem": puts} for name, given in NVSHMEM.items()}
+        os.environ |= {**variables(heap_bytes), **os.environ}  # what the caller has set stays
+        head["nvshmem"] = {"version": version_of(package)}
     head["machine"]["gpu"] = torch.cuda.get_device_properties(0).name
     head["setting"] = {"hidden": HIDDEN, "blocks": options.blocks, "replays": options.replays}
     shapes = []
-    with start_cuda_ranks("processes", max(options.ranks)) as fleet:
+    with start_cuda_ranks("processes", max(options.ranks)) as fleet, contextlib.ExitStack() as stopping:
         rate = fleet.ask_one(copy_rate)
         head["copy_gb_per_s"] = rate / 1e3
-        for ranks in options.ranks:
-            for wire in options.wires:
-                for tokens in options.tokens:
-                    case = Case(ranks, tokens, HIDDEN, wire)
-                    shapes.append(measure(fleet, case, contenders, options, rate))
-                    print(line(shapes[-1]), flush=True)
-                    if options.stations:
-                        shapes[-1]["stations_us"] = stations(fleet, case, contenders, shapes[-1])
-                        print("\n".join(station_table(shapes[-1]["stations_us"])), flush=True)
+        if puts:
+            head["nvshmem"]["says"] = stopping.enter_context(started_pes(fleet, puts, heap_bytes))
+            print(f"NVSHMEM {head['nvshmem']['version']}: {head['nvshmem']['says']}", flush=True)
+        for case in shapes_of(options):
+            shapes.append(measure(fleet, case, contenders, options, rate))
+            print(line(shapes[-1]), flush=True)
+            if options.stations:
+                shapes[-1]["stations_us"] = stations(fleet, case, contenders, shapes[-1])
+                print("\n".join(station_table(shapes[-1]["stations_us"])), flush=True)
     told = {**head, "shapes": shapes}
     if not options.no_files:
         write_results(options.results / "contest-cuda", told, page(told))
     return 0
+
+
+def shapes_of(options: argparse.Namespace) -> list[Case]:
+    return [
+        Case(ranks, tokens, HIDDEN, wire)
+        for ranks in options.ranks
+        for wire in options.wires
+        for tokens in options.tokens
+    ]
+
+
+def most_heap_bytes(options: argparse.Namespace) -> int:
+    """What the exchanges through NVSHMEM take at each rank, in the largest shape."""
+    return max(heap_bytes_of([replace(case, **given) for given in NVSHMEM.values()]) for case in shapes_of(options))
 
 
 def parse() -> argparse.Namespace:
@@ -118,7 +154,8 @@ def parse() -> argparse.Namespace:
         "Needs a GPU and an MPS daemon (tests/gpu/with_mps.sh). Files: contest-cuda.json and contest-cuda.md.\n\n"
         "examples:\n"
         "  python -m bench.exchange.contest                                       everything, five minutes\n"
-        "  python -m bench.exchange.contest --ranks 8 --tokens 1,8 --only eep,fixed --no-files",
+        "  python -m bench.exchange.contest --ranks 8 --tokens 1,8 --only eep,fixed --no-files\n"
+        "  python -m bench.exchange.contest --wires bf16 --only eep,fixed --nvshmem       beside PEs that are fixed",
     )
     parser.add_argument("--ranks", type=_numbers, default=[8, 4], help="numbers of ranks (default: 8,4)")
     parser.add_argument(
@@ -141,6 +178,15 @@ def parse() -> argparse.Namespace:
         help="tell, too, when the blocks of rank 0 pass the stations of a round, for all contenders that are of eep and not "
         "fixed; noting that takes time of its own",
     )
+    parser.add_argument(
+        "--nvshmem",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FOLDER",
+        help="measure the exchange through NVSHMEM beside it, with bf16 rows; FOLDER is 'nvidia/nvshmem' of the package "
+        "nvidia-nvshmem-cu13, unpacked (default: the installed one). Its kernels are built with nvcc, into build/nvshmem",
+    )
     parser.add_argument("--blocks", type=int, default=10, help="turns of each contender (default: 10)")
     parser.add_argument("--replays", type=int, default=4, help="graphs of 20 rounds in a block (default: 4)")
     add_files(parser)
@@ -151,6 +197,8 @@ def parse() -> argparse.Namespace:
         parser.error("--only must name eep first, with which the others are compared")
     if options.blocks < 2 or options.replays < 1 or min(options.tokens) < 1 or min(options.ranks) < 2:
         parser.error("--blocks must be at least 2, --replays and --tokens 1, --ranks 2")
+    if options.nvshmem is not None and options.wires != ["bf16"]:
+        parser.error("--nvshmem measures rows of bf16 alone; say --wires bf16")
     return options
 
 
@@ -238,8 +286,9 @@ def page(told: dict[str, Any]) -> str:
         f"{told['copy_gb_per_s']:.0f} GB/s.",
         f"Hidden {told['setting']['hidden']}, top-8 of 256 experts; {told['setting']['blocks']} blocks of "
         f"{told['setting']['replays']} graphs of 20 rounds each, in turns; the slowest rank counts.",
+        *([f"NVSHMEM {told['nvshmem']['version']}: {told['nvshmem']['says']}."] if "nvshmem" in told else []),
         "",
-        *(f"- {name}: {(TEXTS | FLASHINFER_TEXTS)[name]}" for name in names),
+        *(f"- {name}: {(TEXTS | FLASHINFER_TEXTS | NVSHMEM_TEXTS)[name]}" for name in names),
         "",
         "Microseconds a round, median (quartiles); of the others, how many times as long as `eep`.",
         "",

@@ -16,6 +16,7 @@ import torch
 from bench.exchange.contest_data import hosts_of, input_of, wanted_sums
 from bench.exchange.cuda_rank import ROUNDS, Case, CudaExchangeRank
 from bench.exchange.flashinfer.contender import FlashInferContender
+from bench.exchange.nvshmem.put_contender import PutContender
 
 WARM_UP = 2
 """Replays before the first block."""
@@ -74,6 +75,12 @@ class Contender(CudaExchangeRank):
             raise AssertionError(f"rank {self.buffer.rank} got other sums than those of what the experts wrote")
 
 
+def _kind_of(case: Case) -> type[Contender | FlashInferContender | PutContender]:
+    if case.flashinfer:
+        return FlashInferContender
+    return PutContender if case.nvshmem else Contender
+
+
 def measure_contest(
     owned: list[int], cases: Sequence[Case], place: str, blocks: int, replays: int
 ) -> list[list[float]]:
@@ -83,10 +90,9 @@ def measure_contest(
     if rank >= cases[0].ranks:
         return [[] for _ in cases]
     with contextlib.ExitStack() as closing:
-        contenders: list[Contender | FlashInferContender] = []
+        contenders: list[Contender | FlashInferContender | PutContender] = []
         for number, case in enumerate(cases):
-            kind = FlashInferContender if case.flashinfer else Contender
-            contender = kind(replace(case, stamped=False), rank, f"{place}-{number}")
+            contender = _kind_of(case)(replace(case, stamped=False), rank, f"{place}-{number}")
             closing.callback(contender.close)
             contender.connect()
             contenders.append(contender)

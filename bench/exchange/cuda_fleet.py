@@ -7,6 +7,7 @@ import multiprocessing as mp
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
@@ -19,6 +20,8 @@ from bench.exchange.cuda_rank import Case, measure_ranks, patch_table
 from eep.abi import native
 
 PATIENCE_S = 120
+PARTING_S = 30
+"""How long the processes may take to end, all of them together."""
 T = TypeVar("T")
 
 
@@ -44,6 +47,15 @@ class CudaFleet:
             process = context.Process(target=_serve, args=(theirs, owned), daemon=True)
             process.start()
             self._processes.append((process, ours))
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return len(self._processes)
+
+    def ask_all(self, call: Callable[..., T], *arguments: Any) -> list[T]:
+        """What all processes do together, each with the ranks it owns as the first argument."""
+        return self._ask(self.size, call, True, arguments)
 
     def ask_one(self, call: Callable[..., T], *arguments: Any) -> T:
         """A measurement that one process makes alone."""
@@ -90,9 +102,13 @@ class CudaFleet:
         ]
 
     def close(self) -> None:
-        for process, connection in self._processes:
-            connection.send(None)
-            process.join(30)
+        """All are told before any is waited for: the last steps of some may need the others."""
+        for _, connection in self._processes:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                connection.send(None)
+        end = time.monotonic() + PARTING_S
+        for process, _ in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
             process.kill()
 
     def _ask(self, count: int, call: Callable[..., Any], is_of_ranks: bool, arguments: tuple[Any, ...]) -> list[Any]:
@@ -103,7 +119,10 @@ class CudaFleet:
         for number, connection in enumerate(chosen):
             if not connection.poll(PATIENCE_S):
                 raise RuntimeError(f"process {number} did not answer {call.__name__}{arguments} within {PATIENCE_S} s")
-            answers.append(connection.recv())
+            try:
+                answers.append(connection.recv())
+            except EOFError:
+                raise RuntimeError(f"process {number} ended in {call.__name__}{arguments}") from None
         for number, answer in enumerate(answers):
             if isinstance(answer, str):
                 raise RuntimeError(f"process {number} failed in {call.__name__}{arguments}: {answer}")

@@ -60,6 +60,10 @@ class Case:
     """The library of FlashInfer's kernels, if it is they that are measured."""
     threads: int = 256
     """Of a block of FlashInfer's."""
+    nvshmem: str = ""
+    """The library of the exchange through NVSHMEM, if it is that which is measured."""
+    way: str = "puts"
+    """In which rows travel through NVSHMEM."""
 
 
 def routing(case: Case, rank: int) -> torch.Tensor:
