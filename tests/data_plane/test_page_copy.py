@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from eep.data_plane.memory.page_copy import PageCopy
-from eep.errors import EepError
 
 TOKENS, PLACES, ROWS = 4, 40, 30
 
@@ -60,7 +59,7 @@ def test_more_pages_than_there_is_room_for_are_refused() -> None:
 def test_layers_that_do_not_fit_a_page_are_refused() -> None:
     content = torch.zeros(2, TOKENS * 85 - 1, dtype=torch.uint8)
     copy = copier(torch.zeros(PLACES, dtype=torch.int32), layers(), content)
-    with pytest.raises(EepError, match="340 bytes for a page of 339"):
+    with pytest.raises(ValueError, match="340 bytes for a page of 339"):
         copy(np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert not content.any()
 
