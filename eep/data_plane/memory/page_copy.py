@@ -85,4 +85,5 @@ class PageCopy:
             torch.cuda.set_device(self._device)  # of this thread
             stream = self._stream.cuda_stream
         native.check(self._library, self._library.eep_copy_pages(self._arguments, count, pages.ctypes.data, stream))
-        return self._same.numpy()[:count] != 0
+        same: npt.NDArray[np.bool_] = self._same.numpy()[:count] != 0
+        return same
