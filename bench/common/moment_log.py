@@ -35,9 +35,14 @@ class MomentLog:
 
 def read_moments(folder: Path, what: str) -> list[list[tuple[float, int]]]:
     """Of every process that has such a log in the folder: moments (``time.monotonic``) and their numbers, in order."""
-    found = []
+    return list(read_moments_by_process(folder, what).values())
+
+
+def read_moments_by_process(folder: Path, what: str) -> dict[int, list[tuple[float, int]]]:
+    """The same, by the numbers of the processes."""
+    found = {}
     for path in sorted(folder.glob(f"*.{what}")):
         words = memoryview(path.read_bytes()).cast("Q")
         kept = min(words[0], _KEPT)
-        found.append(sorted((words[1 + 2 * each] / 1e9, words[2 + 2 * each]) for each in range(kept)))
+        found[int(path.stem)] = sorted((words[1 + 2 * each] / 1e9, words[2 + 2 * each]) for each in range(kept))
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.common.moment_log import MomentLog, read_moments
+from bench.common.moment_log import MomentLog, read_moments_by_process
 
 _STEPS = "steps"
 
@@ -30,4 +30,9 @@ def note_steps(folder: Path) -> None:
 
 def read_steps(folder: Path) -> list[list[float]]:
     """When the latest steps of each rank began (``time.monotonic``)."""
-    return [[moment for moment, _ in noted] for noted in read_moments(folder, _STEPS)]
+    return list(read_steps_by_process(folder).values())
+
+
+def read_steps_by_process(folder: Path) -> dict[int, list[float]]:
+    """The same, by the numbers of the processes."""
+    return {pid: [moment for moment, _ in noted] for pid, noted in read_moments_by_process(folder, _STEPS).items()}

@@ -4,8 +4,8 @@ anything grows.
 Starts the server with four ranks and a spare for each, and drives a load whose every token is checked. Its phases: calm;
 *kills*, each when all spares are ready; a *storm*, with a kill every --every seconds whether they are ready or not; and with
 --spare-kills, a storm in which only spares are killed, so that all it costs is to prepare them. Told are the tokens per
-second of calm and storms, in turns, and how they go after a kill; the time from each kill until the rank is back; and what
-the processes hold before the first kill, after the single ones, and after each storm.
+second of calm and storms, in turns; how they go after a kill, and the steps of the ranks that stay; the time from each kill
+until the rank is back; and what the processes hold before the first kill, after the single ones, and after each storm.
 
 When --seconds are over, no further storm begins, and one that has begun kills no more.
 
@@ -40,6 +40,7 @@ from bench.failover.kills import kill_now, need_spares
 from bench.takeover.holdings import Holdings, holdings_of
 from bench.takeover.phases import Phase, calm, storm, storm_of_spares
 from bench.takeover.report import TIMES, page
+from bench.takeover.step_notes import StepNotes
 from eep.drill.devices import DEVICES, Device
 from eep.drill.load import Load
 from eep.drill.models.checkpoint import make_model
@@ -119,7 +120,9 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
     say("making a small random model, and starting SGLang with four ranks")
     began = time.monotonic()
     model = make_model(place / "model", size=device.model)
-    server = Server(model, arguments, place / "server.log", needed, place / "d", device)
+    notes = StepNotes(place / "notes")
+    environment = {**needed, **notes.environment()}
+    server = Server(model, arguments, place / "server.log", environment, place / "d", device)
     with server:
         say(f"the server is up after {time.monotonic() - began:.0f} s")
         prompts = choose_prompts(server.url, choose, options.tokens, device)
@@ -134,7 +137,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
             backs = kill_in_turn(story, options, choose)
             need_spares(story.target, options.spares)
             held.append((len(backs), holdings_of(server)))
-            phases = go_through_phases(story, options, choose, end, server, held)
+            phases = go_through_phases(story, notes, options, choose, end, server, held)
         story.close()
     left = server.leftovers()
     head["setting"] = {
@@ -159,6 +162,7 @@ def measure(options: argparse.Namespace, place: Path, device: Device, needed: di
 
 def go_through_phases(
     story: Story,
+    notes: StepNotes,
     options: argparse.Namespace,
     choose: random.Random,
     end: float,
@@ -171,9 +175,9 @@ def go_through_phases(
         if time.monotonic() + options.calm > end:
             say("the time is over: no further storm")
             break
-        phases.append(calm(options.calm))
+        phases.append(calm(options.calm, story, notes))
         if number < options.storms:
-            phases.append(storm(story, options.storm_kills, options.every, choose, end, WITHIN))
+            phases.append(storm(story, notes, options.storm_kills, options.every, choose, end, WITHIN))
             if not story.wait_until_all_run(RANKS, WITHIN):
                 raise RuntimeError("after a storm not all ranks came back")
         else:

@@ -85,6 +85,12 @@ def _storms(phases: Sequence[dict[str, Any]], every: float) -> list[str]:
             f"| {_joined(round(rate / calm['tokens_per_second'], 2) for rate in storm['after_kills'])} |"
             for calm, storm in pairs
         ),
+        *(
+            f"| steps of the ranks that stay, {storm['kills']} kills "
+            f"| {_joined(round(rate / calm['steps_per_second'], 2) for rate in storm['steps_after_kills'])} |"
+            for calm, storm in pairs
+            if storm["steps_after_kills"] and calm["steps_per_second"]
+        ),
         "",
     ]
     return lines

@@ -28,7 +28,18 @@ def test_answers_are_of_many_lengths() -> None:
 
 def test_a_phase_counts_the_tokens_that_came_in_it() -> None:
     told = Phase("calm", (), 10.0, 14.0).told([9.9, 10.0, 12.0, 13.9, 14.0])
-    assert told == {"kind": "calm", "kills": 0, "seconds": 4.0, "tokens_per_second": 0.8, "after_kills": []}
+    assert (told["kind"], told["kills"], told["seconds"], told["tokens_per_second"]) == ("calm", 0, 4.0, 0.8)
+    assert told["after_kills"] == told["steps_after_kills"] == []
+
+
+def test_a_phase_counts_the_steps_of_the_ranks_that_stay() -> None:
+    steady = [each / 100 for each in range(1000)]
+    pausing = [each for each in steady if not 5.0 <= each < 5.1]
+    calm = Phase("calm", (), 2.0, 4.0, ((1, 2),), {1: steady, 2: pausing, 3: [3.0]})
+    assert calm.told([])["steps_per_second"] == pytest.approx(100.0, abs=1)
+    storm = Phase("storm", (5.0,), 4.0, 8.0, ((2,),), {1: steady, 2: pausing})
+    assert storm.told([])["steps_after_kills"][:3] == pytest.approx([0.0, 0.0, 100.0], abs=10)
+    assert Phase("storm", (5.0,), 4.0, 8.0, ((4,),), {4: [6.0]}).told([])["steps_after_kills"] == [], "too long ago"
 
 
 def test_what_comes_after_kills_is_the_mean_of_all_of_them() -> None:
@@ -40,9 +51,23 @@ def test_what_comes_after_kills_is_the_mean_of_all_of_them() -> None:
 
 def test_a_page_has_all_kills_and_the_mean_of_the_storms() -> None:
     rates = [100.0] * (len(EDGES) - 1)
-    calm = {"kind": "calm", "kills": 0, "seconds": 8.0, "tokens_per_second": 100.0, "after_kills": []}
+    calm = {
+        "kind": "calm",
+        "kills": 0,
+        "seconds": 8.0,
+        "tokens_per_second": 100.0,
+        "after_kills": [],
+        "steps_per_second": 50.0,
+    }
     storms = [
-        {"kind": kind, "kills": 8, "seconds": 16.0, "tokens_per_second": rate, "after_kills": rates}
+        {
+            "kind": kind,
+            "kills": 8,
+            "seconds": 16.0,
+            "tokens_per_second": rate,
+            "after_kills": rates,
+            "steps_after_kills": [25.0] * (len(EDGES) - 1),
+        }
         for kind, rate in (("storm", 90.0), ("storm", 80.0), ("spares", 95.0))
     ]
     kills = [{"noticed": 0.002, "running": 0.02, "rejoined": back} for back in (0.1, 0.3, 0.2)]
@@ -54,6 +79,7 @@ def test_a_page_has_all_kills_and_the_mean_of_the_storms() -> None:
     assert "leaves 85.0 % of the tokens" in text
     assert "then 8 kills of spares in 16 s | 100 | 95 | 0.950 |" in text
     assert "| 8 kills | 1.0 |" in text
+    assert "| steps of the ranks that stay, 8 kills | 0.5 |" in text
     assert "| open descriptors | 900 | 900 | 900 |" in text
     assert "device memory" not in text
     assert "kill every" not in page(HEAD, {"kills": kills, "phases": [], "held": held})
