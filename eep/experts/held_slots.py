@@ -55,6 +55,8 @@ class HeldSlots:
         self.table: IntArray = table.copy()
         self._shape, self._checksums, self._index, self._offer = shape, checksums, index, offer
         self._place, self._heard_within = place or RegionPlace(), heard_within
+        self._loaded = Checksums(checksums.values.copy(), checksums.known.copy())
+        """What this rank knew before it had heard of any other."""
         self.unlike: dict[int, int] = {}
         """Of the view that was looked at last: the ranks whose experts have other bytes, and how many of them."""
 
@@ -96,7 +98,7 @@ class HeldSlots:
         self.unlike = {}
         for rank, record in self._heard(view).items():
             stored = record.slot_numbers().reshape(-1, size)
-            if clashes := checksum_sources.count_clashes(self._checksums, record, stored):
+            if clashes := checksum_sources.count_clashes(self._loaded, record, stored):
                 self.unlike[rank] = clashes
             checksum_sources.learn_from_rank(self._checksums, record, stored)
             table[:, rank * size : (rank + 1) * size] = np.where(stored == EMPTY, EMPTY, stored % experts)

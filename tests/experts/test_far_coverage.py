@@ -156,9 +156,11 @@ def test_hosts_that_begin_with_different_models_serve_nothing(tmp_path: Path, en
     for rank in range(RANKS):
         hosts.start(rank, other_model=HOST_OF[rank] == "b")
     view = hosts.view(*range(RANKS))
-    for rank in hosts.ranks.values():
-        with pytest.raises(EepError, match="give all hosts the same model"):
+    for number, rank in hosts.ranks.items():
+        with pytest.raises(EepError, match="give all hosts the same model") as refused:
             rank.coverage.repair(view)
+        _, _, others = str(refused.value).partition("than rank")
+        assert f"on {HOST_OF[number]}" not in others, "ranks of the same host have the same model"
         assert rank.shown is None
     for rank in hosts.ranks.values():
         rank.close()
