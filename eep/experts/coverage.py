@@ -85,6 +85,8 @@ class Coverage:
         self._first, self._memory = first, loaded.memory
         self._published, self._policy, self._offer = published, policy, offer
         sources = sources or RepairSources()
+        self._is_of_checkpoint = sources.checkpoint is not None
+        """Whether experts lie here as in the checkpoint. In other forms two copies may differ where no kernel looks."""
         self._hosts = hosts
         least = policy.least_copies if hosts is None else max(policy.least_copies, LEAST_COPIES)
         topology = () if hosts is None else hosts.topology
@@ -240,8 +242,8 @@ class Coverage:
             faults.at("room.returned")
 
     def _compare_models(self, view: View) -> None:
-        """Raises :class:`EepError` if other hosts serve another model than this rank has loaded. Ranks that have served stay:
-        a joiner goes."""
+        """Raises :class:`EepError` if other hosts serve another model than this rank has loaded. Ranks that have served stay,
+        and those that cannot be sure."""
         unlike = self._slots.unlike
         if self._hosts is None or not unlike:
             return
@@ -250,7 +252,7 @@ class Coverage:
             f"epoch {view.epoch}: rank {self._rank} on {self._hosts.own} has loaded other experts than rank {ranks} "
             f"({sum(unlike.values())} differ); give all hosts the same model, the same versions and the same flags"
         )
-        if self._has_served:
+        if self._has_served or not self._is_of_checkpoint:
             logger.error("%s", why)
             return
         self._slots.forget()  # the next life loads what is there then

@@ -43,7 +43,7 @@ class TwoHosts:
     def __init__(self, base: Path, engines: Sequence[Engine]) -> None:
         self.base, self.ranks, self.lives, self._engines = base, dict[int, Rank](), [0] * RANKS, engines
         self.registry = DirectoryRegistry(base / "store")
-        self.disk = model.save_checkpoint(base / "model")
+        self.disk: Path | None = model.save_checkpoint(base / "model")
         self.epoch = 0
 
     def directory(self, rank: int) -> Path:
@@ -149,6 +149,18 @@ def test_a_rank_with_another_model_does_not_join(hosts: TwoHosts, caplog: pytest
     caplog.clear()
     hosts.enter(0, 1, 2, 3)
     assert "other experts" not in caplog.text
+
+
+def test_a_rank_whose_experts_lie_in_a_form_of_their_own_joins(
+    hosts: TwoHosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No reader of a checkpoint: copies may differ where no kernel looks."""
+    hosts.enter(0, 1, 2)
+    hosts.disk = None
+    hosts.replace(3, other_model=True)
+    view = hosts.view(0, 1, 2, 3)
+    assert hosts.ranks[3].coverage.repair(view) is not None
+    assert "rank 3 on b has loaded other experts" in caplog.text
 
 
 def test_hosts_that_begin_with_different_models_serve_nothing(tmp_path: Path, engines: list[Engine]) -> None:
