@@ -143,8 +143,9 @@ bench-serving-gpu: build-gpu  ## four ranks against one on a GPU, and where the 
 	$(PYTHON) tests/gpu/in_tree.py build/gpu/in-tree
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu/in-tree:$${PYTHONPATH:-} $(PYTHON) -m bench.serving --device cuda
 
-bench-hosts: system-packages build  ## dispatch and combine between two hosts, which are network namespaces; needs root
+bench-hosts: system-packages build  ## dispatch and combine, and collectives, between two hosts, which are network namespaces; needs root
 	$(PY) -m bench.hosts
+	$(PY) -m bench.collectives --hosts 2 --ranks 2 4
 
 bench-detection: system-packages build  ## how soon a lost rank or host is known on other hosts, which are network namespaces; needs root
 	$(PY) -m bench.detection

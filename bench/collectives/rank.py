@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import eep
+from bench.common import network_namespaces
 from bench.common.fleet import serve_requests
 
 CONTENDERS = ("eep", "gloo")
@@ -26,16 +27,32 @@ ELEMENT = torch.float32
 # Torch is about to rename these two, and warns at every call.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_KEY = bytes(32)  # nothing else is in the namespaces of a run
 _PATIENCE = datetime.timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
+class HostPlace:
+    """One of several hosts, which are network namespaces."""
+
+    namespace: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSeat:
-    """Which rank this process is, and of how many."""
+    """Which rank this process is, of how many, and on which host; None where there is one."""
 
     rank: int
     ranks: int
     rendezvous: str
+    host: HostPlace | None = None
+
+    def options(self) -> eep.pg.Options:
+        if self.host is None:
+            return eep.pg.Options(rendezvous=self.rendezvous)
+        own = os.path.join(self.rendezvous, self.host.namespace)
+        return eep.pg.Options(rendezvous=own, devices=("cpu",), host=eep.pg.Host(self.host.address, _KEY))
 
 
 def run_rank(seat: GroupSeat, pipe: Connection) -> None:
@@ -48,12 +65,13 @@ class GroupRank:
 
     def __init__(self, seat: GroupSeat) -> None:
         torch.set_num_threads(1)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if seat.host is not None:
+            network_namespaces.enter(seat.host.namespace)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if seat.host is None else "eth0"
         self._seat = seat
         store = dist.FileStore(os.path.join(seat.rendezvous, "store"), seat.ranks)
-        options = eep.pg.Options(rendezvous=seat.rendezvous)
         dist.init_process_group(
-            "eep", store=store, rank=seat.rank, world_size=seat.ranks, timeout=_PATIENCE, pg_options=options
+            "eep", store=store, rank=seat.rank, world_size=seat.ranks, timeout=_PATIENCE, pg_options=seat.options()
         )
         self._groups = {"eep": dist.group.WORLD, "gloo": dist.new_group(backend="gloo", timeout=_PATIENCE)}
         self._collective = ""

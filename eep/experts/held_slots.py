@@ -55,6 +55,10 @@ class HeldSlots:
         self.table: IntArray = table.copy()
         self._shape, self._checksums, self._index, self._offer = shape, checksums, index, offer
         self._place, self._heard_within = place or RegionPlace(), heard_within
+        self._loaded = Checksums(checksums.values.copy(), checksums.known.copy())
+        """What this rank knew before it had heard of any other."""
+        self.unlike: dict[int, int] = {}
+        """Of the view that was looked at last: the ranks whose experts have other bytes, and how many of them."""
 
     def publish(self) -> None:
         """Say what this rank holds: to its peers, to its next life, and to the backups."""
@@ -91,8 +95,11 @@ class HeldSlots:
         these experts must be."""
         table = np.full_like(like.physical_to_logical, EMPTY)
         size, experts = like.slots_per_rank, like.experts
+        self.unlike = {}
         for rank, record in self._heard(view).items():
             stored = record.slot_numbers().reshape(-1, size)
+            if clashes := checksum_sources.count_clashes(self._loaded, record, stored):
+                self.unlike[rank] = clashes
             checksum_sources.learn_from_rank(self._checksums, record, stored)
             table[:, rank * size : (rank + 1) * size] = np.where(stored == EMPTY, EMPTY, stored % experts)
         if self._rank in view.active:

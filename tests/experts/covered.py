@@ -59,10 +59,12 @@ class Rank:
         hosts: InstanceHosts | None = None,
         empty: bool = False,
         parted: bool = False,
+        other_model: bool = False,
     ) -> None:
         """``last``: an earlier life, whose experts this one takes over. ``staged``: how many experts move here at once.
         ``most``: for how many slots there are addresses; ``take`` is told how much memory those have beyond ``slots``.
-        ``hosts``: where there are several. ``empty``: this life has loaded nothing. ``parted``: its memory is in parts."""
+        ``hosts``: where there are several. ``empty``: this life has loaded nothing; ``other_model``: it has loaded experts
+        with other bytes. ``parted``: its memory is in parts."""
         self.rank = rank
         topology, least = ([0] * RANKS, 1) if hosts is None else (hosts.topology, LEAST_COPIES)
         load = np.ones((model.LAYERS, model.EXPERTS))
@@ -82,6 +84,8 @@ class Rank:
                 self.held = np.full((model.LAYERS, slots), EMPTY, dtype=np.int64)
             else:
                 model.load(self.memory, first, rank)
+                if other_model:
+                    self.shared.bytes_at(0, layout.region_bytes).bitwise_not_()
                 self.sums = Checksums.of_rank(self.memory, first, rank)
             noted = np.zeros(index_bytes(model.LAYERS, slots), dtype=np.uint8)
             self.index = SlotIndex(noted, model.LAYERS, slots)

@@ -43,25 +43,31 @@ class TwoHosts:
     def __init__(self, base: Path, engines: Sequence[Engine]) -> None:
         self.base, self.ranks, self.lives, self._engines = base, dict[int, Rank](), [0] * RANKS, engines
         self.registry = DirectoryRegistry(base / "store")
-        self.disk = model.save_checkpoint(base / "model")
+        self.disk: Path | None = model.save_checkpoint(base / "model")
         self.epoch = 0
 
     def directory(self, rank: int) -> Path:
         return self.base / HOST_OF[rank]
 
-    def start(self, rank: int, *, empty: bool = False, backup: BackupClient | None = None) -> Rank:
+    def start(
+        self, rank: int, *, empty: bool = False, backup: BackupClient | None = None, other_model: bool = False
+    ) -> Rank:
         hosts = InstanceHosts(HOST_OF, HOST_OF[rank], DirectoryRegistry(self.base / "store"), self._engines[rank])
         made = Rank(
-            *(self.directory(rank), rank, SLOTS, self.disk, self.lives[rank]), backup=backup, hosts=hosts, empty=empty
+            *(self.directory(rank), rank, SLOTS, self.disk, self.lives[rank]),
+            backup=backup,
+            hosts=hosts,
+            empty=empty,
+            other_model=other_model,
         )
         self.ranks[rank] = made
         return made
 
-    def replace(self, rank: int, *, backup: BackupClient | None = None) -> Rank:
-        """By a life that has nothing."""
+    def replace(self, rank: int, *, backup: BackupClient | None = None, other_model: bool = False) -> Rank:
+        """By a life that has nothing, or another model."""
         self.ranks[rank].close()
         self.lives[rank] += 1
-        return self.start(rank, empty=True, backup=backup)
+        return self.start(rank, empty=not other_model, backup=backup, other_model=other_model)
 
     def view(self, *active: int) -> View:
         self.epoch += 1
@@ -126,6 +132,50 @@ def test_a_host_that_comes_back_with_nothing_reads_from_the_other(hosts: TwoHost
     hosts.enter(0, 1, 2, 3)
     for rank in (2, 3):
         assert hosts.brought_in(rank) == {Tier.FAR_PEER: SLOTS * model.LAYERS}
+
+
+def test_a_rank_with_another_model_does_not_join(hosts: TwoHosts, caplog: pytest.LogCaptureFixture) -> None:
+    """And those that serve stay."""
+    hosts.enter(0, 1, 2)
+    hosts.replace(3, other_model=True)
+    view = hosts.view(0, 1, 2, 3)
+    with pytest.raises(EepError, match="rank 3 on b has loaded other experts than rank 1 on a"):
+        hosts.ranks[3].coverage.repair(view)
+    assert hosts.ranks[3].index.is_clear, "the next life loads what is on the disk then"
+    for rank in range(3):
+        assert hosts.ranks[rank].coverage.repair(view) is not None
+    assert "rank 1 on a has loaded other experts than rank 3 on b" in caplog.text
+    hosts.replace(3)
+    caplog.clear()
+    hosts.enter(0, 1, 2, 3)
+    assert "other experts" not in caplog.text
+
+
+def test_a_rank_whose_experts_lie_in_a_form_of_their_own_joins(
+    hosts: TwoHosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No reader of a checkpoint: copies may differ where no kernel looks."""
+    hosts.enter(0, 1, 2)
+    hosts.disk = None
+    hosts.replace(3, other_model=True)
+    view = hosts.view(0, 1, 2, 3)
+    assert hosts.ranks[3].coverage.repair(view) is not None
+    assert "rank 3 on b has loaded other experts" in caplog.text
+
+
+def test_hosts_that_begin_with_different_models_serve_nothing(tmp_path: Path, engines: list[Engine]) -> None:
+    hosts = TwoHosts(tmp_path, engines)
+    for rank in range(RANKS):
+        hosts.start(rank, other_model=HOST_OF[rank] == "b")
+    view = hosts.view(*range(RANKS))
+    for number, rank in hosts.ranks.items():
+        with pytest.raises(EepError, match="give all hosts the same model") as refused:
+            rank.coverage.repair(view)
+        _, _, others = str(refused.value).partition("than rank")
+        assert f"on {HOST_OF[number]}" not in others, "ranks of the same host have the same model"
+        assert rank.shown is None
+    for rank in hosts.ranks.values():
+        rank.close()
 
 
 def test_a_rank_of_the_same_host_and_its_backup_come_first(hosts: TwoHosts, engines: list[Engine]) -> None:

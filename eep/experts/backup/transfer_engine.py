@@ -52,6 +52,8 @@ class Engine:
         """``read_within``: how many seconds a read may take."""
         if address in ("", "0.0.0.0", "::", "*"):
             raise ValueError(f"name the address of one interface for peers to reach, not {address!r}")
+        if ":" in address:  # of IPv6; Mooncake looks when a process loads it
+            os.environ.setdefault("MC_USE_IPV6", "1")
         engine, before = _engine_class()(), port_filter.open_sockets()
         if engine.initialize(address, "P2PHANDSHAKE", protocol, device):
             raise EepError(f"Mooncake could not start on {address} with {protocol}; name an address of this host")

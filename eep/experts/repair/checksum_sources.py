@@ -37,6 +37,17 @@ def learn_from_rank(checksums: Checksums, record: RankRecord, stored: IntArray) 
             checksums.known[layer, expert] = True
 
 
+def count_clashes(loaded: Checksums, record: RankRecord, stored: IntArray) -> int:
+    """How many slots of a peer hold an expert with other bytes than ``loaded`` has of it. ``stored`` as above."""
+    layers, experts = loaded.values.shape
+    numbers = stored - np.arange(layers)[:, None] * experts
+    held = (stored != EMPTY) & (numbers >= 0) & (numbers < experts)
+    at = np.where(held, numbers, 0)
+    known = np.take_along_axis(loaded.known, at, axis=1)
+    other = np.take_along_axis(loaded.values, at, axis=1) != record.slot_checksums().reshape(stored.shape)
+    return int((held & known & other).sum())
+
+
 def learn_for_transfers(
     checksums: Checksums,
     transfers: Sequence[Transfer],
