@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ import eep
 
 # Tests run several ranks on few cores; thread pools would only compete for them.
 torch.set_num_threads(1)
+# A shell has what it starts in the background ignore Ctrl-C, and so would all programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if importlib.util.find_spec("hypothesis") is not None:  # what runs on a GPU needs none
     import hypothesis
 
