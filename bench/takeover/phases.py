@@ -83,7 +83,8 @@ def calm(seconds: float, story: Story, notes: StepNotes) -> Phase:
 
 
 def _pids(story: Story, but: int | None = None) -> tuple[int, ...]:
-    return tuple(rank.pid for rank in story.target.ranks().values() if rank.pid is not None and rank.number != but)
+    found = story.target.ranks().items()
+    return tuple(rank.pid for number, rank in found if rank.pid is not None and number != but)
 
 
 def storm(
