@@ -35,6 +35,7 @@ from eep.experts.instance_hosts import LEAST_COPIES, InstanceHosts
 from eep.experts.loaded_experts import LoadedExperts
 from eep.experts.margin_record import say_margin
 from eep.experts.mask_notice import MaskNotice
+from eep.experts.model_comparison import ModelComparison
 from eep.experts.partial_repair import PartialRepair
 from eep.experts.placement.open_slots import used_slots
 from eep.experts.placement.packing import EMPTY, FloatArray
@@ -85,8 +86,6 @@ class Coverage:
         self._first, self._memory = first, loaded.memory
         self._published, self._policy, self._offer = published, policy, offer
         sources = sources or RepairSources()
-        self._is_of_checkpoint = sources.checkpoint is not None
-        """Whether experts lie here as in the checkpoint. In other forms two copies may differ where no kernel looks."""
         self._hosts = hosts
         least = policy.least_copies if hosts is None else max(policy.least_copies, LEAST_COPIES)
         topology = () if hosts is None else hosts.topology
@@ -97,7 +96,6 @@ class Coverage:
             self.log.enter(0, self._base)  # its room on the disk is taken now
         self.standing: Standing | None = None
         """None while this rank does not serve."""
-        self._has_served = False
         self._closed_for: Standing | None = None
         """For what unused slots were closed last."""
         size = first.slots_per_rank
@@ -122,6 +120,9 @@ class Coverage:
             self._place,
             0.0 if hosts is None else _HEARD_WITHIN_S,
         )
+        self._comparison: ModelComparison | None = None
+        if hosts is not None:
+            self._comparison = ModelComparison(rank, hosts, self._slots, sources.checkpoint is not None)
         kind = kind_of(loaded.shared)
         finder = PeerFinder(directory, loaded.memory.layout, kind, self._slots, hosts, policy.open_slots)
         if loaded.aside is not None:
@@ -196,7 +197,8 @@ class Coverage:
         if not self._open_slots(view, after):
             return LACKING
         steps = self._filler.plan(view, after)
-        self._compare_models(view)
+        if self._comparison is not None:
+            self._comparison.check(view)
         shown: Placement | None = after
         if self.partly is not None and not (steps.unreachable and self._is_first(after)):
             shown = self.partly.bring_in(view, after, steps)
@@ -242,23 +244,6 @@ class Coverage:
             room.close(kept)
             faults.at("room.returned")
 
-    def _compare_models(self, view: View) -> None:
-        """Raises :class:`EepError` if other hosts serve another model than this rank has loaded. Ranks that have served stay,
-        and those that cannot be sure."""
-        unlike = self._slots.unlike
-        if self._hosts is None or not unlike:
-            return
-        ranks = ", ".join(f"{rank} on {self._hosts.host_of[rank]}" for rank in sorted(unlike))
-        why = (
-            f"epoch {view.epoch}: rank {self._rank} on {self._hosts.own} has loaded other experts than rank {ranks} "
-            f"({sum(unlike.values())} differ); give all hosts the same model, the same versions and the same flags"
-        )
-        if self._has_served or not self._is_of_checkpoint:
-            logger.error("%s", why)
-            return
-        self._slots.forget()  # the next life loads what is there then
-        raise EepError(why)
-
     def _is_first(self, placement: Placement) -> bool:
         return np.array_equal(placement.physical_to_logical, self._first.physical_to_logical)
 
@@ -280,7 +265,9 @@ class Coverage:
     def _serve(self, view: View, name: LogName, shown: Placement) -> None:
         check_coverage(view, shown)
         self._published(shown, route(shown, self._base))
-        self.standing, self._has_served = Standing(view, name, self._base, shown), True
+        self.standing = Standing(view, name, self._base, shown)
+        if self._comparison is not None:
+            self._comparison.has_served = True
         self._notice.say(view, shown, is_behind=self.is_behind)
         say_margin(self._of_host, self._rank, self.standing)
         say_elsewhere(self._of_host, self._rank, self.standing)
