@@ -251,6 +251,7 @@ int main() {
   eep_test::test_message_counter();
   eep_test::test_kernel_ranges();
   eep_test::test_hosts();
+  eep_test::test_rows_ahead();
   eep_test::test_lanes_over_links();
   std::puts("core_test: all well");
 }

@@ -38,6 +38,7 @@ void test_message_counter();
 void test_messages();
 void test_many_ranks();
 void test_numbers();
+void test_rows_ahead();
 void test_rank_sets();
 
 }  // namespace eep_test

@@ -1,5 +1,6 @@
 // Dispatch, first half: put each token once into the inbox of every rank that hosts one of its experts. For ranks on
 // other hosts it is put into our own inbox: a row has the same number everywhere, so one copy serves all links.
+#include <algorithm>
 #include <cstring>
 
 #include "common/fault.h"
@@ -9,6 +10,9 @@
 
 namespace eep {
 namespace {
+
+// Bytes of rows after which they are sent while others are written. Less would wake the thread that sends too often.
+constexpr uint64_t kOffered = 512 << 10;
 
 class Sender {
  public:
@@ -45,6 +49,12 @@ class Sender {
     for_each_rank(hosts - ours_, [&](uint32_t rank) { put(context_.of_peer(snapshot_, rank, args_.channel)); });
   }
 
+  // Rows of the tokens before `end`, for ranks on other hosts, while this kernel writes the others.
+  void offer_rows(uint32_t end, const hosts::Loan& loan) const {
+    const uint64_t round = eep_flag_make(snapshot_.epoch, snapshot_.round, 0);
+    loan.offer_rows(snapshot_, targets_, {args_.channel, round, envelope(), end});
+  }
+
   // An injected fault: the others will not hear of this round. This rank knows of its own part.
   void lose_flags() { targets_ &= only(context_.table.rank); }
 
@@ -53,7 +63,7 @@ class Sender {
     uint32_t sent = 0;
     for_each_rank(targets_, [&](uint32_t rank) {
       eep_mailbox& mailbox = *context_.of_peer(snapshot_, rank, args_.channel).mailbox(own_slot_);
-      store_relaxed(mailbox.envelope, eep_envelope(args_.wire_type, args_.topk, context_.shape.hidden));
+      store_relaxed(mailbox.envelope, envelope());
       store_release(mailbox.dispatch_flag, flag);
       auto& page = *reinterpret_cast<eep_control_page*>(snapshot_.control[rank]);
       if (!loan.looks_at(&page)) ring(page);
@@ -90,6 +100,8 @@ class Sender {
     return hosts & targets_;
   }
 
+  uint64_t envelope() const { return eep_envelope(args_.wire_type, args_.topk, context_.shape.hidden); }
+
   uint64_t scale_bytes() const {
     const uint64_t groups = context_.shape.hidden / EEP_SCALE_GROUP;
     return args_.wire_type == EEP_TYPE_FP8_UE8M0 ? groups : groups * sizeof(float);
@@ -122,9 +134,11 @@ int dispatch_send(eep_context* context, const eep_dispatch_send_args* args, host
   if (leave_if_revoked(*context, snapshot)) return EEP_OK;
   fault::pass(fault::kDispatchBeforeRows);
   Sender sender(*context, *args, snapshot);
+  const uint32_t at_once = static_cast<uint32_t>(std::max<uint64_t>(1, kOffered / context->at.row_bytes));
   for (uint32_t token = 0; token < args->tokens; ++token) {
     if (token == args->tokens / 2) fault::pass(fault::kDispatchMidRows);
     sender.send_token(token);
+    if ((token + 1) % at_once == 0 && token + 1 < args->tokens) sender.offer_rows(token + 1, loan);
   }
   if (fault::loses(fault::kDispatchAfterRows)) sender.lose_flags();
   loan.take();

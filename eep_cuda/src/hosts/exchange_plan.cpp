@@ -73,25 +73,31 @@ std::vector<eep_area> areas_of(const Pair& pair) {
   return areas;
 }
 
-void plan_dispatch(const Pair& pair, uint32_t channel, uint64_t flag, uint64_t envelope, std::vector<Put>& puts) {
+void plan_rows(const Pair& pair, uint32_t channel, uint64_t envelope, Stretch tokens, std::vector<Put>& puts) {
   const ChannelView mirror = pair.mirrored(channel), own = pair.own(channel);
-  const uint32_t count = std::min(eep_flag_count(flag), pair.shape.max_tokens), topk = topk_of(pair.shape, envelope);
-  if (!count) return;
-  const uint32_t slot = pair.own_slot, wire = envelope & 0xff;
-  const uint64_t routing = uint64_t{count} * pair.shape.max_topk * sizeof(int32_t);
-  puts.push_back({pair.area(kIndices, channel), 0, reinterpret_cast<uint8_t*>(mirror.topk_idx(slot, 0)), routing});
-  puts.push_back({pair.area(kWeights, channel), 0, reinterpret_cast<uint8_t*>(mirror.topk_weights(slot, 0)), routing});
+  const uint32_t slot = pair.own_slot, wire = envelope & 0xff, topk = topk_of(pair.shape, envelope);
   const uint64_t row_bytes = std::min(pair.shape.hidden * eep_element_bytes(wire), pair.at.row_bytes);
   RowRuns rows(puts, pair.area(kRows, channel), own.row(slot, 0, row_bytes), row_bytes);
   RowRuns scales(puts, pair.area(kScales, channel), own.scales(slot, 0), pair.at.scale_bytes);
   const bool has_scales = eep_is_fp8(wire) && pair.at.scale_bytes;
-  for (uint32_t token = 0; token < count; ++token) {
+  for (uint32_t token = tokens.begin; token < tokens.end; ++token) {
     if (!wants(mirror.topk_idx(slot, token), topk)) continue;
     rows.add(token);
     if (has_scales) scales.add(token);
   }
   rows.close();
   scales.close();
+}
+
+void plan_dispatch(const Pair& pair, uint32_t channel, uint64_t flag, uint64_t envelope, uint32_t first,
+                   std::vector<Put>& puts) {
+  const ChannelView mirror = pair.mirrored(channel);
+  const uint32_t count = std::min(eep_flag_count(flag), pair.shape.max_tokens), slot = pair.own_slot;
+  if (!count) return;
+  const uint64_t routing = uint64_t{count} * pair.shape.max_topk * sizeof(int32_t);
+  puts.push_back({pair.area(kIndices, channel), 0, reinterpret_cast<uint8_t*>(mirror.topk_idx(slot, 0)), routing});
+  puts.push_back({pair.area(kWeights, channel), 0, reinterpret_cast<uint8_t*>(mirror.topk_weights(slot, 0)), routing});
+  plan_rows(pair, channel, envelope, {first, count}, puts);
 }
 
 void plan_combine(const Pair& pair, uint32_t channel, uint32_t count, std::vector<Put>& puts) {

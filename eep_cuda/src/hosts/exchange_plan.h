@@ -33,9 +33,33 @@ struct Pair {
 // mirror, which stand for its own.
 std::vector<eep_area> areas_of(const Pair& pair);
 
-// What our kernel has written for a dispatch whose flag and envelope are these: routing in the mirror, rows in our own
-// inbox, where they serve every peer.
-void plan_dispatch(const Pair& pair, uint32_t channel, uint64_t flag, uint64_t envelope, std::vector<Put>& puts);
+// Tokens `begin` to `end` of a dispatch.
+struct Stretch {
+  uint32_t begin, end;
+};
+
+// Rows of a dispatch that a kernel has written, before it tells of them: those of the tokens before `end`.
+struct RowOffer {
+  uint32_t channel;
+  uint64_t round;  // the flag, without its count
+  uint64_t envelope;
+  uint32_t end;
+};
+
+// Those of `rows` that go to the peers with these mirrors.
+struct RemoteRows {
+  RowOffer rows;
+  std::vector<const uint8_t*> mirrors;
+};
+
+// Rows that our kernel has written for a dispatch with that envelope: in our own inbox, where they serve every peer.
+// The routing in the mirror says which of them the peer wants.
+void plan_rows(const Pair& pair, uint32_t channel, uint64_t envelope, Stretch tokens, std::vector<Put>& puts);
+
+// What our kernel has written for a dispatch whose flag and envelope are these: routing in the mirror, and the rows
+// from token `first` on.
+void plan_dispatch(const Pair& pair, uint32_t channel, uint64_t flag, uint64_t envelope, uint32_t first,
+                   std::vector<Put>& puts);
 
 // The rows of our outbox that the peer waits for after it dispatched `count` tokens.
 void plan_combine(const Pair& pair, uint32_t channel, uint32_t count, std::vector<Put>& puts);

@@ -1,5 +1,7 @@
 #include "hosts/loan.h"
 
+#include <utility>
+
 #include "hosts/proxy.h"
 
 namespace eep::hosts {
@@ -24,6 +26,16 @@ Loan::Loan(const eep_peer_table& table, uint64_t bytes) : is_wanted_(bytes <= kL
       is_wanted_ = false;
   }
   if (waits_ && !is_wanted_) eep_proxy::call(*waits_);
+}
+
+void Loan::offer_rows(const eep_snapshot& snapshot, const RankSet& ranks, const RowOffer& rows) const {
+  if (!waits_ || is_wanted_) return;
+  RemoteRows remote{rows, {}};
+  for_each_rank(ranks, [&](uint32_t rank) {
+    if (reinterpret_cast<const eep_control_page*>(snapshot.control[rank]) == waits_)
+      remote.mirrors.push_back(reinterpret_cast<const uint8_t*>(snapshot.region[rank]));
+  });
+  eep_proxy::offer_rows(*waits_, std::move(remote));
 }
 
 void Loan::take() {

@@ -5,7 +5,9 @@
 
 #include <chrono>
 
+#include "common/rank_sets.h"
 #include "eep/peer_table.h"
+#include "hosts/exchange_plan.h"
 
 struct eep_proxy;
 
@@ -20,6 +22,9 @@ class Loan {
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
+  // For a kernel that writes many rows: has the thread send those of the tokens before `end` while it writes the
+  // others. Does nothing where the kernel will have the work of the thread.
+  void offer_rows(const eep_snapshot& snapshot, const RankSet& ranks, const RowOffer& rows) const;
   // To be called when a kernel has nothing more to do before it waits: nothing else moves meanwhile. Nothing is taken
   // where the thread serves better, where no peer is remote, or where another kernel has its work.
   void take();

@@ -19,6 +19,8 @@ bool is_from_kernels(const eep_signal& signal) {
   return kind == kDispatch || kind == kCombine || kind == kBarrier || kind == kRound || kind == kCell;
 }
 
+uint64_t without_count(uint64_t flag) { return flag & ~uint64_t{0xffff}; }
+
 }  // namespace
 
 PeerTraffic::PeerTraffic(const Pair& pair, std::unique_ptr<Link> link, eep_control_page& control,
@@ -93,6 +95,21 @@ bool PeerTraffic::next_message() {
   return lanes_.next(message_);
 }
 
+// These rows belong to no message, so none may be begun; and the network would take none of them. Their places are
+// free: our kernel writes a round when the peer has read the one before, or was dropped, as for what comes with a
+// message.
+void PeerTraffic::send_ahead(const RowOffer& rows) {
+  if (is_begun_ || !has_greeted_ || rows.round == without_count(told_.dispatch[rows.channel])) return;
+  Ahead& ahead = ahead_[rows.channel];
+  if (ahead.round != rows.round) ahead = {rows.round, 0};
+  ahead_puts_.clear();
+  plan_rows(pair_, rows.channel, rows.envelope, {ahead.tokens, rows.end}, ahead_puts_);
+  for (const Put& put : ahead_puts_)
+    if (link_->put(put.area, put.offset, put.from, put.bytes) != Outcome::kDone) return;  // all of them again, later
+  if (!ahead_puts_.empty()) fault::pass(fault::kHostsMidRows);
+  ahead.tokens = rows.end;
+}
+
 // Of a dispatch and a combine that both wait, the one that our kernels came to first goes first.
 bool PeerTraffic::next_exchange(uint32_t channel) {
   const eep_mailbox& mailbox = *pair_.mirrored(channel).mailbox(pair_.own_slot);
@@ -105,13 +122,15 @@ bool PeerTraffic::next_exchange(uint32_t channel) {
     message_.begin(kCombine | uint64_t{channel} << 8, combine);
     // If our outbox was given up to a later round while it was read, we have dropped the peer in this epoch, or left
     // the epoch: the peer hears nothing of this round.
-    message_.guards[0] = {pair_.own(channel).outbox_stamp(), combine & ~uint64_t{0xffff}};
+    message_.guards[0] = {pair_.own(channel).outbox_stamp(), without_count(combine)};
     plan_combine(pair_, channel, eep_flag_count(combine), message_.puts);
   } else {
     const uint64_t envelope = load_relaxed(mailbox.envelope);
     told_.dispatch[channel] = dispatch;
     message_.begin(kDispatch | uint64_t{channel} << 8, dispatch, envelope);
-    plan_dispatch(pair_, channel, dispatch, envelope, message_.puts);
+    const Ahead& ahead = ahead_[channel];
+    const uint32_t first = ahead.round == without_count(dispatch) ? ahead.tokens : 0;
+    plan_dispatch(pair_, channel, dispatch, envelope, first, message_.puts);
   }
   return true;
 }
@@ -160,7 +179,7 @@ void PeerTraffic::apply_exchange(const eep_signal& signal) {
     store_release(mailbox.dispatch_flag, flag);
   } else if (kind == kCombine) {
     // The kernels look at the stamp after they have pulled, as if this were the outbox of the peer.
-    store_relaxed(*pair_.mirrored(static_cast<uint32_t>(channel)).outbox_stamp(), flag & ~uint64_t{0xffff});
+    store_relaxed(*pair_.mirrored(static_cast<uint32_t>(channel)).outbox_stamp(), without_count(flag));
     store_release(mailbox.combine_flag, flag);
   } else {
     store_relaxed(mailbox.barrier_before, signal.words[2]);

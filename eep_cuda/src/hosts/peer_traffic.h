@@ -20,6 +20,9 @@ class PeerTraffic {
   int connect(const eep_link_offer& offer, const eep_link_secret& secret);
   // Does what can be done without waiting. Whether that was anything.
   bool turn();
+  // Sends rows of a dispatch of which our kernel has not told yet. What the network does not take goes with the
+  // message.
+  void send_ahead(const RowOffer& rows);
   bool is_up() const { return has_heard_ && has_greeted_ && (!pair_.shape.lanes || lanes_.has_introduced_itself()); }
   // A message is begun, and the network takes no more of it just now.
   bool is_held_up() const { return is_begun_; }
@@ -28,12 +31,19 @@ class PeerTraffic {
   // A descriptor that becomes readable when the link ends by itself.
   int ended() const { return ended_; }
   uint32_t slot() const { return pair_.peer_slot; }
+  const uint8_t* mirror() const { return pair_.mirror; }
   Link& link() { return *link_; }
 
  private:
   // What our kernels have told the peer last.
   struct Told {
     uint64_t dispatch[EEP_MAX_CHANNELS] = {}, combine[EEP_MAX_CHANNELS] = {}, barrier = 0, revoked = 0;
+  };
+
+  // The rows of a dispatch that were sent before it had a flag.
+  struct Ahead {
+    uint64_t round = 0;
+    uint32_t tokens = 0;
   };
 
   bool begin_message();
@@ -48,6 +58,8 @@ class PeerTraffic {
   eep_control_page& control_;
   eep_control_page& waits_;
   Told told_;
+  Ahead ahead_[EEP_MAX_CHANNELS];
+  std::vector<Put> ahead_puts_;
   LaneTraffic lanes_;
   Message message_;
   size_t next_put_ = 0;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/control.h"
@@ -18,6 +19,7 @@
 using eep::fail;
 using eep::hosts::Pair;
 using eep::hosts::PeerTraffic;
+using eep::hosts::RemoteRows;
 
 namespace {
 
@@ -201,9 +203,23 @@ void eep_proxy::run() {
 
 bool eep_proxy::turn() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  send_ahead();
   bool moved = false;
   for (const auto& peer : peers_) moved |= peer.second->turn();
   return moved;
+}
+
+// Before any message: the flag of that round may be there by now, and then the message has what is left of it.
+void eep_proxy::send_ahead() {
+  RemoteRows offered;
+  {
+    const std::lock_guard<std::mutex> lock(offer_mutex_);
+    if (offered_.mirrors.empty()) return;
+    offered = std::exchange(offered_, {});
+  }
+  for (const auto& peer : peers_)
+    if (std::find(offered.mirrors.begin(), offered.mirrors.end(), peer.second->mirror()) != offered.mirrors.end())
+      peer.second->send_ahead(offered.rows);
 }
 
 // `doorbell` was read before the last look: a flag that came since has moved it.
@@ -266,6 +282,17 @@ void eep_proxy::call(const eep_control_page& waits) {
   const auto found = proxies.find(&waits);
   if (found != proxies.end() && now_ns() < found->second->spared_until_ns_ + kSparedSleepMs * 1'000'000)
     found->second->wake();
+}
+
+void eep_proxy::offer_rows(const eep_control_page& waits, RemoteRows rows) {
+  const std::lock_guard<std::mutex> lock(proxies_mutex);
+  const auto found = proxies.find(&waits);
+  if (found == proxies.end() || rows.mirrors.empty()) return;
+  {
+    const std::lock_guard<std::mutex> offer_lock(found->second->offer_mutex_);
+    found->second->offered_ = std::move(rows);
+  }
+  found->second->wake();
 }
 
 // What the kernel leaves undone is the thread's again, at once.

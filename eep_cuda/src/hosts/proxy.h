@@ -35,6 +35,8 @@ struct eep_proxy {
   void take_back();
   // Has the thread of that proxy work now, also if a kernel had its work just before.
   static void call(const eep_control_page& waits);
+  // Has that thread send rows of which no flag tells yet.
+  static void offer_rows(const eep_control_page& waits, eep::hosts::RemoteRows rows);
   bool turn_for_kernel();
   void sleep_for_kernel(std::chrono::nanoseconds longest);
 
@@ -53,6 +55,7 @@ struct eep_proxy {
   void run();
   void forward_rings();
   bool turn();
+  void send_ahead();
   bool is_spared() const;
   void sleep_spared(uint32_t doorbell);
   void sleep(uint32_t doorbell);
@@ -70,6 +73,8 @@ struct eep_proxy {
   std::unique_ptr<eep::hosts::Transport> transport_;
   std::map<uint32_t, std::unique_ptr<eep::hosts::PeerTraffic>> peers_;
   uint32_t last_id_ = 0;
+  std::mutex offer_mutex_;
+  eep::hosts::RemoteRows offered_{};  // with no mirrors: nothing
   std::mutex mutex_;
   std::atomic<uint32_t> visitors_{0};
   std::atomic<bool> is_stopping_{false}, is_asleep_{false}, is_lent_{false}, is_called_{false}, is_watching_{false};
